@@ -18,8 +18,7 @@ from tfdist.data.formats.image_folder import ImageFolder
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.mixture import Mixture
-from tfdist.data.sources.quotas import Quotas, Schedule
-from tfdist.data.sources.source import Order
+from tfdist.data.sources.quotas import Quotas
 from tfdist.data.tables.tables import Table
 from tfdist.errors import UserError
 
@@ -62,15 +61,9 @@ def test_an_epoch_longer_than_a_source_many_times_over() -> None:
 
 
 @pytest.mark.slow
-def test_weights_change_by_epoch_and_by_step() -> None:
+def test_weights_change_by_epoch() -> None:
     by_epoch = global_batches(lambda: mixture({0: (1, 0, 0), 2: (0, 1, 1)}, examples_per_epoch=16), steps=8)
     assert set(sources_of(by_epoch[:4])) == {0} and set(sources_of(by_epoch[4:])) == {1, 2}
-    by_step = global_batches(lambda: mixture({0: (1, 0, 0), 3: (0, 1, 0)}, unit="steps"), steps=30)
-    assert set(sources_of(by_step[:3])) == {0} and set(sources_of(by_step[3:])) == {1}
-    # 20 examples are 2 steps when the remainder of batches of 8 is dropped, else 3.
-    dropping = {"unit": "steps", "examples_per_epoch": 20}
-    late = global_batches(lambda: mixture({0: (1, 0, 0), 3: (0, 1, 0)}, **dropping), steps=5, drop_remainder=True)
-    assert [set(sources_of([batch])) for batch in late] == [{0}, {0}, {0}, {1}, {1}]
 
 
 @pytest.mark.parametrize("weights", [(0.1, 0.2, 0.7), (1, 1e-4, 3), (1 / 3, 2, 0.05), (0, 1, 0)], ids=str)
@@ -83,12 +76,6 @@ def test_counts_never_fall_add_up_and_stay_near_the_shares(weights: tuple[float,
     assert steps.min() >= 0
     share = np.array(weights) / sum(weights)
     assert np.abs(counts[:1000] - np.outer(places[:1000], share)).max() < 3
-
-
-def test_steps_to_places_follows_the_plan() -> None:
-    schedule = Schedule.of({0: (1,), 7: (2,)}, num_sources=1, unit="steps")
-    assert schedule.quotas(20, Order(8, 1)).begins == (0, 48)  # 3 steps an epoch: step 7 is the second of epoch 2
-    assert schedule.quotas(20, Order(8, 1, drop_remainder=True)).begins == (0, 68)
 
 
 @pytest.mark.slow
@@ -139,7 +126,6 @@ def test_mistakes_have_messages() -> None:
         ({**one, "weights": (0,)}, "not all 0"),
         ({**one, "weights": {1: (1,)}}, "begins with an entry for 0"),
         ({**one, "weights": {0: (1,), 0.5: (1,)}}, "begins with an entry for 0"),
-        ({**one, "unit": "epoch"}, "Did you mean 'epochs'"),
         ({**one, "examples_per_epoch": 0}, "examples_per_epoch is 0; write a whole number"),
         ({"sources": [lambda: numbers(0), lambda: (np.zeros((3, 2)), np.zeros(3))]}, "must look alike.*source 1"),
         ({"sources": [lambda: None]}, "received NoneType"),

@@ -1,12 +1,13 @@
 """Asks the metadata server of Google Compute Engine and Cloud TPU whether this VM is about to end.
 
 Invariant: only what ends the VM counts (a preemption, maintenance that terminates), not a live migration; where there
-is no such server nothing is asked, and neither `start` nor `close` waits for an answer. See
+is no such server nothing is asked. See
 https://cloud.google.com/compute/docs/metadata/querying-metadata.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import pathlib
 import threading
@@ -21,7 +22,6 @@ ENDING_VALUES = {
 }
 POLL_SECONDS = 2.0  # a preempted VM has 30 seconds
 ANSWER_SECONDS = 10
-FAILURES_BEFORE_TROUBLE = 3
 
 
 def find_address(given: str | None = None, *, product_name_file: pathlib.Path = PRODUCT_NAME_FILE) -> str | None:
@@ -35,56 +35,30 @@ def find_address(given: str | None = None, *, product_name_file: pathlib.Path = 
     return DEFAULT_ADDRESS if product.strip().startswith("Google") else None
 
 
-class MetadataWatch:
-    """A daemon thread that asks the server again and again.
+def watch(address: str, closing: threading.Event, on_notice: Callable[[str], None]) -> None:
+    """Asks again and again, until `closing` is set or the VM is about to end; a server that fails is asked on.
 
     Args:
       address: `host` or `host:port` of the server; proxies are not used, as Google's documentation asks.
-      on_notice: called from the thread, at most once, with a clause such as "this VM is being preempted".
-      on_trouble: called from the thread, at most once, with a sentence, when the server does not answer.
+      closing: ends it, after the request that it is in.
+      on_notice: called at most once, with a clause such as "this VM is being preempted".
     """
+    while not closing.is_set():
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            reasons = [ENDING_VALUES[key].get(_ask(address, key)) for key in ENDING_VALUES]
+            if (reason := next(filter(None, reasons), None)) is not None:
+                if not closing.is_set():
+                    on_notice(reason)
+                return
+        closing.wait(POLL_SECONDS)
 
-    def __init__(self, address: str, *, on_notice: Callable[[str], None], on_trouble: Callable[[str], None]) -> None:
-        self._address = address
-        self._on_notice = on_notice
-        self._on_trouble = on_trouble
-        self._closing = threading.Event()
 
-    def start(self) -> None:
-        threading.Thread(target=self._watch, name="tfdist-metadata", daemon=True).start()
-
-    def close(self) -> None:
-        """Ends the thread, after the request that it is in."""
-        self._closing.set()
-
-    def _watch(self) -> None:
-        failures = 0
-        while not self._closing.is_set():
-            try:
-                reasons = [ENDING_VALUES[key].get(self._ask(key)) for key in ENDING_VALUES]
-            except (OSError, http.client.HTTPException) as error:
-                failures += 1
-                if failures == FAILURES_BEFORE_TROUBLE and not self._closing.is_set():
-                    self._on_trouble(
-                        f"The metadata server at {self._address} does not answer: {error!r}. "
-                        "Until it does, only a signal tells this process that its VM will end."
-                    )
-            else:
-                if (reason := next(filter(None, reasons), None)) is not None:
-                    if not self._closing.is_set():
-                        self._on_notice(reason)
-                    return
-            self._closing.wait(POLL_SECONDS)
-
-    def _ask(self, key: str) -> str:
-        path = f"/computeMetadata/v1/instance/{key}"
-        connection = http.client.HTTPConnection(self._address, timeout=ANSWER_SECONDS)
-        try:
-            connection.request("GET", path, headers={"Metadata-Flavor": "Google"})
-            answer = connection.getresponse()
-            text = answer.read().decode("utf-8", "replace").strip()
-        finally:
-            connection.close()
-        if answer.status != http.client.OK or answer.headers.get("Metadata-Flavor") != "Google":
-            raise http.client.HTTPException(f"it answered {answer.status} {answer.reason} to GET {path}")
-        return text
+def _ask(address: str, key: str) -> str:
+    connection = http.client.HTTPConnection(address, timeout=ANSWER_SECONDS)
+    try:
+        connection.request("GET", f"/computeMetadata/v1/instance/{key}", headers={"Metadata-Flavor": "Google"})
+        answer = connection.getresponse()
+        text = answer.read().decode("utf-8", "replace").strip()
+    finally:
+        connection.close()
+    return text if answer.status == http.client.OK and answer.headers.get("Metadata-Flavor") == "Google" else ""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from tfdist.checkpoint.metadata_server import MetadataWatch
+from tfdist.checkpoint import metadata_server
 
 # Slurm's `--signal=USR1@120` sends the second one before its time limit.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -62,9 +62,8 @@ class Preemption:
         self._notes: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # whose `put` a signal handler may call
         self._thread: threading.Thread | None = None
         self._old_handlers: dict[signal.Signals, Any] = {}
-        self._watch = None
-        if metadata_address is not None:
-            self._watch = MetadataWatch(metadata_address, on_notice=self.note, on_trouble=self._notes.put)
+        self._metadata_address = metadata_address
+        self._closing = threading.Event()
 
     @property
     def reason(self) -> str | None:
@@ -96,15 +95,15 @@ class Preemption:
                 self._watch_interrupts()
         self._thread = threading.Thread(target=self._tell_notes, name="tfdist-preemption", daemon=True)
         self._thread.start()
-        if self._watch is not None:
-            self._watch.start()
+        if self._metadata_address is not None:
+            asked = (self._metadata_address, self._closing, self.note)
+            threading.Thread(target=metadata_server.watch, args=asked, name="tfdist-metadata", daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._watch is not None:
-            self._watch.close()
+        self._closing.set()
         if self._wake is not None:
             writing, before = self._wake
             signal.set_wakeup_fd(before)

@@ -33,8 +33,7 @@ class Mixture(Source):
 
     Args:
       sources: data functions or sources; their examples must look alike.
-      weights: one number a source, in any unit; or a dict of them by the epoch (or step) from which they hold.
-      unit: of the dict's numbers: "epochs" or "steps".
+      weights: one number a source, in any unit; or a dict of them by the epoch from which they hold.
       examples_per_epoch: None takes the sum of the sources'.
 
     Raises:
@@ -46,7 +45,6 @@ class Mixture(Source):
         sources: Sequence[Callable[[], Any] | Source],
         *,
         weights: Sequence[float] | Mapping[int, Sequence[float]] | None = None,
-        unit: str = "epochs",
         examples_per_epoch: int | None = None,
     ) -> None:
         if isinstance(sources, (str, Mapping)) or not isinstance(sources, Sequence) or not sources:
@@ -60,7 +58,7 @@ class Mixture(Source):
         self.calls_python = any(source.calls_python for source in self._sources)
         self.waits = any(source.waits for source in self._sources)
         chosen = [1.0] * len(self._sources) if weights is None else weights
-        self._schedule = Schedule.of(chosen, num_sources=len(self._sources), unit=unit)
+        self._schedule = Schedule.of(chosen, num_sources=len(self._sources))
         self.num_examples = examples_per_epoch or sum(source.num_examples for source in self._sources)
 
     def prepare(self, directory: str) -> None:
@@ -68,7 +66,7 @@ class Mixture(Source):
             source.prepare(directory)
 
     def reader(self, order: Order) -> Reader:
-        quotas = self._schedule.quotas(self.num_examples, order)
+        quotas = self._schedule.quotas(self.num_examples)
         shares = quotas.shares()
         reads = [
             _running_reader(source, _order_of(order, index, share), self.structure)

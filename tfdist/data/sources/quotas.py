@@ -1,9 +1,9 @@
 """How many examples each source of a mixture has given by any place of a run.
 
-Invariant: the counts are whole, never fall, and add up to the number of places; each differs from its share by less
-than the number of sources. They are computed for any place at once, in whole numbers: of a segment with constant
-weights the first source gets floor(share · n) of n places, of those left the second gets floor(its share of the rest ·
-left), and so on. As every such share is at most 1, no count falls. Used by `mixture.py`.
+Invariant: the counts are whole, never fall, and add up to the number of places; in each segment each differs from its
+share by less than the number of sources. They are computed for any place at once, in whole numbers: of a segment with
+constant weights the first source gets floor(share · n) of n places, of those left the second gets floor(its share of
+the rest · left), and so on. As every such share is at most 1, no count falls. Used by `mixture.py`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.sources.source import Order
 from tfdist.errors import UserError, is_whole_number
-from tfdist.settings.checks import one_of
 
-UNITS = ("epochs", "steps")
 # Shares as fractions: times a place of the run they must stay below 2**63.
 MOST_PARTS = 10**6
 
@@ -30,34 +27,33 @@ Weights = tuple[float, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Weights by the epoch or step from which they hold; the first entry is for 0."""
+    """Weights by the epoch from which they hold; the first entry is for 0."""
 
     points: tuple[tuple[int, Weights], ...]
-    unit: str
 
     @classmethod
-    def of(cls, weights: Any, *, num_sources: int, unit: str) -> Schedule:
+    def of(cls, weights: Any, *, num_sources: int) -> Schedule:
         """Raises UserError where `weights` are none."""
-        one_of(*UNITS)("Mixture.unit", unit)
         given = weights if isinstance(weights, Mapping) else {0: weights}
         if 0 not in given or not all(is_whole_number(begin, least=0) for begin in given):
             raise UserError(
-                f"Mixture.weights by {unit} begins with an entry for 0, such as {{0: (1, 1), 5: (1, 3)}}; received "
+                f"Mixture.weights by epoch begins with an entry for 0, such as {{0: (1, 1), 5: (1, 3)}}; received "
                 f"{weights!r}."
             )
         for each in given.values():
             _check_weights(each, num_sources)
-        return cls(tuple((begin, tuple(map(float, given[begin]))) for begin in sorted(given)), unit)
+        return cls(tuple((begin, tuple(map(float, given[begin]))) for begin in sorted(given)))
 
     def said(self) -> str:
         if len(self.points) == 1:
             return str(self.points[0][1])
-        return f"changing with the {self.unit}: " + ", ".join(f"{begin}: {weights}" for begin, weights in self.points)
+        return "changing with the epoch: " + ", ".join(f"{begin}: {weights}" for begin, weights in self.points)
 
-    def quotas(self, num_examples: int, order: Order) -> Quotas:
+    def quotas(self, num_examples: int) -> Quotas:
         """The counts for epochs of `num_examples` places."""
-        begins = (_first_place(begin, self.unit, num_examples, order) for begin, _ in self.points)
-        return Quotas(tuple(begins), tuple(weights for _, weights in self.points))
+        return Quotas(
+            tuple(begin * num_examples for begin, _ in self.points), tuple(weights for _, weights in self.points)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +76,9 @@ class Quotas:
         """int64 [n, sources]: how many examples each source gives before each of the places, int64 [n]."""
         begins = tf.constant(self.begins, tf.int64)
         segment = tf.searchsorted(begins, places, side="right") - 1
-        given, due = self._starts
-        rates = [tf.gather(part, segment) for part in (*self._fractions, due)]
-        return tf.gather(given, segment) + _split(places - tf.gather(begins, segment), *rates)
+        above, below = (tf.transpose(tf.gather(part, segment)) for part in self._fractions)
+        split = _split(places - tf.gather(begins, segment), tf.unstack(above), tf.unstack(below))
+        return tf.gather(self._starts, segment) + tf.stack(split, axis=1)
 
     def places(self, places: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The source of each place, and how many examples it has given before: both int64 [n]."""
@@ -98,30 +94,21 @@ class Quotas:
         return above, np.array([[f.denominator for f in row] for row in found], np.int64)
 
     @functools.cached_property
-    def _starts(self) -> tuple[np.ndarray, np.ndarray]:
-        """What each source has given before a segment, and what it is due of its next example, in the segment's own
-        fractions: both int64 [segments, sources]."""
+    def _starts(self) -> np.ndarray:
+        """What each source has given before a segment, int64 [segments, sources]."""
         above, below = (part.tolist() for part in self._fractions)
-        given, due = [[0] * len(above[0])], [[0] * len(above[0])]
-        for s in range(len(self.begins) - 1):
-            left = self.begins[s + 1] - self.begins[s]
-            given.append(list(given[-1]))
-            due.append([])
-            for index, (up, down) in enumerate(zip(above[s], below[s], strict=True)):
-                count, rest = divmod(due[s][index] + left * up, down)
-                given[-1][index] += count
-                due[-1].append(rest * below[s + 1][index] // down)
-                left -= count
-        return np.array(given, np.int64), np.array(due, np.int64)
+        lengths = np.diff(self.begins).tolist()
+        counts = [_split(length, *rates) for length, *rates in zip(lengths, above, below, strict=False)]
+        return np.cumsum([[0] * len(above[0]), *counts], axis=0, dtype=np.int64)
 
 
-def _split(places: tf.Tensor, above: tf.Tensor, below: tf.Tensor, due: tf.Tensor) -> tf.Tensor:
-    """`places`, int64 [n], split among the sources: int64 [n, sources]."""
+def _split(places: Any, above: Sequence[Any], below: Sequence[Any]) -> list[Any]:
+    """A number of places, or a tensor of them, split among the sources."""
     left, counts = places, []
-    for index in range(above.shape[1]):
-        counts.append((due[:, index] + left * above[:, index]) // below[:, index])
+    for up, down in zip(above, below, strict=True):
+        counts.append(left * up // down)
         left = left - counts[-1]
-    return tf.stack(counts, axis=1)
+    return counts
 
 
 def _share(weights: Weights, index: int) -> Fraction:
@@ -131,15 +118,6 @@ def _share(weights: Weights, index: int) -> Fraction:
     if index == len(weights) - 1 or not any(weights[index + 1 :]):
         return Fraction(1)
     return (Fraction(weights[index]) / rest).limit_denominator(MOST_PARTS)
-
-
-def _first_place(begin: int, unit: str, num_examples: int, order: Order) -> int:
-    if unit == "epochs":
-        return begin * num_examples
-    whole, rest = divmod(num_examples, order.batch_size)
-    steps_per_epoch = max(1, whole + (1 if rest and not order.drop_remainder else 0))
-    epoch, step = divmod(begin, steps_per_epoch)
-    return epoch * num_examples + step * order.batch_size
 
 
 def _check_weights(weights: Any, num_sources: int) -> None:

@@ -1,8 +1,8 @@
 """Examples from a user's own `tf.data.Dataset`, which can be read from its beginning only.
 
 Invariant: under the policy "data" global batch k of epoch e is the k-th of that epoch for any number of workers, each
-of which reads everything and takes its replicas' parts. Under "file" and "off" every worker draws its part of each
-batch from a stream of its own. A stream that begins at a step skips what comes before it.
+of which reads everything and takes its replicas' parts. Under "off" every worker draws its part of each batch from a
+stream of its own. A stream that begins at a step skips what comes before it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ from tfdist.errors import UserError
 from tfdist.settings.checks import COUNT, one_of, or_none
 from tfdist.strategies.base import Topology
 
-NO_PASS = "in an epoch some examples come more than once and others not at all"
 POLICIES = {
     "data": "every worker reads all and takes its part of each batch",
-    "file": f"every worker reads its own files; batches depend on the number of workers, and {NO_PASS} unless the "
-    "files are of one length",
-    "off": f"every worker reads its own stream; {NO_PASS}",
+    "off": "every worker reads its own stream; in an epoch some examples come more than once and others not at all",
 }
+ALL = Topology(0, 1, 1)  # a worker that reads everything
 _SEED_STRIDE = 1_000_003  # keeps epochs of one run's seed apart from those of the next
 _LOG = logging.getLogger(__name__)
 
@@ -74,9 +72,9 @@ class DatasetFunction(StreamSource):
 
     Args:
       function: gives the dataset.
-      policy: "data": every worker reads all and takes its part, the same batches for any number of workers. "file":
-        every worker reads its own files in training, of which there are as many as workers or more. "off": the
-        function has shared the examples out itself, or they are random and without end.
+      policy: "data": every worker reads all and takes its part, the same batches for any number of workers. "off": the
+        function shares the examples out itself, by a parameter `input_context` (`tf.distribute.InputContext`) that
+        names the worker; or they are random and without end.
       num_examples: of an epoch; needed where the dataset has no end. None counts, once, where it is not known.
       unbatch: takes batches apart.
 
@@ -97,7 +95,7 @@ class DatasetFunction(StreamSource):
         self._function = function
         self._unbatch = unbatch
         self._policy = policy
-        self._parameters = _epoch_parameters(function)
+        self._parameters = [name for name in ("epoch", "seed") if _has_parameter(function, name)]
         dataset = self._dataset(0, None)
         self._parts: Parts = parts_of(dataset)
         self._is_endless = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
@@ -106,7 +104,7 @@ class DatasetFunction(StreamSource):
         self.num_examples = self._count(dataset) if num_examples is None else num_examples
 
     def has_same_batches(self, *, trains: bool) -> bool:
-        return self._policy_of(trains=trains) == "data"
+        return self._policy == "data"
 
     def describe(self) -> list[str]:
         if self._parameters:
@@ -118,17 +116,12 @@ class DatasetFunction(StreamSource):
         return [f"a tf.data.Dataset: {resuming}"]
 
     def describe_sharing(self, *, trains: bool) -> str:
-        policy = self._policy_of(trains=trains)
-        return f"policy {policy!r}: {POLICIES[policy]}"
+        return f"policy {self._policy!r}: {POLICIES[self._policy]}"
 
     def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
-        policy = self._policy_of(trains=plan.shuffle_seed is not None)
-        if policy != "data":
-            return self._own_batches(plan, topology, first_step, policy)
-        return self._parts_of_global_batches(plan, topology, first_step)
-
-    def _policy_of(self, *, trains: bool) -> str:
-        return "data" if self._policy == "file" and not trains else self._policy  # there each example counts once
+        if self._policy == "data":
+            return self._parts_of_global_batches(plan, topology, first_step)
+        return self._own_batches(plan, topology, first_step)
 
     def _parts_of_global_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
         num_local = topology.num_local_replicas
@@ -181,7 +174,7 @@ class DatasetFunction(StreamSource):
             )
         return dataset
 
-    def _own_batches(self, plan: BatchPlan, topology: Topology, first_step: int, policy: str) -> tf.data.Dataset:
+    def _own_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
         """Batches from this worker's own stream, every one of them full: epochs of workers need not be as long."""
         full = dataclasses.replace(plan, num_examples=plan.global_batch_size)
         replicas = range(topology.first_replica, topology.first_replica + topology.num_local_replicas)
@@ -189,9 +182,7 @@ class DatasetFunction(StreamSource):
         held = np.unique(np.concatenate([piece["positions"].numpy() for piece in pieces]))
         rows = [np.searchsorted(held, piece["positions"].numpy()) for piece in pieces]
         extras = [{name: piece[name] for name in ("splits", "shares") if name in piece} for piece in pieces]
-        dataset = self._dataset(0, plan.shuffle_seed)
-        if policy == "file" and topology.num_workers > 1:
-            dataset = _files_of(dataset, topology)
+        dataset = self._dataset(0, plan.shuffle_seed, topology)
         if not self._is_endless:
             dataset = dataset.repeat()
         batches = dataset.batch(len(held), drop_remainder=True).skip(first_step)
@@ -206,13 +197,18 @@ class DatasetFunction(StreamSource):
 
         return batches.flat_map(split)
 
-    def _dataset(self, epoch: int, seed: int | None) -> tf.data.Dataset:
+    def _dataset(self, epoch: int, seed: int | None, topology: Topology = ALL) -> tf.data.Dataset:
         with _global_seed(seed or 0):
-            return self._made(epoch, seed)
+            return self._made(epoch, seed, topology)
 
-    def _made(self, epoch: int, seed: int | None) -> tf.data.Dataset:
+    def _made(self, epoch: int, seed: int | None, topology: Topology) -> tf.data.Dataset:
         values = {"epoch": epoch, "seed": ((seed or 0) * _SEED_STRIDE + epoch) & 0x7FFFFFFF}
-        dataset = self._function(**{name: values[name] for name in self._parameters})
+        arguments: dict[str, Any] = {name: values[name] for name in self._parameters}
+        if _has_parameter(self._function, "input_context"):
+            arguments["input_context"] = tf.distribute.InputContext(
+                topology.num_workers, topology.worker_index, topology.num_replicas
+            )
+        dataset = self._function(**arguments)
         if not isinstance(dataset, tf.data.Dataset):
             raise UserError(
                 f"DatasetFunction.function returns a tf.data.Dataset; received {type(dataset).__name__}. Functions "
@@ -309,27 +305,11 @@ def _one(batch: tuple[Any, ...]) -> Any:
     return batch if len(batch) > 1 else batch[0]
 
 
-def _files_of(dataset: tf.data.Dataset, topology: Topology) -> tf.data.Dataset:
-    """The dataset with this worker's files only, by TensorFlow's own rewriting of it."""
-    specs = tf.nest.flatten(dataset.element_spec)
-    variant = tf.raw_ops.AutoShardDataset(
-        input_dataset=tf.data.experimental.to_variant(dataset),
-        num_workers=topology.num_workers,
-        index=topology.worker_index,
-        auto_shard_policy=tf.data.experimental.AutoShardPolicy.FILE.value,
-        num_replicas=0,
-        output_types=[spec.dtype for spec in specs],
-        output_shapes=[spec.shape for spec in specs],
-    )
-    return tf.data.experimental.from_variant(variant, dataset.element_spec)
-
-
-def _epoch_parameters(function: Callable[..., Any]) -> list[str]:
+def _has_parameter(function: Callable[..., Any], name: str) -> bool:
     try:
-        names = inspect.signature(function).parameters
+        return name in inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return []
-    return [name for name in ("epoch", "seed") if name in names]
+        return False
 
 
 def _batched_structure(dataset: tf.data.Dataset, parts: Parts) -> Any:

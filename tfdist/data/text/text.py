@@ -261,6 +261,3 @@ def _check(
         raise UserError(
             f"TextLines.separator is {separator!r}; write what stands between label and text, such as '\\t'."
         )
-    for name, choice, known in (("standardize", standardize, STANDARDS), ("split", split, SPLITS)):
-        if choice not in known:
-            raise UserError(f"TextLines.{name} is {choice!r}; write one of {list(known)}.")

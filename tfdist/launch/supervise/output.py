@@ -47,7 +47,7 @@ class Output:
         self._pumps = [pump for pump in self._pumps if pump.is_alive()]
 
     def last_words(self, worker: int) -> list[str]:
-        """A worker's last lines on stderr; none where others have written none there since."""
+        """A worker's last lines on stderr, if others wrote other ones after it; else none: they can be seen."""
         words, newest = (list(self._last_words.get(each, ())) for each in (worker, self._last_to_speak))
         return [] if words[-1:] == newest[-1:] else words
 

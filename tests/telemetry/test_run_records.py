@@ -1,0 +1,299 @@
+"""The files of a run: events, metrics and their summaries, the result, and the names that are a contract."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import io
+import json
+import os
+import pathlib
+import platform
+
+import numpy as np
+import pytest
+from gcs.server import GcsServer
+from support import run_python
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
+
+from tfdist.errors import UserError
+from tfdist.storage import files
+from tfdist.telemetry.console.console import NullConsole, PlainConsole
+from tfdist.telemetry.json_text import to_json
+from tfdist.telemetry.logs.events import EventLog
+from tfdist.telemetry.logs.metrics import MetricsLog
+from tfdist.telemetry.result import RunResult, Start, versions, write_result
+from tfdist.telemetry.run_directory import RunDirectory
+
+
+def _read(path: pathlib.Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_an_event_has_the_keys_of_the_contract_and_its_sentence_reaches_the_console(tmp_path: pathlib.Path) -> None:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    log = EventLog(RunDirectory(str(tmp_path)), worker=0, is_chief=True, console=PlainConsole(stdout, stderr))
+    log.info("training_started", step=np.int64(0), message="Starting.", replicas=2, loss=np.float32("nan"))
+    log.warning("checkpoint_passed_over", step=7, message="It is torn.", path=tmp_path)
+    log.info("quiet_one")
+    log.close()
+    first, second, third = _read(tmp_path / "events.jsonl")
+    assert list(first) == ["time", "level", "event", "worker", "step", "details"]
+    time = datetime.datetime.fromisoformat(str(first["time"]))
+    assert time.utcoffset() == datetime.timedelta(0)
+    assert len(str(first["time"])) == len("2026-01-31T10:00:00.123Z")
+    assert first["details"] == {"message": "Starting.", "replicas": 2, "loss": "nan"}
+    assert (second["level"], second["step"], second["details"]["path"]) == ("warning", 7, str(tmp_path))
+    assert (third["step"], third["details"]) == (None, {})
+    assert stdout.getvalue() == "Starting.\n"
+    assert stderr.getvalue() == "warning: It is torn.\n"
+
+
+def test_a_second_run_in_the_directory_goes_on_behind_the_first(tmp_path: pathlib.Path) -> None:
+    for event in ("training_started", "run_resumed"):
+        log = EventLog(RunDirectory(str(tmp_path)), worker=0, is_chief=True, console=NullConsole())
+        log.info(event)
+        log.close()
+    assert [record["event"] for record in _read(tmp_path / "events.jsonl")] == ["training_started", "run_resumed"]
+
+
+def test_another_worker_writes_its_own_file_and_only_when_it_has_something_to_tell(tmp_path: pathlib.Path) -> None:
+    stderr = io.StringIO()
+    log = EventLog(RunDirectory(str(tmp_path)), worker=3, is_chief=False, console=NullConsole(stderr))
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+    log.warning("slow", message="The disk is slow.")
+    log.error("nccl_timeout", message="Worker 0 is gone.")
+    log.close()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["events-worker-3.jsonl"]
+    assert [record["worker"] for record in _read(tmp_path / "events-worker-3.jsonl")] == [3, 3]
+    assert stderr.getvalue() == "error: Worker 0 is gone.\n"
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 0.1, np.float32(0.5), np.int64(3)])
+def test_every_number_becomes_json_that_a_strict_parser_takes_and_float_reads_back(number: float) -> None:
+    parsed = json.loads(to_json({"value": number}), parse_constant=_refuse)["value"]
+    assert np.array_equal(float(parsed), float(number), equal_nan=True)
+
+
+@pytest.mark.slow
+def test_arrays_mappings_and_strange_text_become_one_line_of_json() -> None:
+    value = {"array": np.array([1.0, np.inf]), 3: (None, True), "text": "a\nb\u2028\udcff"}
+    text = to_json(value)
+    assert "\n" not in text
+    assert text.isascii()
+    assert json.loads(text) == {"array": [1.0, "inf"], "3": [None, True], "text": "a\nb\u2028\udcff"}
+
+
+def test_a_point_is_one_object_with_every_metric_beside_the_keys_of_the_contract(tmp_path: pathlib.Path) -> None:
+    log = MetricsLog(RunDirectory(str(tmp_path)), tensorboard=False)
+    log.log(step=10, epoch=1, split="train", metrics={"loss": 0.5, "grad_norm": float("inf")}, learning_rate=0.1)
+    log.log(step=10, epoch=1, split="eval", metrics={"loss": np.float32(0.25), "per_class": np.array([0.5, 1.0])})
+    log.close()
+    assert _read(tmp_path / "metrics.jsonl") == [
+        {"step": 10, "epoch": 1, "split": "train", "learning_rate": 0.1, "loss": 0.5, "grad_norm": "inf"},
+        {"step": 10, "epoch": 1, "split": "eval", "learning_rate": None, "loss": 0.25, "per_class": [0.5, 1.0]},
+    ]
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_tensorboard_reads_the_scalars_of_every_split(tmp_path: pathlib.Path) -> None:
+    log = MetricsLog(RunDirectory(str(tmp_path)))
+    for step in (1, 2):
+        log.log(step=step, epoch=1, split="train", metrics={"loss": 1 / step, "vector": [1, 2]}, learning_rate=0.1)
+    log.log(step=2, epoch=1, split="eval", metrics={"loss": float("nan")})
+    log.close()
+    assert _scalars(tmp_path / "tensorboard" / "train") == {
+        "loss": [(1, 1.0), (2, 0.5)],
+        "learning_rate": [(1, pytest.approx(0.1)), (2, pytest.approx(0.1))],
+    }
+    assert _scalars(tmp_path / "tensorboard" / "eval") == {"loss": [(2, pytest.approx(float("nan"), nan_ok=True))]}
+
+
+def test_a_bucket_gets_the_same_metrics_and_summaries(gcs: GcsServer, tmp_path: pathlib.Path) -> None:
+    log = MetricsLog(RunDirectory("gs://bucket/run"), config_text="train.epochs = 2\n")
+    log.log(step=1, epoch=1, split="train", metrics={"loss": 0.5})
+    log.log(step=1, epoch=1, split="eval", metrics={"loss": 0.25})
+    log.close()
+    for name in files.list_tree("gs://bucket/run"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(files.read(f"gs://bucket/run/{name}"))
+    assert [point["loss"] for point in _read(tmp_path / "metrics.jsonl")] == [0.5, 0.25]
+    assert _scalars(tmp_path / "tensorboard" / "train") == {"loss": [(1, 0.5)]}
+    assert _scalars(tmp_path / "tensorboard" / "eval") == {"loss": [(1, 0.25)]}
+    assert files.list_names("gs://bucket/run/tensorboard") == ["eval", "events.out.tfevents.0.config", "train"]
+    (text,) = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Tensors("config.gin")
+    assert make_ndarray(text.tensor_proto).item() == b"    train.epochs = 2\n"
+
+
+def _scalars(directory: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
+    events = EventAccumulator(str(directory)).Reload()
+    tags = events.Tags()["tensors"]
+    return {tag: [(e.step, float(make_ndarray(e.tensor_proto))) for e in events.Tensors(tag)] for tag in tags}
+
+
+def test_a_resumed_run_takes_back_the_points_that_it_will_pass_again(tmp_path: pathlib.Path) -> None:
+    run = RunDirectory(str(tmp_path))
+    MetricsLog(run).discard_after(0)
+    killed = MetricsLog(run, tensorboard=False)
+    for step in (10, 20, 30):
+        killed.log(step=step, epoch=1, split="train", metrics={"loss": 1.0})
+    killed.close()
+    with open(run.metrics, "a") as file:
+        file.write('{"step": 4')
+    resumed = MetricsLog(run, tensorboard=False)
+    resumed.discard_after(20)
+    resumed.log(step=30, epoch=1, split="train", metrics={"loss": 2.0})
+    resumed.close()
+    assert [(point["step"], point["loss"]) for point in _read(tmp_path / "metrics.jsonl")] == [
+        (10, 1.0),
+        (20, 1.0),
+        (30, 2.0),
+    ]
+
+
+def test_a_metric_that_takes_a_key_of_the_contract_is_refused(tmp_path: pathlib.Path) -> None:
+    log = MetricsLog(RunDirectory(str(tmp_path)), tensorboard=False)
+    with pytest.raises(UserError, match="may not be called 'step'"):
+        log.log(step=1, epoch=1, split="train", metrics={"step": 1.0})
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_points_that_are_logged(tmp_path: pathlib.Path) -> None:
+    log = MetricsLog(RunDirectory(str(tmp_path)))
+
+    def log_points(steps: range) -> None:
+        for step in steps:
+            metrics = {"loss": 1 / step, "accuracy": 1 - 1 / step}  # numbers that were never logged before
+            log.log(step=step, epoch=step, split=("eval", "train")[step % 2], metrics=metrics, learning_rate=0.1 / step)
+
+    log_points(range(1, 1001))
+    before = _resident_bytes()
+    log_points(range(1001, 2501))
+    grown = _resident_bytes() - before
+    log.close()
+    assert grown < 1500 * 500, f"{grown / 1500:.0f} bytes for each point; a run of millions of points must not grow"
+
+
+def _resident_bytes() -> int:
+    gc.collect()
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+_KEYS = [
+    "status",
+    "mode",
+    "end_reason",
+    "stopped_by",
+    "strategy",
+    "num_workers",
+    "num_replicas",
+    "global_batch_size",
+    "steps",
+    "epochs",
+    "steps_per_epoch",
+    "examples_seen",
+    "train_metrics",
+    "eval_metrics",
+    "best",
+    "resumed_from_step",
+    "starts",
+    "goodput",
+    "seconds",
+    "checkpoint_step",
+    "wall_seconds",
+    "examples_per_second",
+    "hardware",
+    "notes",
+    "versions",
+]
+
+
+def _result() -> RunResult:
+    return RunResult(
+        status="done",
+        end_reason="completed",
+        stopped_by=None,
+        strategy="mirrored",
+        num_workers=1,
+        num_replicas=2,
+        global_batch_size=64,
+        steps=230,
+        epochs=10,
+        steps_per_epoch=23,
+        examples_seen=14370,
+        train_metrics={"loss": float("nan")},
+        eval_metrics={"accuracy": 0.97},
+        best={"metric": "val_accuracy", "value": 0.97, "epoch": 9, "step": 207},
+        resumed_from_step=None,
+        starts=[Start(datetime.datetime(2026, 11, 21, 14, 47, 13, tzinfo=datetime.UTC), 0)],
+        goodput=0.75,
+        seconds={"compute": 9.375},
+        checkpoint_step=230,
+        wall_seconds=12.5,
+        examples_per_second=1150.0,
+        versions=versions(),
+        hardware={"devices": {"CPU": 2}, "accelerators": {}, "cpus": 2, "memory_bytes": 2**33},
+    )
+
+
+def test_the_file_holds_the_keys_of_the_contract(tmp_path: pathlib.Path) -> None:
+    write_result(RunDirectory(str(tmp_path)), _result())
+    result = json.loads((tmp_path / "result.json").read_bytes())
+    assert list(result) == _KEYS
+    assert result["status"] == "done"
+    assert result["train_metrics"] == {"loss": "nan"}
+    assert result["eval_metrics"] == {"accuracy": 0.97}
+    assert result["resumed_from_step"] is None
+    assert result["starts"] == [{"time": "2026-11-21T14:47:13.000+00:00", "step": 0, "lost_steps": 0, "end": None}]
+    assert result["versions"]["python"] == platform.python_version()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_result_that_cannot_be_written_leaves_the_old_one(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_result(RunDirectory(str(tmp_path / "missing")), _result())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_versions_are_known_without_importing_anything_heavy() -> None:
+    script = "import sys; from tfdist.telemetry.result import versions; print(*versions()); print(*sys.modules)"
+    found, modules = run_python(["-c", script]).check().stdout.splitlines()
+    assert found.split() == ["python", "tensorflow", "keras", "numpy", "tfdist"]
+    assert {"tensorflow", "keras", "horovod", "rich"}.isdisjoint(modules.split())
+    assert versions()["tensorflow"][0].isdigit()
+
+
+@pytest.mark.parametrize("path", ["/runs/digits", "/runs/digits/", "gs://bucket/digits"])
+def test_the_paths_are_those_of_the_contract(path: str) -> None:
+    run = RunDirectory(path)
+    root = path.rstrip("/")
+    assert run.config == f"{root}/config.gin"
+    assert run.result == f"{root}/result.json"
+    assert run.metrics == f"{root}/metrics.jsonl"
+    assert run.events == f"{root}/events.jsonl"
+    assert run.worker_events(3) == f"{root}/events-worker-3.jsonl"
+    assert run.tensorboard == f"{root}/tensorboard"
+    assert run.checkpoints == f"{root}/checkpoints"
+    assert run.export == f"{root}/export"
+    assert run.model == f"{root}/export/model.keras"
+
+
+def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert RunDirectory("~/run").path == "/home/somebody/run"
+
+
+@pytest.mark.slow
+def test_create_makes_the_directory_or_says_why_not(tmp_path: pathlib.Path) -> None:
+    RunDirectory(str(tmp_path / "new" / "run")).create()
+    assert (tmp_path / "new" / "run").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is a file"):
+        RunDirectory(str(tmp_path / "file")).create()
