@@ -17,7 +17,6 @@ import prepare_digits
 import pytest
 from support import Finished, clean_environment, run_command, run_python
 
-from tfdist.errors import UserError
 from tfdist.new import new
 from tfdist.new.found import Given
 from tfdist.new.new import main
@@ -140,15 +139,9 @@ def test_a_search_trains_and_exports_the_best_and_shows_the_others(tmp_path: Pat
     own = tmp_path / "own"
     command = ["-m", "tfdist.new", own, f"--file={write_table(tmp_path)}", "--target=cultivar", "--search_trials=2"]
     told = run_python(command).check().stdout
-    assert "val_loss of the best of" in told and "trial 0000" in told
+    assert "best val_loss" in told and f"all trials: {own / 'runs/sweep/report/index.html'}" in told
     assert (own / "runs/best/export/saved_model").is_dir()
     assert (own / "runs/sweep/report/index.html").is_file()
-
-
-def test_a_search_whose_trials_all_fail_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(new, "run_main", lambda *arguments: 0)
-    with pytest.raises(UserError, match=r"No trial has an objective; .*report/index\.html says why"):
-        new.search(tmp_path, minutes=None, trials=2)
 
 
 @pytest.mark.slow
@@ -158,7 +151,7 @@ def test_a_search_without_time_for_one_trial_says_how_to_go_on(tmp_path: Path) -
         ["-m", "tfdist.new", own, f"--file={write_table(tmp_path)}", "--target=cultivar", "--search_minutes=0.001"]
     )
     assert told.status == 2
-    assert "error: No trial ended within --search_minutes=0.001." in told.stderr and "Traceback" not in told.stderr
+    assert "error: No trial has an objective; " in told.stderr and "Traceback" not in told.stderr
     go_on = shlex.split(told.stderr.rpartition("go on with: ")[2])[1:]
     run_python([*go_on, "--gin_param=tune.max_trials = 1"]).check()
     assert (own / "runs/sweep/best.gin").is_file()

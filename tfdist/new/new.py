@@ -26,7 +26,6 @@ ABOUT = f"""\
 Writes an experiment for your data into DIR, which must be new or empty: a module with the data and the model, gin files
 for training and for a sweep, a test, and a README. What no flag tells and the file does not show is asked for.
 """
-BEST_SHOWN = 5
 MOST_TRIALS = 10_000  # of a search that its minutes end
 FLAGS = flags.FlagValues()
 flags.DEFINE_string(
@@ -95,14 +94,8 @@ def look_at(given: Given) -> Found:
     import_tensorflow(verbose=False)
     from tfdist.new import array_data, image_data, table_data, text_data, tfds_data
 
-    readers = {
-        "table": table_data.find,
-        "images": image_data.find,
-        "text": text_data.find,
-        "arrays": array_data.find,
-        "tfds": tfds_data.find,
-    }
-    return readers[given.kind](given)
+    readers = (table_data, image_data, text_data, array_data, tfds_data)
+    return readers[KINDS.index(given.kind)].find(given)
 
 
 def search(directory: Path, *, minutes: float | None, trials: int | None) -> int:
@@ -116,34 +109,18 @@ def search(directory: Path, *, minutes: float | None, trials: int | None) -> int
     budget = [f"--gin_param=tune.max_trials = {trials or MOST_TRIALS}", f"--gin_param=tune.max_seconds = {seconds}"]
     status = run_main(*searching, *budget)
     if not status and not (sweep / "best.gin").exists():
-        if minutes is None:
-            raise UserError(f"No trial has an objective; {sweep / 'report/index.html'} says why.")
         raise UserError(
-            f"No trial ended within --search_minutes={minutes:g}. What was trained is kept; go on with: "
-            f"{shlex.join(['python', '-m', 'tfdist.main', *searching])}"
+            f"No trial has an objective; {sweep / 'report/index.html'} says why. Where the time was too short, go on "
+            f"with: {shlex.join(['python', '-m', 'tfdist.main', *searching])}"
         )
     status = status or run_main(f"--gin_file={sweep / 'best.gin'}", f"--run_dir={best}")
     status = status or run_main("--mode=export", f"--run_dir={best}")
     if status:
         return status
-    print(leaderboard(sweep), flush=True)
-    print(f"the best, trained again: {best}; report: {sweep / 'report/index.html'}")
+    print(f"the best, trained again: {best}; all trials: {sweep / 'report/index.html'}")
     return EXIT_DONE
 
 
 def run_main(*arguments: str) -> int:
     """Runs `python -m tfdist.main`, which shows what it does; its exit status."""
     return subprocess.run([sys.executable, "-m", "tfdist.main", *arguments], check=False).returncode
-
-
-def leaderboard(sweep: Path) -> str:
-    """The best trials of a sweep that has ended, a line each."""
-    from tfdist.report.words import count_text, values_text
-    from tfdist.tuning.schedule.history import read_sweep
-
-    found = read_sweep(str(sweep))
-    lines = [f"{found.objective} of the best of {count_text(len(found.ranked), 'trial')}:"]
-    for trial in found.ranked[:BEST_SHOWN]:
-        epochs = count_text(trial.epochs, "epoch")
-        lines.append(f"  {trial.objective:<8.4g} trial {trial.name}  {epochs}  {values_text(trial.values)}")
-    return "\n".join(lines)

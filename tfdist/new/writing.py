@@ -16,13 +16,6 @@ from tfdist.new.found import Found
 
 WIDTH = 120
 STEPS = 2000  # of a training, about
-LOADERS = {
-    "table": "load_rows",
-    "images": "load_images",
-    "text": "load_lines",
-    "arrays": "load_arrays",
-    "tfds": "load_images",
-}
 FILES = ("train.gin", "sweep.gin", "test_experiment.py", "README.md")
 
 
@@ -54,7 +47,6 @@ def _settings(found: Found) -> dict[str, Any]:
         "told": _prose(found.told),
         "target": _prose(found.target),
         "classes": found.classes,
-        "loader": LOADERS[found.kind],
         "batch_size": batch_size,
         "epochs": epochs,
         "has_data": found.write_data is not None,
