@@ -52,12 +52,12 @@ HEADS = ("strategy", "kills", "restarts", "runs", "unrecoverable", "most steps l
 def main() -> int:
     """Returns the exit status."""
     options = parse()
-    if options.faults:
-        return mix(options)
-    strategies = options.strategies.split(",")
-    rows = {"both": [*strategies, TRIED], "none": strategies, "only": [TRIED]}[options.trials]
     root = pathlib.Path(tempfile.mkdtemp(prefix="tfdist-crash-"))
     print(f"seed {options.seed}; runs in {root}", flush=True)
+    if options.faults:
+        return mix(options, root)
+    strategies = options.strategies.split(",")
+    rows = {"both": [*strategies, TRIED], "none": strategies, "only": [TRIED]}[options.trials]
     accounts = []
     try:
         for index, row in enumerate(rows):
@@ -85,32 +85,27 @@ def parse() -> argparse.Namespace:
     add("--free", action="store_true", help="steps as short as they can be")
     add("--keep", action="store_true", help="leave the run directories there; they stay anyhow if something is wrong")
     options = parser.parse_args()
-    unknown = set(options.strategies.split(",")) - set(STRATEGIES)
-    if unknown or options.kills < 1:
-        parser.error(f"--strategies are some of {','.join(STRATEGIES)}; --kills is at least 1")
     if options.faults == "all":
         options.faults = ",".join(FAULTS)
-    unknown = set(filter(None, options.faults.split(","))) - set(FAULTS) | set(options.works.split(",")) - set(WORKS)
-    if unknown:
-        parser.error(f"there is no {', '.join(sorted(unknown))}; see --help")
+    lists = ((options.strategies, STRATEGIES), (options.faults or "kill", FAULTS), (options.works, WORKS))
+    unknown = [name for text, known in lists for name in text.split(",") if name not in known]
+    if unknown or options.kills < 1:
+        parser.error(f"there is no {', '.join(unknown)}; see --help" if unknown else "--kills is at least 1")
     return options
 
 
-def mix(options: argparse.Namespace) -> int:
+def mix(options: argparse.Namespace, root: pathlib.Path) -> int:
     """Has faults befall works, as many as `--count` says; the exit status."""
-    root = pathlib.Path(tempfile.mkdtemp(prefix="tfdist-crash-"))
-    print(f"seed {options.seed}; runs in {root}", flush=True)
     works, faults = options.works.split(","), options.faults.split(",")
     if "disk" in faults and not can_mount(root):
         raise SystemExit("A disk that fills has to be mounted. Run it as root, or leave disk out of --faults.")
     torture = Torture(root, random.Random(options.seed), lambda line: print(line, flush=True))
-    while (done := sum(torture.counts.values())) < options.count:
-        print(f"{done} of {options.count} faults", flush=True)
+    while sum(torture.counts.values()) < options.count:
         rarest = min(works, key=lambda work: sum(torture.counts[fault, work] for fault in faults))
         torture.disturb_at_random(rarest, faults)
     print_table([("", *works), *((fault, *(str(torture.counts[fault, w]) for w in works)) for fault in faults)])
-    print("\nstatuses: " + ", ".join(f"{work} {s}: {n}" for (work, s), n in sorted(torture.statuses.items())))
-    print("".join(f"\n{problem}" for problem in torture.problems))
+    statuses = ", ".join(f"{work} {status}: {n}" for (work, status), n in sorted(torture.statuses.items()))
+    print("\n".join(["", f"statuses: {statuses}", *torture.problems]))
     if not torture.problems and not options.keep:
         shutil.rmtree(root)
     return bool(torture.problems)

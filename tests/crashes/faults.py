@@ -118,14 +118,20 @@ def scene(root: pathlib.Path, kind: str | None) -> Iterator[Scene]:
     hooks.set_clock(root / "site", 0)
     with contextlib.ExitStack() as stack:
         if kind == BUCKET:
-            yield Scene(root, "gs://bucket/run", stack.enter_context(GcsServer("bucket")))
-            return
-        (root / DISK).mkdir()
+            made = Scene(root, "gs://bucket/run", stack.enter_context(GcsServer("bucket")))
+        else:
+            made = Scene(root, str(root / DISK / "run"))
+            (root / DISK).mkdir()
         if kind == DISK:
             size = f"size={DISK_MEGABYTES}m"
             subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(root / DISK)], check=True)
             stack.callback(subprocess.run, ["umount", "-l", str(root / DISK)], check=True)
-        yield Scene(root, str(root / DISK / "run"))
+        try:
+            yield made
+        finally:
+            if made.life is not None:
+                made.kill_all()
+            end_children(made.orphans)
 
 
 def can_mount(root: pathlib.Path) -> bool:

@@ -28,7 +28,6 @@ from tfdist.errors import (
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
 from tfdist.storage.troubles import DISK_FAILURES
-from tfdist.storage.troubles import DISK_FAILURES
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.logs.records import as_point
 from tfdist.telemetry.records import parse_line
@@ -167,9 +166,6 @@ class SeedRun:
             self.status, self.message = INFEASIBLE, last_words(log)
         elif status == EXIT_IN_USE:
             self.message = "a process of a worker that was lost still trains it"
-            return False
-        elif status in (EXIT_BUG, EXIT_USER_ERROR) and any(words in _error_in(log) for words in DISK_FAILURES):
-            self.message = f"its disk failed: {last_words(log)}"
             return False
         elif status in (EXIT_BUG, EXIT_USER_ERROR) and any(words in _error_in(log) for words in DISK_FAILURES):
             self.message = f"its disk failed: {last_words(log)}"
