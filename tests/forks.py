@@ -166,7 +166,10 @@ def serve(connection: socket.socket) -> dict[str, Any]:
                 os.close(each)
             return job
         os.waitpid(between, 0)
-        connection.sendall(os.read(told, 8))
+        try:
+            connection.sendall(os.read(told, 8))
+        except BrokenPipeError:  # who asked was killed
+            os._exit(0)
         for each in (told, tell, begun, begin, *descriptors):
             os.close(each)
 

@@ -1,9 +1,11 @@
-"""Kills training runs again and again, and checks that nothing was lost: a run that ends is the undisturbed run.
+"""Kills runs again and again, or has other faults befall them, and checks that nothing was lost.
 
     python tools/crash_test.py                             # 200 kills, 40 under each strategy, 40 with XLA tried
     python tools/crash_test.py --kills=20 --strategies=one_device,horovod --seed=3
     python tools/crash_test.py --kills=40 --signal=TERM    # runs that are told to leave, and save first
     python tools/crash_test.py --kills=20 --trials=only    # each start under another strategy
+    python tools/crash_test.py --faults=all --count=200    # kills, full disks, stores that fail, clocks, forks, mixed
+    python tools/crash_test.py --faults=503,silent,term --works=train,tune
 
 Trains tests/crashes/experiment.gin with a checkpoint at every step. Each run is killed while starting, restoring,
 training, evaluating, saving, pruning or ending, as the seed decides: its process, one of its workers, its launcher, or
@@ -17,6 +19,10 @@ run's, which is one device's without XLA.
 
 Steps take longer here than writing a checkpoint does, as those of a model worth saving do. With --free they are as
 short as they can be; then as many as three intervals may be lost: one being written, one waiting, one being trained.
+
+With --faults, trainings, sweeps, evaluations, predictions and exports are started again and again on a disk that fills
+or in a bucket that fails, see tests/crashes/faults.py: each start must end with a status that the docs give for what
+befell it and print no traceback, and what is left in the end must be the undisturbed work's. "disk" needs root.
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ import time
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent / part) for part in ("", "tests")]
 
+from crashes.faults import FAULTS, WORKS, Torture, can_mount  # noqa: E402
 from crashes.kills import Account, disturb  # noqa: E402 (found only now)
 from crashes.runs import LAUNCHERS, STRATEGIES, TOLERANCE, TRIALS, TWO_REPLICAS, Process, Run, differences  # noqa: E402
 
@@ -45,10 +52,12 @@ HEADS = ("strategy", "kills", "restarts", "runs", "unrecoverable", "most steps l
 def main() -> int:
     """Returns the exit status."""
     options = parse()
-    strategies = options.strategies.split(",")
-    rows = {"both": [*strategies, TRIED], "none": strategies, "only": [TRIED]}[options.trials]
     root = pathlib.Path(tempfile.mkdtemp(prefix="tfdist-crash-"))
     print(f"seed {options.seed}; runs in {root}", flush=True)
+    if options.faults:
+        return mix(options, root)
+    strategies = options.strategies.split(",")
+    rows = {"both": [*strategies, TRIED], "none": strategies, "only": [TRIED]}[options.trials]
     accounts = []
     try:
         for index, row in enumerate(rows):
@@ -70,13 +79,36 @@ def parse() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of the moments and the victims; default: 0")
     add("--signal", choices=list(SIGNALS), default="KILL", help="default: KILL")
     add("--trials", choices=["both", "none", "only"], default="both", help="runs with XLA tried; default: both kinds")
+    add("--faults", default="", metavar="A,B", help=f"in place of --kills: all, or some of {','.join(FAULTS)}")
+    add("--works", default=",".join(WORKS), metavar="A,B", help=f"that faults befall; default: {','.join(WORKS)}")
+    add("--count", type=int, default=100, metavar="N", help="of faults in all; default: 100")
     add("--free", action="store_true", help="steps as short as they can be")
     add("--keep", action="store_true", help="leave the run directories there; they stay anyhow if something is wrong")
     options = parser.parse_args()
-    unknown = set(options.strategies.split(",")) - set(STRATEGIES)
+    if options.faults == "all":
+        options.faults = ",".join(FAULTS)
+    lists = ((options.strategies, STRATEGIES), (options.faults or "kill", FAULTS), (options.works, WORKS))
+    unknown = [name for text, known in lists for name in text.split(",") if name not in known]
     if unknown or options.kills < 1:
-        parser.error(f"--strategies are some of {','.join(STRATEGIES)}; --kills is at least 1")
+        parser.error(f"there is no {', '.join(unknown)}; see --help" if unknown else "--kills is at least 1")
     return options
+
+
+def mix(options: argparse.Namespace, root: pathlib.Path) -> int:
+    """Has faults befall works, as many as `--count` says; the exit status."""
+    works, faults = options.works.split(","), options.faults.split(",")
+    if "disk" in faults and not can_mount(root):
+        raise SystemExit("A disk that fills has to be mounted. Run it as root, or leave disk out of --faults.")
+    torture = Torture(root, random.Random(options.seed), lambda line: print(line, flush=True))
+    while sum(torture.counts.values()) < options.count:
+        rarest = min(works, key=lambda work: sum(torture.counts[fault, work] for fault in faults))
+        torture.disturb_at_random(rarest, faults)
+    print_table([("", *works), *((fault, *(str(torture.counts[fault, w]) for w in works)) for fault in faults)])
+    statuses = ", ".join(f"{work} {status}: {n}" for (work, status), n in sorted(torture.statuses.items()))
+    print("\n".join(["", f"statuses: {statuses}", *torture.problems]))
+    if not torture.problems and not options.keep:
+        shutil.rmtree(root)
+    return bool(torture.problems)
 
 
 def torture(strategy: str, root: pathlib.Path, kills: int, options: argparse.Namespace) -> Account:
@@ -137,13 +169,17 @@ def report(accounts: list[Account]) -> None:
         identical = f"{account.identical_runs} of {account.runs}"
         figures = (account.kills, account.restarts, account.runs, account.unrecoverable, account.most_steps_lost)
         rows.append((account.strategy, *map(str, figures), identical, f"{account.seconds / 60:.1f}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
-    print()
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_table(rows)
     for kind in ("moments", "victims"):
         total = sum((getattr(account, kind) for account in accounts), start=type(accounts[0].moments)())
         print(f"\n{kind}: " + ", ".join(f"{name} {count}" for name, count in total.most_common()))
+
+
+def print_table(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print()
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def minutes(began: float) -> str:

@@ -10,9 +10,12 @@ from typing import Any
 
 import keras
 import numpy as np
+from crashes import hooks
 from crashes.pace import end_step
 
 from tfdist.data.sources.sklearn_sets import load_digits
+
+hooks.install()
 
 
 def build_model(dropout: float = 0.2) -> keras.Model:

@@ -18,7 +18,8 @@ STALL_UPLOAD = "stall_upload"  # takes half of the body, and no more for `second
 STALL_DOWNLOAD = "stall_download"  # sends half of the answer's body, and no more for `seconds`; then as above
 LOST_REPLY = "lost_reply"  # does what was asked, then resets the connection instead of answering
 SLOW_UPLOAD = "slow_upload"  # takes the body at `bytes_per_second`, and does what was asked
-KINDS = (STATUS, RESET_UPLOAD, RESET_DOWNLOAD, STALL_UPLOAD, STALL_DOWNLOAD, LOST_REPLY, SLOW_UPLOAD)
+SLOW_ANSWER = "slow_answer"  # does what was asked, and answers after `seconds`
+KINDS = (STATUS, RESET_UPLOAD, RESET_DOWNLOAD, STALL_UPLOAD, STALL_DOWNLOAD, LOST_REPLY, SLOW_UPLOAD, SLOW_ANSWER)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Fault:
       count: so many are met then; None for all that follow.
       probability: with which each of them is met.
       status: of the answer; 412, 429, 503 or any other.
-      seconds: that a stall lasts.
+      seconds: that a stall lasts, or an answer takes.
       bytes_per_second: of each slow upload.
     """
 

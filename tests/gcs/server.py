@@ -164,6 +164,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 owner.closing.wait(fault.seconds)
             self._reset()
         else:
+            if kind == faults.SLOW_ANSWER:
+                owner.closing.wait(fault.seconds)
             self._send(answer, fault)
 
     do_GET = do_POST = do_DELETE = _serve

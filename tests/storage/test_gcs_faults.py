@@ -100,6 +100,16 @@ def conditions() -> object:
     return Conditions()
 
 
+def test_no_thread_of_the_library_asks_for_the_bucket_and_draws_from_the_generator(gcs: GcsServer) -> None:
+    gcs.faults.add(Fault("status", path="/b/bucket[?]", count=3))
+    generator, threads = random.getstate(), {*threading.enumerate()}
+    assert files.list_names("gs://bucket/run") == []
+    for thread in {*threading.enumerate()} - threads:
+        thread.join(1.0)
+    assert random.getstate() == generator
+    assert {asked.target.partition("?")[0] for asked in gcs.asked} == {"/storage/v1/b/bucket/o"}
+
+
 def test_a_refused_precondition_is_an_existing_file_at_once(gcs: GcsServer) -> None:
     gcs.faults.add(Fault("status", status=412, path=UPLOAD))
     with pytest.raises(FileExistsError):

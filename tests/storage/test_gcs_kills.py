@@ -15,7 +15,7 @@ from tfdist.storage import files
 
 pytestmark = pytest.mark.slow
 
-OBJECTS = "/b/bucket/o"  # the library also asks for the bucket, on a thread of its own, for traces
+OBJECTS = "/b/bucket/o"
 NUM_BYTES = 5 << 19
 WRITE = f"""
 from tfdist.storage import files

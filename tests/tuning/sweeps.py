@@ -165,13 +165,14 @@ class Running:
         log: pathlib.Path,
         variables: Mapping[str, str] = {},
         directory: pathlib.Path | None = None,
+        module: str = "tfdist.main",
     ) -> None:
         self.mark = uuid.uuid4().hex
         self._log = log
         environment = support.clean_environment() | dict(variables) | {support.MARK: self.mark}
         with log.open("a") as output:
             self._popen = forks.Popen(
-                [sys.executable, "-m", "tfdist.main", *command],
+                [sys.executable, "-m", module, *command],
                 env=environment,
                 cwd=directory,
                 stdin=subprocess.DEVNULL,

@@ -63,6 +63,16 @@ def test_a_run_that_left_is_not_over(tmp_path: pathlib.Path, status: int) -> Non
     assert not run.end(status, "", OBJECTIVE, epochs=3) and run.status is None and run.deaths == 0
 
 
+@pytest.mark.parametrize("status", [1, 2])
+def test_a_full_disk_says_nothing_of_the_values(tmp_path: pathlib.Path, status: int) -> None:
+    run = seed_run(tmp_path, points=1)
+    log = "epoch 1\nerror: runs/export/model.keras cannot be used: No space left on device. Make room on that disk.\n"
+    for _ in range(5):
+        assert not run.end(status, log, OBJECTIVE, epochs=3) and run.status is None
+    assert run.message.startswith("its disk failed: runs/export/model.keras cannot be used: No space left")
+    assert run.end(2, f"warning: No space left on device\n{log.partition(':')[0]}: no such file\n", OBJECTIVE, epochs=3)
+
+
 @pytest.mark.parametrize(("status", "log"), [(139, ""), (134, ""), (137, f"loading\n{OUT_OF_MEMORY}")])
 def test_a_run_that_crashes_again_and_again_is_infeasible_but_not_if_it_gets_further(
     tmp_path: pathlib.Path, status: int, log: str

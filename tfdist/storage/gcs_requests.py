@@ -174,6 +174,8 @@ def _make_client() -> Any:
         made = storage.Client(project=None)
     except DefaultCredentialsError:
         made = storage.Client.create_anonymous_client()
+    # For traces a thread of the library would ask for the bucket, and draw its delays from the user's generator.
+    made._bucket_metadata_cache = None
     for scheme in ("https://", "http://"):
         made._http.mount(scheme, HTTPAdapter(pool_connections=PARALLEL, pool_maxsize=8 * PARALLEL))
     return made

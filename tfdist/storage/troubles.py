@@ -16,6 +16,7 @@ from tfdist.storage import files
 
 _STORES = f"{os.path.dirname(os.path.abspath(__file__))}{os.sep}"
 _OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+DISK_FAILURES = tuple(map(os.strerror, _OF_A_DISK))
 _LOCAL_ADVICE = {
     errno.EACCES: "Give this user write permission there, or choose another run directory.",
     errno.EPERM: "Give this user write permission there, or choose another run directory.",

@@ -27,6 +27,7 @@ from tfdist.errors import (
 )
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
+from tfdist.storage.troubles import DISK_FAILURES
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.logs.records import as_point
 from tfdist.telemetry.records import parse_line
@@ -140,8 +141,8 @@ class SeedRun:
     def end(self, status: int, log: str, objective: Objective, *, epochs: int | None, lost: str = "") -> bool:
         """Takes the end of the process; whether it ended the run, rather than interrupt it.
 
-        A kill from outside, a preemption and a lost worker or peer interrupt it, however often they come. SIGKILL is
-        taken for a kill from outside unless the log says that memory ran out.
+        A kill from outside, a preemption, a lost worker or peer and a full disk interrupt it, however often they come.
+        SIGKILL is taken for a kill from outside unless the log says that memory ran out.
 
         Args:
           status: the exit status.
@@ -164,6 +165,9 @@ class SeedRun:
             self.status, self.message = INFEASIBLE, last_words(log)
         elif status == EXIT_IN_USE:
             self.message = "a process of a worker that was lost still trains it"
+            return False
+        elif status in (EXIT_BUG, EXIT_USER_ERROR) and any(words in _error_in(log) for words in DISK_FAILURES):
+            self.message = f"its disk failed: {last_words(log)}"
             return False
         elif status in (EXIT_BUG, EXIT_USER_ERROR):
             self.status, self.message = FAILED, last_words(log)
