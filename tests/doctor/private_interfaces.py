@@ -53,6 +53,7 @@ OF_OBJECTS = {
     },
     "layer": {
         "_flatten_layers": "the layers at any depth",
+        "_loss_ids": "the same",
         "_losses": "what add_loss adds, kept apart by replica",
         "_non_trainable_variables": "a layer's own, whether it is trained or not",
         "_seed_generators": "other random numbers on each replica",
@@ -61,14 +62,10 @@ OF_OBJECTS = {
     "symbol": {"_keras_mask": "the mask that a loss counts by"},
     "probabilities": {"_keras_logits": "what a crossentropy of them is computed by"},
     "model": {
-        "_compile_config": "a model compiled for its callbacks is given back as it was",
         "_compile_loss": "what the user compiled, and the loss that compute_loss calls",
         "_compile_metrics": "what the user compiled, and metrics built before the first step",
-        "_compiled_trainable_state": "a model compiled for its callbacks is given back as it was",
         "_distribute_strategy": "the strategy is not left behind in the model",
-        "_jit_compile": "a model compiled for its callbacks is given back as it was",
         "_loss_tracker": "a compiled model is trained as if it were not",
-        "_run_eagerly": "a model compiled for its callbacks is given back as it was",
     },
     "compiled loss": {"_user_loss": "as it was given", "_user_loss_weights": "as they were given"},
     "compiled metrics": {"_user_metrics": "as they were given", "_user_weighted_metrics": "as they were given"},
@@ -83,7 +80,7 @@ OF_OBJECTS = {
         "_get_variable_index": "the group of a variable",
         "_learning_rate": "whether a schedule sets it, whose rate is computed once for all variables",
         "_model_variables_moving_average": "the averages of use_ema",
-        "_trainable_variables": "the variables of those averages",
+        "_trainable_variables": "the variables of those averages, and of one of several optimizers",
         "_use_weight_decay": "decay by groups keeps what the optimizer excludes",
     },
     "extended strategy": {"_get_cross_device_ops": "all-to-all and all-gather between workers"},
@@ -101,7 +98,6 @@ OF_OBJECTS = {
         "_shape": "the same",
         "_value": "one replica's variable as a Keras variable of its own",
     },
-    "several optimizers": {"_var_key": "the optimizer of a variable", "_var_to_optimizer_idx": "the same"},
     "tensorboard": {
         "_batch_start_time": "not kept in a checkpoint",
         "_is_tracing": "not kept in a checkpoint",
@@ -153,12 +149,6 @@ def _optimizer() -> keras.optimizers.Optimizer:
     return optimizer
 
 
-def _several_optimizers() -> Any:
-    several = keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD())
-    several.build([keras.Variable(0.0)])
-    return several
-
-
 def _context() -> Any:
     from tensorflow.python.eager import context
 
@@ -199,7 +189,6 @@ _SAMPLES: dict[str, Callable[[], Any]] = {
     "operations across devices": _operations_across_devices,
     "launcher of collectives": lambda: _operations_across_devices()._launchers[0],
     "variable": lambda: keras.Variable(0.0),
-    "several optimizers": _several_optimizers,
     "tensorboard": keras.callbacks.TensorBoard,
     "dataset": lambda: _numbers().take(1),
     "dataset of files": lambda: tf.data.TFRecordDataset(["none"]),
