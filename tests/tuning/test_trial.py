@@ -112,17 +112,37 @@ def test_interruptions_in_a_row_without_progress_end_the_sweep(tmp_path: pathlib
         interrupt(1)
 
 
-def test_a_finished_run_has_the_objective_of_its_result_and_a_paused_one_its_last(tmp_path: pathlib.Path) -> None:
-    run = seed_run(tmp_path, points=3)
-    assert [report.objective for report in run.new_reports(OBJECTIVE)] == pytest.approx([0.0, 0.1, 0.2])
-    assert run.end(0, "", OBJECTIVE, epochs=3) and (run.status, run.objective) == ("paused", 0.2)
-    run = seed_run(tmp_path, points=3, result=result(0.7))
-    assert run.end(0, "", OBJECTIVE, epochs=3) and (run.status, run.objective) == ("done", 0.7)
-
-
-def test_a_run_that_ends_with_no_number_is_infeasible(tmp_path: pathlib.Path) -> None:
-    run = seed_run(tmp_path, result=result("nan"))
-    assert run.end(0, "", OBJECTIVE, epochs=3) and run.status == "infeasible" and "nan at the end" in run.message
+@pytest.mark.parametrize(
+    ("accuracies", "final", "stop_asked", "status", "epochs", "expected"),
+    [
+        ([0.0, 0.1, 0.2], None, False, 0, 3, ("paused", 0.2, "")),
+        ([0.0, 0.1, 0.2], 0.7, False, 0, 3, ("done", 0.7, "")),
+        ([], "nan", False, 0, 3, ("infeasible", None, "val_accuracy is nan at the end")),
+        ([0.0, 0.1], None, True, 143, 3, ("stopped", 0.1, "")),
+        ([0.0, "nan"], None, True, 143, 9, ("infeasible", None, "val_accuracy is nan at the end")),
+        ([0.0, 0.1], None, False, 0, 3, None),  # it left before its rung ended
+        ([0.0, 0.1], None, False, 0, None, None),
+    ],
+)
+def test_the_end_of_a_run_is_told_by_its_status_and_its_files(
+    tmp_path: pathlib.Path,
+    accuracies: list[Any],
+    final: Any,
+    stop_asked: bool,
+    status: int,
+    epochs: int | None,
+    expected: tuple[str, float | None, str] | None,
+) -> None:
+    run = seed_run(tmp_path, result=None if final is None else result(final))
+    (tmp_path / "metrics.jsonl").write_text("".join(point(1 + i, value) for i, value in enumerate(accuracies)))
+    assert len(list(run.new_reports(OBJECTIVE))) == len(accuracies)
+    run.stop_asked = stop_asked
+    assert run.end(status, "", OBJECTIVE, epochs=epochs) == (expected is not None)
+    if expected is None:
+        assert run.status is None
+    else:
+        objective = run.objective if run.status != "infeasible" else None
+        assert (run.status, objective, run.message) == expected
 
 
 def test_what_a_resumed_run_does_again_is_reported_once(tmp_path: pathlib.Path) -> None:
@@ -176,29 +196,6 @@ def test_devices_are_dealt_in_equal_parts_and_shared_only_if_there_are_too_few()
     assert deal(["0", "1", "2", "3"], 2) == [["0", "1"], ["2", "3"]]
     assert deal(["5", "7", "9"], 2) == [["5"], ["7"]]
     assert deal(["0"], 2) == [["0"], ["0"]]
-
-
-def test_a_run_that_was_told_to_end_early_counts_with_what_it_had(tmp_path: pathlib.Path) -> None:
-    run = seed_run(tmp_path, points=2)
-    list(run.new_reports(OBJECTIVE))
-    run.stop_asked = True
-    assert run.end(143, "", OBJECTIVE, epochs=3) and (run.status, run.objective) == ("stopped", 0.1)
-
-
-def test_a_run_that_was_stopped_with_no_number_is_infeasible(tmp_path: pathlib.Path) -> None:
-    run = seed_run(tmp_path, points=1)
-    with (tmp_path / "metrics.jsonl").open("a") as metrics:
-        metrics.write(point(2, "nan"))
-    assert len(list(run.new_reports(OBJECTIVE))) == 2
-    run.stop_asked = True
-    assert run.end(143, "", OBJECTIVE, epochs=9) and run.status == "infeasible" and "val_accuracy is nan" in run.message
-
-
-def test_a_run_that_left_with_status_0_before_its_rung_ended_is_not_over(tmp_path: pathlib.Path) -> None:
-    run = seed_run(tmp_path, points=2)
-    list(run.new_reports(OBJECTIVE))
-    assert not run.end(0, "", OBJECTIVE, epochs=3) and run.status is None
-    assert not run.end(0, "", OBJECTIVE, epochs=None)
 
 
 def test_a_run_that_another_process_still_trains_is_only_interrupted(tmp_path: pathlib.Path) -> None:

@@ -91,7 +91,7 @@ def test_a_choice_may_be_of_functions_each_with_settings_of_its_own(answer: Call
         ("tune.objective = 'val_losses'", "which is not reported. Did you mean 'val_loss'"),
         ("tune.space = {}", "at least one setting"),
         ("tune.space = None", "at least one setting"),
-        ("tune.max_examples = 100", "no parameter 'max_examples'"),
+        ("tune.max_epochs = 100", "no parameter 'max_epochs'"),
         ("tune.warm_start = ['runs/earlier']", "no parameter 'warm_start'"),
         ("train.hyperparameters = {'units': 3}", "the model takes none"),
         ("tune.max_seconds = -1", "above 0"),
@@ -107,27 +107,23 @@ def test_what_is_wrong_is_one_message_and_status_2(
     assert expected in said and "Traceback" not in said
 
 
+ON_RAY = "write tune.executor = @executor.Ray()"
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "expected"),
     [
-        ("KERASTUNER_TUNER_ID", "chief"),
-        ("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'),
+        ("KERASTUNER_TUNER_ID", "chief", ON_RAY),
+        ("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}', ON_RAY),
+        ("OMPI_COMM_WORLD_RANK", "0", "tune.workers_per_trial"),
     ],
 )
-def test_one_of_several_processes_is_told_how_a_sweep_has_several_machines(
-    answer: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, name: str, value: str
+def test_one_of_several_processes_is_told_how_a_sweep_has_several(
+    answer: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: str
 ) -> None:
     monkeypatch.setenv(name, value)
     status, said = answer("tune.max_trials = 3", mode="tune")
-    assert status == 2 and f"{name} is set" in said and "write tune.executor = @executor.Ray()" in said, said
-
-
-def test_a_sweep_under_horovodrun_is_refused(
-    answer: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
-    status, said = answer("tune.max_trials = 3", mode="tune")
-    assert status == 2 and "tune.workers_per_trial" in said, said
+    assert status == 2 and f"{name} is set" in said and expected in said, said
 
 
 def test_a_directory_that_another_sweep_uses_is_refused(

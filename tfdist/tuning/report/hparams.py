@@ -12,7 +12,7 @@ from typing import Any
 from tfdist.telemetry.logs.summaries import LAST, store_summaries
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Plan
-from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, STOPPED, Event
+from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, STOPPED, Event, Sweep
 
 
 class HParamsTable:
@@ -20,19 +20,17 @@ class HParamsTable:
 
     Args:
       plan: of the sweep.
+      sweep: as its events tell it, each before `on_event` receives it.
       tell: gets one line where something cannot be written.
     """
 
-    def __init__(self, plan: Plan, tell: Callable[[str], None]) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, sweep: Sweep, tell: Callable[[str], None]) -> None:
+        self._plan, self._sweep = plan, sweep
         self._tell: Callable[[str], None] | None = tell
-        self._values: dict[str, Mapping[str, Any]] = {}
 
     def on_event(self, event: Event) -> None:
         """Takes in an event as it stands in `sweep.jsonl`."""
-        if event["event"] == journals.TRIAL_STARTED:
-            self._values[event["trial"]] = event["values"]
-        elif event["event"] == journals.TRIAL_ENDED and self._tell is not None:
+        if event["event"] == journals.TRIAL_ENDED and self._tell is not None:
             try:
                 self._write(event)
             except OSError as error:
@@ -44,12 +42,12 @@ class HParamsTable:
 
         ends = dict.fromkeys((DONE, STOPPED), api_pb2.STATUS_SUCCESS)
         ends |= dict.fromkeys((FAILED, INFEASIBLE), api_pb2.STATUS_FAILURE)
-        if event["status"] not in ends:  # the trial continues
+        trial = self._sweep.trial(event["trial"])
+        if trial is None or event["status"] not in ends:  # the trial continues
             return
         seconds = datetime.datetime.fromisoformat(event["time"]).timestamp()
         described = self._plan.space.describe()
-        values = self._values[event["trial"]] | event.get("values", {})
-        shown = {name: _as_simple(value, described.get(name, {})) for name, value in values.items()}
+        shown = {name: _as_simple(value, described.get(name, {})) for name, value in trial.values.items()}
         start = api.hparams_pb(shown, trial_id=event["trial"], start_time_secs=seconds - event["seconds"])
         end = summary.session_end_pb(ends[event["status"]], end_time_secs=seconds)
         for index in range(self._plan.settings.seeds_per_trial):

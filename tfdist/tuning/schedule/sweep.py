@@ -196,7 +196,7 @@ def _run(
 ) -> None:
     """Trains the trials to the end of the sweep, which `table.sweep` then is."""
     plan, settings = prepared.plan, prepared.plan.settings
-    hparams = HParamsTable(plan, tell)
+    hparams = HParamsTable(plan, table.sweep, tell)
 
     def on_event(event: Mapping[str, Any]) -> None:
         table.on_event(event)
