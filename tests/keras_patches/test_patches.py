@@ -70,6 +70,8 @@ def test_no_other_place_replaces_what_is_kerass() -> None:
     found = []
     for path in (path for room in ROOMS for path in (REPOSITORY / "tfdist" / room).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.stmt | ast.expr):
+                continue
             names = [*node.targets] if isinstance(node, ast.Assign | ast.Delete) else []
             flat = [each for name in names for each in (name.elts if isinstance(name, ast.Tuple) else [name])]
             found += [f"{path}:{node.lineno}" for each in flat if is_replaced(each)]
