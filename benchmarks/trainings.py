@@ -20,7 +20,8 @@ from workloads import Workload, loss, metric, optimizer
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.arrays import ArraySource
-from tfdist.recipes.recompute import recomputed
+from tfdist.keras_patches.patches import Patches
+from tfdist.recipes.recompute import compute_again
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.learner import build_learner
@@ -28,7 +29,7 @@ from tfdist.training.loop.outcome import EpochSums, Vote
 from tfdist.training.run.canonical import sums_as_written
 from tfdist.training.run.tuned import COMPILED, xla_variants
 from tfdist.training.step.gradients import LocalGradients
-from tfdist.training.step.layers.recurrent import weights_read_once
+from tfdist.training.step.layers.recurrent import read_weights_once
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.pace import Pace
@@ -97,10 +98,14 @@ def tfdist_learner_and_training(
         optimizer,
         task,
         source.structure,
+        patches := Patches(),
         precision="float32",
         batch_size=plan.global_batch_size,
         sharding=sharding,
     )
+
+    compute_again(learner.model, recompute, patches)
+    read_weights_once(learner.model, patches)
 
     def step_of(xla: str) -> TrainStep:
         compiles_pass, compiles_update = COMPILED[xla]
@@ -114,8 +119,7 @@ def tfdist_learner_and_training(
     iterator = batches()
 
     def train(num_steps: int) -> None:
-        model = learner.model
-        with recomputed(model, recompute), weights_read_once(model), sums_as_written(in_order):
+        with sums_as_written(in_order):
             totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Vote().tensor(), EpochSums().vector([]))
         _on_host(totals.steps, totals.loss_sum, totals.weight, *metrics.values())
 

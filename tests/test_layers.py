@@ -11,7 +11,16 @@ import pytest
 from support import REPOSITORY
 
 # Each part of the package, with the parts it may import: those below it. Parts of one level do not know each other.
-FOUNDATION = {"storage", "telemetry", "settings", "user_code", "command_line", "requirements", "errors"}
+FOUNDATION = {
+    "storage",
+    "telemetry",
+    "settings",
+    "keras_patches",
+    "user_code",
+    "command_line",
+    "requirements",
+    "errors",
+}
 COMPUTING = {"strategies"} | FOUNDATION
 MATERIAL = {"data", "tasks", "recipes", "checkpoint"} | COMPUTING
 MAY_IMPORT = {
@@ -55,6 +64,7 @@ MAY_IMPORT = {
     "requirements": {"errors"},
     "xla_cache": {"storage", "errors"},
     "errors": set(),
+    "keras_patches": set(),
     "models": set(),
 }
 PACKAGE = "tfdist"
@@ -67,6 +77,7 @@ BUDGETS = {
     "data": (5_500, 46),
     "doctor": (900, 10),
     "keras_fit": (1_100, 7),
+    "keras_patches": (100, 2),
     "launch": (2_900, 27),
     "models": (350, 6),
     "new": (800, 11),

@@ -14,6 +14,7 @@ from typing import Any
 
 from tfdist.checkpoint import catalog
 from tfdist.errors import DivergedError, OutOfMemoryError
+from tfdist.keras_patches.patches import Patches
 from tfdist.storage import files
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult
@@ -26,7 +27,8 @@ from tfdist.training.run.checking.fast_check import shortened
 from tfdist.training.run.checking.metric_sums import check_metric_sums
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.directory.claim import Claim
-from tfdist.training.run.run import Request, Run, open_run
+from tfdist.training.run.request import Request
+from tfdist.training.run.run import Run, open_run
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings
 from tfdist.training.run.trainer import Trainer, format_metrics
 from tfdist.training.step.metrics import MetricGroup
@@ -54,23 +56,22 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
     claim = Claim.of(settings, request.settings, begins_empty=request.begins_empty)
     check = functools.partial(check_start_from, *settings.start)
     opening = open_run(request, strategy, mode="train", claim=claim, check=check, to_tell=settings)
-    with contextlib.ExitStack() as at_end, opening as run:
+    with contextlib.ExitStack() as at_end, opening as run, Patches() as patches:
         if run.place.is_finished and not request.repeats_end:
             _clear_backup(run, settings, at_end)
             return None
-        training = assembly.assemble(run, settings, model)
+        training = assembly.assemble(run, settings, model, patches)
         if run.topology.is_chief:
             hypermodel.write(model, run.directory.path)
         path, policy = run.directory.rollbacks, settings.on_divergence
         rollbacks = Rollbacks(strategy, path, policy, run.note, splits=settings.splits)
-        with assembly.in_place(training):
-            while True:  # once, unless a step fails and the run goes back
-                try:
-                    result = Trainer(assembly.apply_rollbacks(training, rollbacks), rollbacks).train()
-                    break
-                except (DivergedError, OutOfMemoryError) as error:
-                    rollbacks.record(error)
-                    run.metrics.close()  # whose last points go when the run is back
+        while True:  # once, unless a step fails and the run goes back
+            try:
+                result = Trainer(assembly.apply_rollbacks(training, rollbacks), rollbacks).train()
+                break
+            except (DivergedError, OutOfMemoryError) as error:
+                rollbacks.record(error)
+                run.metrics.close()  # whose last points go when the run is back
         if result is not None:
             _clear_backup(run, settings, at_end)
         return result

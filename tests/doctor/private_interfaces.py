@@ -53,6 +53,7 @@ OF_OBJECTS = {
     },
     "layer": {
         "_flatten_layers": "the layers at any depth",
+        "_loss_ids": "the same",
         "_losses": "what add_loss adds, kept apart by replica",
         "_non_trainable_variables": "a layer's own, whether it is trained or not",
         "_seed_generators": "other random numbers on each replica",
@@ -82,7 +83,7 @@ OF_OBJECTS = {
         "_get_variable_index": "the group of a variable",
         "_learning_rate": "whether a schedule sets it, whose rate is computed once for all variables",
         "_model_variables_moving_average": "the averages of use_ema",
-        "_trainable_variables": "the variables of those averages",
+        "_trainable_variables": "the variables of those averages, and of one of several optimizers",
         "_use_weight_decay": "decay by groups keeps what the optimizer excludes",
     },
     "extended strategy": {"_get_cross_device_ops": "all-to-all and all-gather between workers"},
@@ -100,7 +101,6 @@ OF_OBJECTS = {
         "_shape": "the same",
         "_value": "one replica's variable as a Keras variable of its own",
     },
-    "several optimizers": {"_var_key": "the optimizer of a variable", "_var_to_optimizer_idx": "the same"},
     "tensorboard": {
         "_batch_start_time": "not kept in a checkpoint",
         "_is_tracing": "not kept in a checkpoint",
@@ -152,12 +152,6 @@ def _optimizer() -> keras.optimizers.Optimizer:
     return optimizer
 
 
-def _several_optimizers() -> Any:
-    several = keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD())
-    several.build([keras.Variable(0.0)])
-    return several
-
-
 def _context() -> Any:
     from tensorflow.python.eager import context
 
@@ -197,7 +191,6 @@ _SAMPLES: dict[str, Callable[[], Any]] = {
     "operations across devices": _operations_across_devices,
     "launcher of collectives": lambda: _operations_across_devices()._launchers[0],
     "variable": lambda: keras.Variable(0.0),
-    "several optimizers": _several_optimizers,
     "tensorboard": keras.callbacks.TensorBoard,
     "dataset": lambda: _numbers().take(1),
     "dataset of files": lambda: tf.data.TFRecordDataset(["none"]),

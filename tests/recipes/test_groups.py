@@ -12,6 +12,7 @@ import pytest
 from training.trainings import run
 
 from tfdist.errors import UserError
+from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.groups import Group, Grouped, LayerwiseDecay
 from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.optimizers import Lars
@@ -33,7 +34,7 @@ def stepped(grouped: Grouped, steps: int = 1) -> list[np.ndarray]:
     """Kernels and biases of ones after steps with gradients of ones."""
     made, optimizer = model(), grouped()
     optimizer.build(made.trainable_variables)
-    bind_schedules(optimizer, RUN, optimizer._trainable_variables)
+    bind_schedules(optimizer, RUN, optimizer._trainable_variables, Patches())
     for _ in range(steps):
         optimizer.apply([np.ones(v.shape, np.float32) for v in made.trainable_variables])
     return [float(np.unique(w)[0]) for w in made.get_weights()]

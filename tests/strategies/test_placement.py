@@ -25,7 +25,8 @@ TRAINING = """
     from tfdist.telemetry.console.console import open_console
     from tfdist.training.loop.outcome import Vote
     from tfdist.training.run import assembly
-    from tfdist.training.run.run import Request, open_run
+    from tfdist.training.run.request import Request
+    from tfdist.training.run.run import open_run
     from tpu_compiler.test_program import settings
 
     devices, sharding = json.loads(sys.argv[1])
@@ -38,7 +39,7 @@ TRAINING = """
     with tempfile.TemporaryDirectory() as run_dir:
         request = Request(run_dir, console=lambda is_chief: open_console(is_chief=False), keeps=False)
         with open_run(request, strategy, mode="train") as run:
-            training = assembly.assemble(run, own, own.model)
+            training = assembly.assemble(run, own, own.model, Patches())
             step = assembly.build_step(training)
             iterator = assembly.stream(run, training.source, training.plan)
             context.context().enable_graph_collection()

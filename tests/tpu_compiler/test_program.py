@@ -12,13 +12,15 @@ import pytest
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
+from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.tpu_program import TpuProgram
 from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry.console.console import open_console
 from tfdist.training.run import assembly
-from tfdist.training.run.run import Request, open_run
+from tfdist.training.run.request import Request
+from tfdist.training.run.run import open_run
 from tfdist.training.run.settings import TrainSettings
 
 pytestmark = pytest.mark.slow
@@ -61,8 +63,8 @@ def weights_after_some_steps(
     """What five steps come to, each by a call of `compiled(step)`."""
     own = settings(strategy)
     request = Request(str(directory), console=lambda is_chief: open_console(is_chief=False), keeps=False)
-    with open_run(request, strategy, mode="train") as run:
-        training = assembly.assemble(run, own, own.model)
+    with open_run(request, strategy, mode="train") as run, Patches() as patches:
+        training = assembly.assemble(run, own, own.model, patches)
         step = assembly.build_step(training)
         advance = compiled(lambda batch: step.on_batch(batch).loss)
         batches = assembly.stream(run, training.source, training.plan)

@@ -10,9 +10,10 @@ import tensorflow as tf
 from equivalence.cases import with_weightless_batch
 from training.trainings import one_hot_digits, softmax_model
 
+from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.step.layers.normalization import global_moments, synchronized
+from tfdist.training.step.layers.normalization import global_moments, synchronize
 from tfdist.training.step.randomness import separate_replicas, set_seeds
 
 MANY_METRICS: dict[str, Any] = {
@@ -53,7 +54,7 @@ def drawn_masks(strategy: Strategy) -> list[list[list[list[float]]]]:
     with strategy.scope():
         inputs = keras.Input((40,))
         model = keras.Model(inputs, keras.layers.Dropout(0.5)(inputs))
-    separate_replicas(model)
+    separate_replicas(model, Patches())
 
     @tf.function
     def draw() -> Any:
@@ -101,7 +102,8 @@ def normalized(strategy: Strategy, masked: bool) -> dict[str, Any]:
     def on_replica(x: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor]:
         return (layer(x, training=True, mask=mask if masked else None),)
 
-    with synchronized(model, strategy, wanted=True):
+    with Patches() as patches:
+        synchronize(model, strategy, patches, wanted=True)
         (outputs,) = _on_two(strategy, on_replica, 100.0, masked)
     weights = [w.tolist() for w in layer.get_weights()]
     return {"outputs": [row for part in outputs for row in part], "weights": weights}

@@ -16,11 +16,12 @@ from training.checks import differ, moments_data, normalization_layer
 from training.trainings import activity_model, constrained_model, run
 
 from tfdist.experiment import validate
+from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice
 from tfdist.training.run.settings import TrainSettings
 from tfdist.training.step.layers.layer_state import moving_variables, separate_losses
-from tfdist.training.step.layers.normalization import batch_norm_layers, global_moments, is_synchronized, synchronized
+from tfdist.training.step.layers.normalization import batch_norm_layers, global_moments, is_synchronized, synchronize
 
 
 def normalized() -> Any:
@@ -123,12 +124,14 @@ def test_layers_are_as_the_user_made_them_afterwards() -> None:
     model = normalized()
     (layer,) = batch_norm_layers(model)
     strategy, keras_own = replicas(2), layer._moments.__func__
-    with synchronized(model, strategy, wanted=True) as changed:
+    with Patches() as patches:
+        changed = synchronize(model, strategy, patches, wanted=True)
         assert (changed, is_synchronized(layer), layer.get_config()["synchronized"]) == (1, True, False)
         assert "_moments" in vars(layer)
     assert layer._moments.__func__ is keras_own
     for other, wanted in ((strategy, False), (replicas(1), True)):
-        with synchronized(model, other, wanted=wanted) as changed:
+        with Patches() as patches:
+            changed = synchronize(model, other, patches, wanted=wanted)
             assert (changed, is_synchronized(layer)) == (0, False)
 
 
@@ -139,9 +142,11 @@ def test_layers_that_ask_for_it_are_synchronized_and_own_statistics_are_left_alo
 
     asks, own = keras.layers.BatchNormalization(synchronized=True), OwnStatistics()
     model = keras.Sequential([keras.Input((4,)), asks, own])
-    with synchronized(model, replicas(2), wanted=False) as changed:
+    with Patches() as patches:
+        changed = synchronize(model, replicas(2), patches, wanted=False)
         assert (changed, "_moments" in vars(asks)) == (1, True)
-    with synchronized(model, replicas(2), wanted=True):
+    with Patches() as patches:
+        synchronize(model, replicas(2), patches, wanted=True)
         assert "_moments" not in vars(own)
 
 
@@ -161,7 +166,7 @@ def test_keras_still_takes_its_statistics_where_they_are_replaced(monkeypatch: p
     assert len(calls) == 1
     monkeypatch.delattr(keras.layers.BatchNormalization, "_moments")
     with pytest.raises(RuntimeError, match="takes batch statistics elsewhere"):
-        synchronized(normalized(), replicas(2), wanted=True).__enter__()
+        synchronize(normalized(), replicas(2), Patches(), wanted=True)
 
 
 def test_the_variables_that_a_forward_pass_moves_are_found_and_frozen_weights_are_not_among_them() -> None:
@@ -175,7 +180,7 @@ def test_separated_losses_still_count_and_the_model_can_be_saved(tmp_path: pathl
     model, x = activity_model(), np.ones((4, 64), np.float32)
     model(x)
     expected = [float(loss) for loss in model.losses]
-    separate_losses(model)
+    separate_losses(model, Patches())
     model(x)
     model(x)
     assert [float(loss) for loss in model.losses] == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.training.step.layers.recurrent import weights_read_once
+from tfdist.keras_patches.patches import Patches
+from tfdist.training.step.layers.recurrent import read_weights_once
 
 layers = keras.layers
 STEPS, FEATURES, UNITS = 6, 5, 7
@@ -73,11 +73,13 @@ def kept_shapes(graph: Any) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_and_gradients_are_the_same_and_seeds_move_along(name: str) -> None:
     found = []
-    for context in (contextlib.nullcontext, weights_read_once):
+    for reads_once in (False, True):
         keras.utils.set_random_seed(0)
         inputs = keras.Input((STEPS, FEATURES))
         model = keras.Model(inputs, MODELS[name]()(inputs))
-        with context(model):
+        with Patches() as patches:
+            if reads_once:
+                read_weights_once(model, patches)
             graph, (loss, gradients) = loss_and_gradients(model)
         seeds = [v.numpy() for v in model.variables if v.dtype.startswith("uint")]
         shapes = {tuple(v.shape) for v in model.trainable_variables} & kept_shapes(graph)

@@ -19,6 +19,7 @@ from training.trainings import run
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.errors import UserError
+from tfdist.keras_patches.patches import Patches
 from tfdist.storage import files
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.training.sharding.late_values import LateValues
@@ -215,7 +216,8 @@ def test_what_looks_at_whole_variables_is_refused(name: str, clipnorm: float | N
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
     shards = Shards(strategy, model.trainable_variables, None, split={id(model.layers[-1].kernel): 1})
     with pytest.raises(UserError, match="looks at whole ones"):
-        build_sharded(getattr(keras.optimizers, name)(clipnorm=clipnorm), model.trainable_variables, shards)
+        made = getattr(keras.optimizers, name)(clipnorm=clipnorm)
+        build_sharded(made, model.trainable_variables, Patches(), shards)
 
 
 @pytest.mark.slow

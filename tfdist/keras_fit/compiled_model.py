@@ -1,7 +1,4 @@
-"""A compiled model on its way through a training that takes its parts: what is asked of it before, what it is after.
-
-Invariant: afterwards the model is compiled with the same objects as before.
-"""
+"""A compiled model on its way through a training that takes its parts: what is asked of it before, what it is after."""
 
 from __future__ import annotations
 
@@ -15,11 +12,6 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
-from tfdist.training.loop.callback_model import as_it_was
-from tfdist.training.step.layers.aggregation import forget_aggregation
-from tfdist.training.step.layers.layer_state import join_losses
-from tfdist.training.step.optimizer import with_reduction
-from tfdist.training.step.randomness import join_replicas
 
 # Where models of several workers were made, which Keras does not know of them after a training.
 _scopes: weakref.WeakKeyDictionary[keras.Model, tf.distribute.Strategy] = weakref.WeakKeyDictionary()
@@ -52,23 +44,15 @@ def scope_of(model: keras.Model) -> tf.distribute.Strategy:
 
 @contextlib.contextmanager
 def given_back(model: keras.Model, strategy: Strategy) -> Iterator[None]:
-    """Compiled as before once this ends, without what a training puts onto layers, variables and the optimizer.
+    """Puts the global dtype policy, which a training sets, back at the end.
 
-    The global dtype policy, which a training sets, is as before too. With several workers `evaluate` and `predict`,
-    which Keras cannot distribute over these, compute in this process alone.
+    With several workers `evaluate` and `predict`, which Keras cannot distribute over these, compute in this process
+    alone from then on.
     """
-    policy, optimizer = keras.config.dtype_policy(), model.optimizer
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    scale_factor = inner.loss_scale_factor
+    policy = keras.config.dtype_policy()
     try:
-        with as_it_was(model):
-            yield
+        yield
     finally:
-        with_reduction(inner)
-        inner.loss_scale_factor = scale_factor
-        forget_aggregation(model)
-        join_replicas(model)
-        join_losses(model)
         keras.config.set_dtype_policy(policy)
         if strategy.topology.num_workers > 1:
             _scopes[model] = scope_of(model)

@@ -14,6 +14,7 @@ import keras
 from keras import ops
 
 from tfdist.errors import UserError
+from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength, length_of
 from tfdist.settings.checks import shown
 
@@ -138,12 +139,13 @@ class Placed:
         self._decays: list[bool] = []
         self._frozen_steps: list[int] = []
 
-    def bind(self, run: RunLength, variables: Sequence[keras.Variable]) -> None:
+    def bind(self, run: RunLength, variables: Sequence[keras.Variable], patches: Patches) -> None:
         """Finds the group of each variable of the optimizer, which is built; again for another run.
 
         Args:
           run: how long frozen variables are frozen.
           variables: all that are trained, of which the optimizer may have a share.
+          patches: of the run.
 
         Raises:
           UserError: a pattern matches none.
@@ -161,8 +163,8 @@ class Placed:
         self._rates = [rates[i] * found[i].rate for i in own]
         self._decays = [found[i].decays for i in own]
         self._frozen_steps = [length_of("Group.frozen_for", found[i].frozen_for).steps(run) for i in own]
-        self._optimizer.update_step = self._update
-        self._optimizer._apply_weight_decay = lambda variables: None  # the update decays, by each variable's own rate
+        # The update decays, by each variable's own rate.
+        patches.replace(self._optimizer, update_step=self._update, _apply_weight_decay=lambda variables: None)
 
     def _update(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """The optimizer's own update of one variable, with the rate of its group."""

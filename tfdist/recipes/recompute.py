@@ -10,10 +10,9 @@ takes the same steps, in less memory and more time. (Chen et al., "Training Deep
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -21,6 +20,7 @@ import tensorflow as tf
 from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
 
 from tfdist.errors import UserError, suggest
+from tfdist.keras_patches.patches import Patches
 
 AUTO = "auto"
 _computing = threading.local()  # replicas are traced by threads; `call` is the layer's that is being computed
@@ -60,21 +60,15 @@ def chosen_layers(model: keras.Model, patterns: Sequence[str] | str) -> list[ker
     return [layer for layer in {id(layer): layer for layer in found}.values() if id(layer) not in held]
 
 
-@contextlib.contextmanager
-def recomputed(model: keras.Model, patterns: Sequence[str] | str | None) -> Iterator[None]:
-    """While it lasts, the chosen layers are computed again in backward passes that are traced; None chooses none."""
+def compute_again(model: keras.Model, patterns: Sequence[str] | str | None, patches: Patches) -> None:
+    """Has the chosen layers computed again in backward passes that are traced from now on; None chooses none."""
     layers = [] if patterns is None else chosen_layers(model, patterns)
     inside = [each for layer in layers for each in layer._flatten_layers(include_self=False)]
     dropouts = [each for each in {id(each): each for each in inside}.values() if type(each) is keras.layers.Dropout]
     for dropout in dropouts:
-        object.__setattr__(dropout, "call", _drawn_once(dropout, dropout.call))
+        patches.replace(dropout, call=_drawn_once(dropout, dropout.call))
     for layer in layers:
-        object.__setattr__(layer, "call", _computed_again(layer, layer.call))
-    try:
-        yield
-    finally:
-        for layer in [*layers, *dropouts]:
-            del layer.__dict__["call"]
+        patches.replace(layer, call=_computed_again(layer, layer.call))
 
 
 def _computed_again(layer: keras.layers.Layer, inner: Callable[..., Any]) -> Callable[..., Any]:

@@ -33,7 +33,8 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.training.loop.learner import build_model
 from tfdist.training.run import assembly, model_files
 from tfdist.training.run.checking import checks
-from tfdist.training.run.run import Request, Run, open_run
+from tfdist.training.run.request import Request
+from tfdist.training.run.run import Run, open_run
 from tfdist.training.step.precision import set_precision
 from tfdist.tuning.search import hypermodel
 from tfdist.user_code import said

@@ -25,7 +25,8 @@ from tfdist.training.loop.learner import build_model
 from tfdist.training.recovery.weights import Found
 from tfdist.training.run import assembly, model_files
 from tfdist.training.run.checking import checks
-from tfdist.training.run.run import Request, Run, open_run
+from tfdist.training.run.request import Request
+from tfdist.training.run.run import Run, open_run
 from tfdist.training.step.precision import set_precision, traced
 from tfdist.tuning.search import hypermodel
 

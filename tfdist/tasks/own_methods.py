@@ -20,6 +20,7 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
 from tfdist.errors import UserError
+from tfdist.keras_patches.patches import SharedPatch
 from tfdist.tasks.base import Term
 from tfdist.user_code import where_defined
 
@@ -81,7 +82,7 @@ class OwnLoss:
             loss = self._model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **given)
         loss = tf.cast(loss, tf.float32)
         if loss.shape.rank == 0:
-            return Term(tf.fill([_num_rows(x)], loss), reduction="sum_over_batch_size")
+            return Term(tf.fill([tf.shape(tf.nest.flatten(x)[0])[0]], loss), reduction="sum_over_batch_size")
         return Term(loss, reduction="none")
 
 
@@ -93,22 +94,17 @@ class _Here(threading.local):
 
 _here = _Here()
 _divided = keras_loss.scale_loss_for_distribution
-
-
-def _divided_elsewhere(value: Any) -> Any:
-    return value if _here.is_computing else _divided(value)
+_divides_elsewhere = SharedPatch(
+    keras_loss, scale_loss_for_distribution=lambda value: value if _here.is_computing else _divided(value)
+)
 
 
 @contextlib.contextmanager
 def _undivided() -> Iterator[None]:
     """Keeps Keras from dividing losses by the number of replicas, as it does for a step that sums their gradients."""
-    keras_loss.scale_loss_for_distribution = _divided_elsewhere
-    _here.is_computing = True
-    try:
-        yield
-    finally:
-        _here.is_computing = False
-
-
-def _num_rows(x: Any) -> tf.Tensor:
-    return tf.shape(tf.nest.flatten(x)[0])[0]
+    with _divides_elsewhere:
+        _here.is_computing = True
+        try:
+            yield
+        finally:
+            _here.is_computing = False

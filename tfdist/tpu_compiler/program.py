@@ -17,12 +17,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.tpu_program import TpuProgram
 from tfdist.telemetry.console.console import open_console
 from tfdist.training.loop.evaluation import Evaluator
 from tfdist.training.loop.learner import ModelBuilder
 from tfdist.training.run import assembly
-from tfdist.training.run.run import Request, open_run
+from tfdist.training.run.request import Request
+from tfdist.training.run.run import open_run
 from tfdist.training.run.settings import TrainSettings
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
@@ -140,14 +142,12 @@ def traced(settings: TrainSettings, model: ModelBuilder, num_replicas: int) -> I
         request = Request(
             os.path.join(scratch, "run"), console=lambda is_chief: open_console(is_chief=False), keeps=False
         )
-        with open_run(request, strategy, mode="train") as run:
-            training = assembly.assemble(run, own, model)
-            learner = training.learner
-            with assembly.in_place(training):
-                step = assembly.build_step(training)
-                batches = assembly.stream(run, training.source, training.plan)
-                evaluator, num_examples = assembly.build_evaluator(training), training.plan.num_examples
-                yield Programs(step, evaluator, learner, batches, num_replicas, num_examples)
+        with open_run(request, strategy, mode="train") as run, Patches() as patches:
+            training = assembly.assemble(run, own, model, patches)
+            step = assembly.build_step(training)
+            batches = assembly.stream(run, training.source, training.plan)
+            evaluator, num_examples = assembly.build_evaluator(training), training.plan.num_examples
+            yield Programs(step, evaluator, training.learner, batches, num_replicas, num_examples)
 
 
 def _rows(batch: dict[str, Any]) -> int:

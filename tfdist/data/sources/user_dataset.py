@@ -26,6 +26,7 @@ from tfdist.data.sources.dataset_parts import Parts, parts_of
 from tfdist.data.sources.failures import noted
 from tfdist.data.sources.source import Order, Reader, Source
 from tfdist.errors import UserError
+from tfdist.keras_patches.patches import SharedPatch
 from tfdist.settings.checks import COUNT, one_of, or_none
 from tfdist.strategies.base import Topology
 
@@ -273,7 +274,8 @@ def _global_seed(seed: int | None) -> Iterator[None]:
     _THREAD.seeds = _Seeds(seed, random.Random(None if seed is None else int(seed)))
     context.context().clear_kernel_cache()  # as `tf.random.set_seed` does, for operations that have a seed of their own
     try:
-        yield
+        with _SEEDS_BY_THREAD:
+            yield
     finally:
         _THREAD.seeds = before
 
@@ -285,23 +287,22 @@ class _Seeds(NamedTuple):
     generator: random.Random
 
 
-def _read_seeds_by_thread() -> None:
-    """Has TensorFlow look for a thread's own seeds first, in the two functions that all its operations ask."""
-    global_seed, operation_seed = context.global_seed, context.internal_operation_seed
-
-    def own_global_seed() -> int | None:
-        seeds = getattr(_THREAD, "seeds", None)
-        return global_seed() if seeds is None else seeds.seed
-
-    def own_operation_seed() -> int:
-        seeds = getattr(_THREAD, "seeds", None)
-        return operation_seed() if seeds is None else seeds.generator.randint(0, 2**31 - 1)
-
-    context.global_seed, context.internal_operation_seed = own_global_seed, own_operation_seed
-
-
 _THREAD = threading.local()
-_read_seeds_by_thread()
+_global_seed_of_all, _operation_seed_of_all = context.global_seed, context.internal_operation_seed
+
+
+def _own_global_seed() -> int | None:
+    seeds = getattr(_THREAD, "seeds", None)
+    return _global_seed_of_all() if seeds is None else seeds.seed
+
+
+def _own_operation_seed() -> int:
+    seeds = getattr(_THREAD, "seeds", None)
+    return _operation_seed_of_all() if seeds is None else seeds.generator.randint(0, 2**31 - 1)
+
+
+# Has TensorFlow look for a thread's own seeds first, in the two functions that all its operations ask.
+_SEEDS_BY_THREAD = SharedPatch(context, global_seed=_own_global_seed, internal_operation_seed=_own_operation_seed)
 
 
 def _one(batch: tuple[Any, ...]) -> Any:

@@ -6,13 +6,13 @@ pass, whatever they were before.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.telemetry import heartbeat
@@ -40,7 +40,9 @@ def renew(
         forward(model, task, whole, training=True, num_parts=strategy.topology.num_replicas, batch_size=batch_size)
 
     def step(iterator: Iterator[Any], of_step: tf.Tensor) -> None:
-        with _momentum_of(layers, of_step):
+        with Patches() as patches:
+            for layer in layers:
+                patches.replace(layer, momentum=of_step)
             strategy.run(on_replica, args=(next(iterator),))
 
     layers = [layer for layer in batch_norm_layers(model) if layer.trainable]
@@ -49,16 +51,3 @@ def renew(
         heartbeat.beat(heartbeat.EVALUATING)
         take(iterator, tf.constant(index / (index + 1), tf.float32))
     heartbeat.beat(heartbeat.BETWEEN)
-
-
-@contextlib.contextmanager
-def _momentum_of(layers: list[keras.layers.BatchNormalization], momentum: tf.Tensor) -> Iterator[None]:
-    """While it lasts, the layers have this momentum."""
-    before = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.momentum = momentum
-    try:
-        yield
-    finally:
-        for layer, value in zip(layers, before, strict=True):
-            layer.momentum = value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -101,23 +100,19 @@ def check_monitors(
       optimizer: built.
     """
     for callback in callbacks:
-        if not _is_keras(callback):
+        if not type(callback).__module__.startswith("keras."):
             reported = dataclasses.replace(reported, names=None)
         _check_rate(callback, optimizer)
         reported.check(f"{type(callback).__name__} monitors", _monitor(callback))
 
 
 def _check_rate(callback: keras.callbacks.Callback, optimizer: keras.optimizers.Optimizer) -> None:
-    if isinstance(callback, _SETTERS) and has_schedule(optimizer):
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    if isinstance(callback, _SETTERS) and isinstance(getattr(optimizer, "_learning_rate", None), schedule):
         raise UserError(
             f"{type(callback).__name__} sets the learning rate, which a schedule of {type(optimizer).__name__} gives "
             "already. Leave one of them out: write a number for learning_rate, or remove the callback."
         )
-
-
-def has_schedule(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether the optimizer's learning rate comes from a schedule; then no callback can set it."""
-    return isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule)
 
 
 def _monitor(callback: keras.callbacks.Callback) -> str | None:
@@ -127,10 +122,6 @@ def _monitor(callback: keras.callbacks.Callback) -> str | None:
     monitor = getattr(callback, "monitor", None)
     watches = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
     return monitor if isinstance(callback, watches) and isinstance(monitor, str) else None
-
-
-def _is_keras(callback: keras.callbacks.Callback) -> bool:
-    return re.match(r"keras\.", type(callback).__module__) is not None
 
 
 VALIDATION = "val_"  # before the names of the evaluation

@@ -133,13 +133,10 @@ class Boundaries:
 
     def evaluates(self, step: int) -> bool:
         if self.eval_every_steps is None:
-            return self.ends_epoch(step) and self._evaluates_epoch(-(-step // self.steps_per_epoch))
+            number, every = -(-step // self.steps_per_epoch), self.eval_every_epochs
+            is_asked = number % every == 0 if isinstance(every, int) else number in every
+            return self.ends_epoch(step) and is_asked
         return step % self.eval_every_steps == 0 or step == self.total_steps
-
-    def _evaluates_epoch(self, number: int) -> bool:
-        if isinstance(self.eval_every_epochs, int):
-            return number % self.eval_every_epochs == 0
-        return number in self.eval_every_epochs
 
     def logs(self, step: int) -> bool:
         period = self.log_every_steps

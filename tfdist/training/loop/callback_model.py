@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from tfdist.keras_patches.patches import Patches
 from tfdist.tasks.base import Task, symbolic_outputs
 from tfdist.training.step.state import Learner
 
@@ -37,41 +38,25 @@ class CallbackModel:
 
     def __init__(self, learner: Learner, task: Task) -> None:
         self._model = learner.model
-        with as_it_was(self._model):
+        with Patches() as patches:
+            patches.keep(self._model, *COMPILED)
             _compile(learner, task)
             self._compiled = _state(self._model)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """While a hook runs."""
-        with as_it_was(self._model):
-            _put(self._model, self._compiled)
+        with Patches() as patches:
+            patches.keep(self._model, *COMPILED)
+            patches.replace(self._model, **self._compiled)  # Keras's own setting would track metrics once more
             try:
                 yield
             finally:
                 self._compiled = _state(self._model)  # with the functions that `evaluate` has traced
 
 
-@contextlib.contextmanager
-def as_it_was(model: keras.Model) -> Iterator[None]:
-    """Whatever is compiled meanwhile, the model ends as it began."""
-    before = _state(model)
-    try:
-        yield
-    finally:
-        _put(model, before)
-
-
 def _state(model: keras.Model) -> dict[str, Any]:
     return {name: vars(model)[name] for name in COMPILED if name in vars(model)}
-
-
-def _put(model: keras.Model, state: Mapping[str, Any]) -> None:
-    for name in COMPILED:
-        if name in state:
-            object.__setattr__(model, name, state[name])  # Keras's own would track metrics once more
-        else:
-            vars(model).pop(name, None)
 
 
 def _compile(learner: Learner, task: Task) -> None:

@@ -275,18 +275,13 @@ def _summarizes_by_epoch(callback: Any) -> bool:
     return callback.update_freq == "epoch" and not callback.write_steps_per_second and not callback._should_trace
 
 
-def _acts_on_divergence_only(callback: Any) -> bool:
-    """TerminateOnNaN: the step itself ends a call where the loss is not finite, and the loop then calls the hooks."""
-    del callback
-    return True
-
-
 # Only names that this release of Keras has: OrbaxCheckpoint is one of its newer ones.
 _IDLE: dict[str, Callable[[Any], bool]] = {
     "ModelCheckpoint": _saves_by_epoch,
     "OrbaxCheckpoint": _saves_by_epoch,
     "TensorBoard": _summarizes_by_epoch,
-    "TerminateOnNaN": _acts_on_divergence_only,
+    # The step itself ends a call where the loss is not finite, and the loop then calls the hooks.
+    "TerminateOnNaN": lambda callback: True,
 }
 
 

@@ -13,11 +13,13 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError
+from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import AUTO, chosen_layers
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task, symbolic_inputs
 from tfdist.telemetry import heartbeat
+from tfdist.training.loop.callback_model import COMPILED
 from tfdist.training.sharding.late_values import LateValues
 from tfdist.training.sharding.sharded_update import build_on_stages, build_sharded
 from tfdist.training.sharding.sharded_weights import gather_weights
@@ -45,6 +47,7 @@ def build_learner(
     optimizer: OptimizerBuilder,
     task: Task,
     structure: Any,
+    patches: Patches,
     *,
     precision: str,
     batch_size: int,
@@ -58,6 +61,7 @@ def build_learner(
       optimizer: builds the optimizer.
       task: checked against the model on `structure`.
       structure: nest of `tf.TensorSpec`s of a batch of examples.
+      patches: of the training.
       precision: "float16" adds a loss scale.
       batch_size: examples in a global batch.
       sharding: as in `Shards`, with patterns of layers' names for the list; None holds everything on every replica.
@@ -67,33 +71,34 @@ def build_learner(
     """
     heartbeat.beat(heartbeat.BUILDING)
     with strategy.scope():
-        make = functools.partial(build_model, model, task, structure)
-        built, shards, arrange = _build(strategy, make, sharding)
+        make = functools.partial(build_model, model, task, structure, patches)
+        built, shards, arrange = _build(strategy, make, sharding, patches)
         check_divisible(built, num_parts=strategy.topology.num_replicas)
         train_metrics = MetricGroup(task.metric_specs())
         eval_metrics = MetricGroup(task.metric_specs(), names=train_metrics.names)
         check_fit(built, task, structure, (train_metrics, eval_metrics))
         if shards is None:
             arrange()
-            made_optimizer = build_optimizer(optimizer, built, build_on_stages if strategy.stages else None)
+            made_optimizer = build_optimizer(optimizer, built, patches, build_on_stages if strategy.stages else None)
         loss_scale = LossScale(batch_size) if precision == "float16" else None
     if shards is not None:
         strategy.synchronize([v for v in built.variables if not shards.is_apart(v)])
         arrange()
-        made_optimizer = build_optimizer(optimizer, built, functools.partial(build_sharded, shards=shards))
+        made_optimizer = build_optimizer(optimizer, built, patches, functools.partial(build_sharded, shards=shards))
     check_agreement(strategy, lambda: describe_model(built, made_optimizer), advice=ADVICE_OF_MODELS)
-    scale_factor, made_optimizer.loss_scale_factor = float(made_optimizer.loss_scale_factor or 1.0), None
-    separate_replicas(built)
-    follow_aggregation(built, strategy)
+    scale_factor = float(made_optimizer.loss_scale_factor or 1.0)
+    patches.replace(made_optimizer, loss_scale_factor=None)
+    separate_replicas(built, patches)
+    follow_aggregation(built, strategy, patches)
     if strategy.topology.num_local_replicas > 1:
-        separate_losses(built)
+        separate_losses(built, patches)
     if shards is None:
         strategy.synchronize([*built.variables, *made_optimizer.variables])
     return Learner(built, made_optimizer, loss_scale, train_metrics, eval_metrics, scale_factor, shards)
 
 
 def _build(
-    strategy: Strategy, build: Callable[[], keras.Model], sharding: str | Sequence[str] | None
+    strategy: Strategy, build: Callable[[], keras.Model], sharding: str | Sequence[str] | None, patches: Patches
 ) -> tuple[keras.Model, Shards | None, Callable[[], None]]:
     """The model, the owners of its variables, and what has variables and layers lie and compute where they belong.
 
@@ -111,7 +116,7 @@ def _build(
         placed = layers_by_device(built, strategy.stages, strategy.devices)
         devices = devices_of(placed)
         values.give(device=lambda variable: devices.get(id(variable)))
-        return built, None, functools.partial(compute_in_stages, placed)
+        return built, None, functools.partial(compute_in_stages, placed, patches)
     assert sharding is not None
     splits = [] if isinstance(sharding, str) else chosen(built, sharding, strategy.topology.num_replicas)
     blocks = chosen_layers(built, AUTO) if sharding == WEIGHTS else []
@@ -121,14 +126,16 @@ def _build(
 
     def arrange() -> None:
         shards.place()
-        gather_weights(shards.blocks, shards)
-        split_layers(splits, strategy, shards)
+        gather_weights(shards.blocks, shards, patches)
+        split_layers(splits, strategy, shards, patches)
 
     return built, shards, arrange
 
 
-def build_model(builder: ModelBuilder, task: Task, structure: Any) -> keras.Model:
+def build_model(builder: ModelBuilder, task: Task, structure: Any, patches: Patches | None = None) -> keras.Model:
     """A built model that takes what the task gives it, and that the task is bound to. Call it inside the scope.
+
+    `patches`: end what the task changes about the model; without, it stays so.
 
     Raises:
       UserError: the builder gives no uncompiled Keras model, or it does not take the examples.
@@ -149,6 +156,8 @@ def build_model(builder: ModelBuilder, task: Task, structure: Any) -> keras.Mode
             f"The model is compiled{where_defined(builder)}. Return it uncompiled: train.optimizer and train.task take "
             "the place of compile()."
         )
+    if patches is not None:
+        patches.keep(model, *COMPILED)
     # Keras leaves a Sequential without shapes, and without a word, where a layer does not say what it gives.
     is_open = isinstance(model, keras.Sequential) and not hasattr(model, "outputs")
     with explained(structure):
@@ -234,7 +243,7 @@ def describe_model(model: keras.Model, optimizer: keras.optimizers.Optimizer) ->
     trained = {id(v) for v in model.trainable_variables}
     facts = {f"type of the {name}": type(each).__name__ for name, each in (("model", model), ("optimizer", optimizer))}
     for number, variable in enumerate(model.variables):
-        path = "/".join(map(_without_number, variable.path.split("/")))
+        path = re.sub(r"_\d+(?=/|$)", "", variable.path)
         is_trained = "trained" if id(variable) in trained else "not trained"
         facts[f"variable {number}, {path}"] = f"{tuple(variable.shape)} {variable.dtype}, {is_trained}"
     settings = _configuration(optimizer)
@@ -256,7 +265,3 @@ def _without_names(value: object) -> str:
     """A value as text, without the numbers and addresses that depend on the process."""
     text = json.dumps(value, sort_keys=True, default=repr)
     return re.sub(r"0x[0-9a-f]+", "", re.sub(r'_\d+"', '"', text))
-
-
-def _without_number(part: str) -> str:
-    return re.sub(r"_\d+$", "", part)

@@ -295,7 +295,9 @@ class Loop:
         self._wanted = Vote.of(answers)
         self._sums = self._sums.after(totals)
         self._outcome.step += done
-        self._count_weightless(int(totals.weightless))
+        if int(totals.weightless) and not self._outcome.weightless:
+            self._reporter.weightless(step=self._outcome.step)
+        self._outcome.weightless += int(totals.weightless)
         heartbeat.beat(heartbeat.BETWEEN, self._outcome.step)
         self._account(seconds, float(totals.input_seconds), float(totals.peer_seconds))
         self._profiler.after_call(self._outcome.step)
@@ -338,11 +340,6 @@ class Loop:
         else:
             account.move(seconds, "compute", "build")
         self._has_called = True
-
-    def _count_weightless(self, steps: int) -> None:
-        if steps and not self._outcome.weightless:
-            self._reporter.weightless(step=self._outcome.step)
-        self._outcome.weightless += steps
 
     def _end_batch(self, done: int, overflowed: int) -> None:
         """Calls the batch hooks; raises DivergedError at a loss that is not finite, if none of them stops there."""

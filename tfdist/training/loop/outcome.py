@@ -89,15 +89,15 @@ def ending_of(
     if not stopped:
         return Ending()
     patient = next((c for c in callbacks if getattr(c, "stopped_epoch", 0)), None)
-    suspects = [patient] if patient is not None else [c for c in callbacks if _may_stop(c)]
+    suspects = (
+        [patient]
+        if patient is not None
+        else [c for c in callbacks if isinstance(c, STOPPING) or not type(c).__module__.startswith("keras.")]
+    )
     names = " or ".join(dict.fromkeys(type(c).__name__ for c in suspects)) or "A callback"
     where = f"at step {step:,} of {total_steps:,}, the end of epoch {epoch}"
     seen = "" if patient is None else _seen(patient)
     return Ending(EARLY_STOPPING, names if len(suspects) == 1 else None, f"{names} stopped the training {where}{seen}.")
-
-
-def _may_stop(callback: keras.callbacks.Callback) -> bool:
-    return isinstance(callback, STOPPING) or not type(callback).__module__.startswith("keras.")
 
 
 def _seen(callback: keras.callbacks.Callback) -> str:

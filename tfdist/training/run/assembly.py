@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
@@ -16,8 +15,9 @@ from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Source
 from tfdist.errors import OutOfMemoryError, UserError
+from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength
-from tfdist.recipes.recompute import recomputed
+from tfdist.recipes.recompute import compute_again
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.cluster import environment
@@ -45,8 +45,8 @@ from tfdist.training.run.tuned import (
 )
 from tfdist.training.sharding.shards import HOST
 from tfdist.training.step.gradients import LocalGradients
-from tfdist.training.step.layers.normalization import microbatch_note, synchronized
-from tfdist.training.step.layers.recurrent import weights_read_once
+from tfdist.training.step.layers.normalization import batch_norm_layers, microbatch_note, synchronize
+from tfdist.training.step.layers.recurrent import read_weights_once
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.optimizer import bind_schedules, steps_before_swa
 from tfdist.training.step.precision import set_precision
@@ -70,13 +70,14 @@ class Training:
     rate_factor: float = 1.0
 
 
-def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training:
+def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Patches) -> Training:
     """Reads the data and builds what learns from it; nothing is traced yet.
 
     Args:
       run: open.
       settings: of the training.
       model: what `settings.model` builds with.
+      patches: end when the training does; model, optimizer and layers are then as the user made them.
 
     Raises:
       UserError: the data cannot be read, or the parts do not fit together.
@@ -85,7 +86,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
     set_seeds(settings.seed if run.request.seeds else None, deterministic=bool(settings.deterministic))
     set_precision(settings.precision)
     source = open_source(run, settings.train_data, "training")
-    parts = parts_of(run.strategy, model, settings.optimizer, settings.task, source.structure)
+    parts = parts_of(run.strategy, model, settings.optimizer, settings.task, source.structure, patches)
     task = parts[-1]
     plan = settings.plan(source.num_examples, run.topology.num_replicas)
     check_same_batches(run.strategy, source, plan, "training")
@@ -93,6 +94,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
         run.strategy,
         *parts,
         source.structure,
+        patches,
         precision=settings.precision,
         batch_size=plan.global_batch_size,
         sharding=settings.sharding if run.topology.num_replicas > 1 or settings.sharding == HOST else None,
@@ -100,10 +102,18 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder) -> Training
     check_reported(settings, learner.eval_metrics, task, learner.optimizer)
     if learner.shards is None:
         check_metric_sums(learner.model, task, source.structure, run.topology)
-    bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables)
+    bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables, patches)
     if settings.canonical_replicas is None:  # whose parts are the same for any number of workers
         plan = scale_microbatches(run, learner, plan)
-        _note_microbatches(run, learner.model, plan)
+        sizes = {"num_microbatches": plan.num_microbatches, "global_batch_size": plan.global_batch_size}
+        if (note := microbatch_note(learner.model, **sizes)) is not None:
+            run.note("microbatch_statistics", note)
+    in_order = settings.canonical_replicas is not None
+    wanted = settings.synchronize_batch_norm
+    synchronize(learner.model, run.strategy, patches, wanted=wanted, pads=settings.pads, in_parts=in_order)
+    compute_again(learner.model, settings.recompute, patches)
+    read_weights_once(learner.model, patches)
+    patches.enter_context(sums_as_written(in_order))
     return Training(run, settings, source, learner, task, plan, settings.boundaries(plan.steps_per_epoch))
 
 
@@ -135,7 +145,7 @@ def scale_microbatches(run: Run, learner: Learner, plan: BatchPlan) -> BatchPlan
         return plan
     wanted = -(-plan.num_microbatches * all_workers // present)
     fits = plan.global_batch_size >= wanted * plan.num_replicas and not plan.pad
-    statistics = [layer.name for layer in learner.model._flatten_layers() if _takes_statistics(layer)]
+    statistics = [layer.name for layer in batch_norm_layers(learner.model) if layer.trainable]
     missing = f"{present} of {all_workers} workers train"
     if statistics or not fits:
         why = f"the model takes statistics of them ({statistics[0]})" if statistics else "the batch is too small"
@@ -147,10 +157,6 @@ def scale_microbatches(run: Run, learner: Learner, plan: BatchPlan) -> BatchPlan
     return dataclasses.replace(plan, num_microbatches=wanted)
 
 
-def _takes_statistics(layer: keras.layers.Layer) -> bool:
-    return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
-
-
 def length_of(settings: TrainSettings, plan: BatchPlan) -> RunLength:
     """How long a training is, in the units of its schedules."""
     return RunLength(
@@ -159,21 +165,6 @@ def length_of(settings: TrainSettings, plan: BatchPlan) -> RunLength:
         examples_per_epoch=plan.num_examples_until(plan.steps_per_epoch),
         global_batch_size=plan.global_batch_size,
     )
-
-
-@contextlib.contextmanager
-def in_place(training: Training) -> Iterator[None]:
-    """While it lasts, layers are as the training needs them traced; afterwards as the user made them."""
-    settings, learner = training.settings, training.learner
-    in_order = settings.canonical_replicas is not None
-    statistics = {"wanted": settings.synchronize_batch_norm, "pads": settings.pads, "in_parts": in_order}
-    with (
-        synchronized(learner.model, training.run.strategy, **statistics),
-        recomputed(learner.model, settings.recompute),
-        weights_read_once(learner.model),
-        sums_as_written(in_order),
-    ):
-        yield
 
 
 def check_reported(
@@ -241,13 +232,6 @@ def check_examples(
     if held is not None:
         task.check_examples(model, held, split)
         check_held(model, task, held, split, strategy)
-
-
-def _note_microbatches(run: Run, model: keras.Model, plan: BatchPlan) -> None:
-    """Says, and leaves for result.json, that batch normalization sees microbatches where it does."""
-    note = microbatch_note(model, num_microbatches=plan.num_microbatches, global_batch_size=plan.global_batch_size)
-    if note is not None:
-        run.note("microbatch_statistics", note)
 
 
 def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:

@@ -1,7 +1,8 @@
 """Takes optimizer, loss and metrics from a compiled model where the configuration names none.
 
-Invariant: the model comes out uncompiled, and is built once. The private names of Keras that say how a model was
-compiled are used here and in callback_model.py; tests/training/test_compiled.py fails when they change.
+Invariant: the model comes out uncompiled until the training's patches end, and is built once. The private names of
+Keras that say how a model was compiled are used here and in callback_model.py; tests/training/test_compiled.py fails
+when they change.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import tensorflow as tf
 from keras.src.trainers import compile_utils
 
 from tfdist.errors import UserError
+from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task
 from tfdist.tasks.names import outputs_by_name
 from tfdist.tasks.own_methods import overrides
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, Unweighted, Weighted
+from tfdist.training.loop.callback_model import COMPILED
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
 
 
@@ -30,6 +33,7 @@ def parts_of(
     optimizer: OptimizerBuilder | None,
     task: Task | None,
     structure: Any,
+    patches: Patches | None = None,
 ) -> tuple[ModelBuilder, OptimizerBuilder, Task]:
     """Model, optimizer and task; what is None is that which the model was compiled with.
 
@@ -39,6 +43,7 @@ def parts_of(
       optimizer: of the configuration.
       task: of the configuration.
       structure: nest of `tf.TensorSpec`s of a batch of examples.
+      patches: compile the model again when they end; without, it stays uncompiled.
 
     Raises:
       UserError: something is missing, and the model is not compiled.
@@ -46,15 +51,15 @@ def parts_of(
     if optimizer is not None and task is not None:
         return model, optimizer, task
     if strategy is None:
-        made, own_optimizer, own_task = _built(model, structure, is_task_wanted=task is None)
+        made, own_optimizer, own_task = _built(model, structure, patches, is_task_wanted=task is None)
     else:
         with strategy.scope():
-            made, own_optimizer, own_task = _built(model, structure, is_task_wanted=task is None)
+            made, own_optimizer, own_task = _built(model, structure, patches, is_task_wanted=task is None)
     return lambda: made, optimizer or (lambda: own_optimizer), cast(Task, task or own_task)
 
 
 def _built(
-    model: ModelBuilder, structure: Any, *, is_task_wanted: bool
+    model: ModelBuilder, structure: Any, patches: Patches | None, *, is_task_wanted: bool
 ) -> tuple[keras.Model, keras.optimizers.Optimizer, Task | None]:
     built = model()
     if not isinstance(built, keras.Model):
@@ -65,6 +70,8 @@ def _built(
             "gin file, such as train.optimizer = @keras.optimizers.Adam and train.task = @supervised.Supervised(); or "
             "compile the model: then its optimizer, loss and metrics are taken."
         )
+    if patches is not None:
+        patches.keep(built, *COMPILED)
     optimizer = built.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # which compile() puts around one in float16
         optimizer = optimizer.inner_optimizer

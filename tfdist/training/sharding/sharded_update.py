@@ -14,11 +14,12 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError
+from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.optimizers import Lars
 from tfdist.strategies.base import Strategy
 from tfdist.training.sharding.shards import Shards
 from tfdist.training.step.optimizer import parts
-from tfdist.training.step.update import Gradients, Update, changed
+from tfdist.training.step.update import Gradients, Update
 
 CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 
@@ -52,7 +53,8 @@ class ShardedUpdate(Update):
         clipped = self._clipped(gradients)
         own = shards.gradients_of_owned(clipped, variables)
         done = ("global_clipnorm",) if shards.scatters else CLIPPING
-        with changed(optimizer, **dict.fromkeys(done)):
+        with Patches() as patches:
+            patches.replace(optimizer, **dict.fromkeys(done))
             super().__call__(own, shards.owned(variables))
         shards.spread(variables)
 
@@ -79,7 +81,9 @@ class ShardedUpdate(Update):
             function(*args)
 
 
-def build_sharded(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], shards: Shards) -> None:
+def build_sharded(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], patches: Patches, shards: Shards
+) -> None:
     """Builds an optimizer, made outside of the strategy's scope, for what is owned here, and has it end as one.
 
     Raises:
@@ -98,7 +102,7 @@ def build_sharded(optimizer: keras.optimizers.Optimizer, variables: Sequence[ker
             "Take an optimizer that treats each number by itself, such as Adam, and global_clipnorm."
         )
     if shards.host is None:
-        _update_where_variables_are(optimizer)
+        _update_where_variables_are(optimizer, patches)
         optimizer.build(shards.owned(variables))
     else:
         with _slots_on(shards.host, optimizer):
@@ -110,17 +114,19 @@ def build_sharded(optimizer: keras.optimizers.Optimizer, variables: Sequence[ker
         if optimizer.use_ema:
             shards.spread(var_list)
 
-    optimizer.finalize_variable_values = end
+    patches.replace(optimizer, finalize_variable_values=end)
 
 
-def build_on_stages(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
+def build_on_stages(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], patches: Patches
+) -> None:
     """Builds an optimizer, or several in one, for variables that lie on several devices of one process."""
     for one in parts(optimizer):
-        _update_where_variables_are(one)
+        _update_where_variables_are(one, patches)
     optimizer.build(variables)
 
 
-def _update_where_variables_are(optimizer: keras.optimizers.Optimizer) -> None:
+def _update_where_variables_are(optimizer: keras.optimizers.Optimizer, patches: Patches) -> None:
     """Else the first device of a process would compute the updates of all."""
     inner = optimizer.update_step
 
@@ -128,7 +134,7 @@ def _update_where_variables_are(optimizer: keras.optimizers.Optimizer) -> None:
         with tf.device(variable.device):
             return inner(gradient, variable, learning_rate)
 
-    optimizer.update_step = update_step
+    patches.replace(optimizer, update_step=update_step)
 
 
 @contextlib.contextmanager
@@ -143,11 +149,9 @@ def _slots_on(device: str, optimizer: keras.optimizers.Optimizer) -> Iterator[No
         beside._value = there
         return inner(beside, *args, **kwargs)
 
-    optimizer.add_variable_from_reference = add
-    try:
+    with Patches() as patches:
+        patches.replace(optimizer, add_variable_from_reference=add)
         yield
-    finally:
-        del optimizer.add_variable_from_reference
 
 
 def _on(device: str | None) -> contextlib.AbstractContextManager[Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import Recomputed
 from tfdist.training.sharding.shards import Shards
 
@@ -45,10 +46,10 @@ def piece(shards: Shards, variable: keras.Variable) -> tf.Tensor:
     return found[id(variable)] if id(variable) in found else shards.own(variable)
 
 
-def gather_weights(layers: Sequence[keras.layers.Layer], shards: Shards) -> None:
-    """Has the layers gather their weights whenever they are called, from now on."""
+def gather_weights(layers: Sequence[keras.layers.Layer], shards: Shards, patches: Patches) -> None:
+    """Has the layers gather their weights whenever they are called."""
     for layer in layers:
-        object.__setattr__(layer, "call", _gathering(layer, layer.call, shards))
+        patches.replace(layer, call=_gathering(layer, layer.call, shards))
 
 
 def _gathering(layer: keras.layers.Layer, inner: Callable[..., Any], shards: Shards) -> Callable[..., Any]:

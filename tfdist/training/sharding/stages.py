@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
+from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import Recomputed
 
 
@@ -53,10 +54,10 @@ def devices_of(placed: Sequence[tuple[keras.layers.Layer, str]]) -> Mapping[int,
     return {id(v): device for layer, device in reversed(placed) for v in layer.variables}
 
 
-def compute_in_stages(placed: Sequence[tuple[keras.layers.Layer, str]]) -> None:
-    """Has each layer compute on its device whenever it is called, from now on."""
+def compute_in_stages(placed: Sequence[tuple[keras.layers.Layer, str]], patches: Patches) -> None:
+    """Has each layer compute on its device whenever it is called."""
     for layer, device in placed:
-        object.__setattr__(layer, "call", _staged(layer, layer.call, device))
+        patches.replace(layer, call=_staged(layer, layer.call, device))
 
 
 def _staged(layer: keras.layers.Layer, inner: Callable[..., Any], device: str) -> Callable[..., Any]:

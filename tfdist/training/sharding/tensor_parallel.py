@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
+from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
 from tfdist.training.sharding.sharded_weights import piece, with_values
 from tfdist.training.sharding.shards import Shards
@@ -113,10 +114,10 @@ _LOCAL: dict[Any, Callable[[Any, tf.Tensor, tf.Tensor], tf.Tensor]] = {
 """What a layer computes of its inputs and some columns; what comes after is of each number by itself."""
 
 
-def split_layers(splits: Sequence[Split], strategy: Strategy, shards: Shards) -> None:
-    """Has the layers compute with their slices whenever they are called, from now on."""
+def split_layers(splits: Sequence[Split], strategy: Strategy, shards: Shards, patches: Patches) -> None:
+    """Has the layers compute with their slices whenever they are called."""
     for split in splits:
-        object.__setattr__(split.layer, "call", _splitting(split, split.layer.call, strategy, shards))
+        patches.replace(split.layer, call=_splitting(split, split.layer.call, strategy, shards))
 
 
 def _splitting(split: Split, inner: Callable[..., Any], strategy: Strategy, shards: Shards) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import UserError, suggest
+from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.groups import GROUPS
 from tfdist.recipes.lengths import RunLength, length_of
 from tfdist.recipes.schedules import bind
@@ -44,13 +45,15 @@ def check_optimizer_builder(builder: object) -> None:
 def build_optimizer(
     builder: Callable[[], keras.optimizers.Optimizer] | str,
     model: keras.Model,
-    build: Callable[[keras.optimizers.Optimizer, Sequence[keras.Variable]], None] | None = None,
+    patches: Patches,
+    build: Callable[[keras.optimizers.Optimizer, Sequence[keras.Variable], Patches], None] | None = None,
 ) -> keras.optimizers.Optimizer:
     """The optimizer, with its slots for the model's variables. Call it inside the strategy's scope.
 
     Args:
       builder: makes the optimizer.
       model: built.
+      patches: of the training.
       build: makes its slots; None has the optimizer do it.
 
     Keras clips in `apply`; since the gradients it gets are those of the whole global batch already, `clipnorm`,
@@ -81,9 +84,9 @@ def build_optimizer(
     if build is None:
         optimizer.build(model.trainable_variables)
     else:
-        build(optimizer, model.trainable_variables)
+        build(optimizer, model.trainable_variables, patches)
     for one in parts(optimizer):
-        without_reduction(one)
+        disable_reduction(one, patches)
     return optimizer
 
 
@@ -113,7 +116,9 @@ def constant_rates(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.op
     ]
 
 
-def bind_schedules(optimizer: keras.optimizers.Optimizer, run: RunLength, variables: Sequence[keras.Variable]) -> None:
+def bind_schedules(
+    optimizer: keras.optimizers.Optimizer, run: RunLength, variables: Sequence[keras.Variable], patches: Patches
+) -> None:
     """Tells the optimizer's schedules and groups how long the run is, and what is trained, where they want to know.
 
     Raises:
@@ -123,7 +128,7 @@ def bind_schedules(optimizer: keras.optimizers.Optimizer, run: RunLength, variab
         bind(one._learning_rate, run)
         placed = getattr(one, GROUPS, None)
         if placed is not None:
-            placed.bind(run, variables)
+            placed.bind(run, variables, patches)
 
 
 def steps_before_swa(optimizer: keras.optimizers.Optimizer, start: str | int | None, run: RunLength) -> int | None:
@@ -147,7 +152,7 @@ def keeps_average(optimizer: keras.optimizers.Optimizer) -> bool:
     return any(one.use_ema for one in parts(optimizer))
 
 
-def without_reduction(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+def disable_reduction(optimizer: keras.optimizers.Optimizer, patches: Patches) -> None:
     """Keeps the optimizer from summing over the replicas once more what is summed already.
 
     The method belongs to Keras's TensorFlow optimizer and is private; tests/training/test_optimizer.py fails when a
@@ -158,14 +163,7 @@ def without_reduction(optimizer: keras.optimizers.Optimizer) -> keras.optimizers
             f"keras {keras.__version__} has no Optimizer.{REDUCTION}: gradients would be summed twice. tfdist was "
             "written for the release that pyproject.toml names."
         )
-    setattr(optimizer, REDUCTION, _as_they_are)
-    return optimizer
-
-
-def with_reduction(optimizer: keras.optimizers.Optimizer) -> None:
-    """Takes `without_reduction` back, for an optimizer that is the user's own."""
-    for one in parts(optimizer):
-        vars(one).pop(REDUCTION, None)
+    patches.replace(optimizer, **{REDUCTION: _as_they_are})
 
 
 def _as_they_are(grads_and_vars: Any) -> list[Any]:

@@ -17,6 +17,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import config as framework  # the public module can only switch determinism on
 
+from tfdist.keras_patches.patches import Patches
+
 ODD_CONSTANT = 0x9E3779B9  # 2^32 ÷ golden ratio: spreads small indices over the seeds
 NUMPY_KEY = "random/numpy"
 NUMPY_GAUSS = ("has_gauss", "gauss")
@@ -44,18 +46,10 @@ def is_deterministic() -> bool:
     return framework.is_op_determinism_enabled()
 
 
-def separate_replicas(model: keras.Model) -> None:
+def separate_replicas(model: keras.Model, patches: Patches) -> None:
     """Makes every seed generator of the model's layers draw other numbers on each replica."""
-    for layer in model._flatten_layers():
-        for generator in getattr(layer, "_seed_generators", ()):
-            if "next" not in vars(generator):
-                generator.next = _offset_by_replica(generator.next)
-
-
-def join_replicas(model: keras.Model) -> None:
-    """Takes `separate_replicas` back."""
     for generator in seed_generators(model):
-        vars(generator).pop("next", None)
+        patches.replace(generator, next=_offset_by_replica(generator.next))
 
 
 def seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:

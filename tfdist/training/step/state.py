@@ -99,8 +99,8 @@ class TrainingState(_Named):
         self._metric_names = _numbered(f"metrics/{_plain(v.path)}" for v in self._metrics.variables)
         differ = strategy.keeps_statistics_apart and strategy.topology.num_workers > 1
         self._averaged = _float_names(self._variables, learner.model) if differ else []
-        self._read_metrics = traced(self._summed_metrics)
-        self._load_metrics = traced(self._loaded_metrics)
+        self._read_metrics = traced(lambda: strategy.first_local(strategy.run(self._metrics.states, args=(strategy,))))
+        self._load_metrics = traced(lambda states: strategy.run(self._metrics.load, args=(strategy, states)))
 
     def tensors(self) -> dict[str, Any]:
         """Variables and tensors by name, to be read at once. A collective."""
@@ -158,12 +158,6 @@ class TrainingState(_Named):
         parts = np.split(sums / self._strategy.topology.num_workers, np.cumsum([v.size for v in mine])[:-1])
         shaped = (p.reshape(v.shape).astype(v.dtype) for p, v in zip(parts, mine, strict=True))
         return dict(zip(self._averaged, shaped, strict=True))
-
-    def _summed_metrics(self) -> list[tf.Tensor]:
-        return self._strategy.first_local(self._strategy.run(self._metrics.states, args=(self._strategy,)))
-
-    def _loaded_metrics(self, states: list[tf.Tensor]) -> None:
-        self._strategy.run(self._metrics.load, args=(self._strategy, states))
 
 
 def variables_by_name(learner: Learner) -> dict[str, keras.Variable]:

@@ -8,13 +8,13 @@ used here alone; tests/training/test_as_fit.py compares with `fit`.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
 
 Gradients = Sequence[tf.Tensor | tf.IndexedSlices]
@@ -65,12 +65,12 @@ class Update:
                 else:  # a worker that owns none counts as the others do
                     optimizer.iterations.assign_add(1)
 
-            averages = _equal_average(optimizer, done, self._swa_start)
-            with (
-                _one_rate(optimizer, done, self._rate_factor),
-                averages,
-                changed(optimizer, ema_overwrite_frequency=None),
-            ):
+            with Patches() as patches:  # while it is traced; not for the threads of single replicas
+                if (rate := _rate_of(optimizer, done, self._rate_factor)) is not None:
+                    patches.replace(optimizer, _learning_rate=lambda rate=rate: rate)
+                if self._swa_start is not None:
+                    patches.replace(optimizer, ema_momentum=_momentum_of_mean(done, self._swa_start))
+                patches.replace(optimizer, ema_overwrite_frequency=None)
                 self._run(apply, args=([gradients[i] for i in places],))
             if optimizer.use_ema and optimizer.ema_overwrite_frequency:
 
@@ -88,9 +88,10 @@ class Update:
         optimizer = self._optimizer
         if not isinstance(optimizer, keras.optimizers.MultiOptimizer):
             return [(optimizer, list(range(len(variables))))]
+        owners = {id(v): index for index, each in enumerate(optimizer.optimizers) for v in each._trainable_variables}
         places: dict[int, list[int]] = {}
         for i, variable in enumerate(variables):
-            places.setdefault(optimizer._var_to_optimizer_idx[optimizer._var_key(variable)], []).append(i)
+            places.setdefault(owners[id(variable)], []).append(i)
         return [(optimizer.optimizers[index], some) for index, some in sorted(places.items())]
 
     def _run_compiled(self, function: Callable[[Gradients], None], args: tuple[Gradients]) -> None:
@@ -121,30 +122,22 @@ def _rows_are_known(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
     return isinstance(gradient, tf.IndexedSlices) and gradient.values.shape.is_fully_defined()
 
 
-@contextlib.contextmanager
-def _one_rate(optimizer: keras.optimizers.Optimizer, step: tf.Tensor, factor: float) -> Iterator[None]:
-    """The optimizer with the rate of this step, which Keras else traces again for each variable that decays."""
+def _rate_of(optimizer: keras.optimizers.Optimizer, step: tf.Tensor, factor: float) -> tf.Tensor | None:
+    """The rate of this step, which Keras else traces again for each variable that decays; None: as it is."""
     given = optimizer._learning_rate
     if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
         rate = given(step)
     elif factor == 1.0:
-        yield
-        return
+        return None
     else:
         rate = tf.convert_to_tensor(optimizer.learning_rate)
-    with changed(optimizer, _learning_rate=lambda: rate * factor if factor != 1.0 else rate):
-        yield
+    return rate * factor if factor != 1.0 else rate
 
 
-@contextlib.contextmanager
-def _equal_average(optimizer: keras.optimizers.Optimizer, step: tf.Tensor, start: int | None) -> Iterator[None]:
-    """The optimizer with the momentum by which its average is the mean of all weights since `start`."""
-    if start is None:
-        yield
-        return
+def _momentum_of_mean(step: tf.Tensor, start: int) -> tf.Tensor:
+    """The momentum by which an average is the mean of all weights since `start`."""
     averaged = tf.maximum(tf.cast(step, tf.float32) - start, 0.0)
-    with changed(optimizer, ema_momentum=averaged / (averaged + 1.0)):
-        yield
+    return averaged / (averaged + 1.0)
 
 
 def _overwrite(optimizer: keras.optimizers.Optimizer) -> None:
@@ -158,16 +151,3 @@ def _averaged(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variabl
     """The variables and their moving averages; a variable that is overwritten with its gradient has none."""
     pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
     return [(variable, average) for variable, average in pairs if average is not None]
-
-
-@contextlib.contextmanager
-def changed(optimizer: keras.optimizers.Optimizer, **values: Any) -> Iterator[None]:
-    """The optimizer with other settings, while a call of it is traced; not for the threads of single replicas."""
-    before = {name: getattr(optimizer, name) for name in values}
-    try:
-        for name, value in values.items():
-            setattr(optimizer, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(optimizer, name, value)

@@ -19,6 +19,7 @@ from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Source
+from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import chosen_layers
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
@@ -70,7 +71,8 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
             f"note: {', '.join(unsummed)}: no sum over examples, nor made of such sums. Several replicas, which add up "
             "the variables of a metric, report another value than one device."
         )
-    made = build_optimizer(optimizer, built)
+    patches = Patches()  # which nothing undoes, as the model goes
+    made = build_optimizer(optimizer, built, patches)
     assembly.check_reported(settings, metrics, task, made)
     path, names = settings.start
     if path is not None:
@@ -85,7 +87,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     if settings.recompute is not None:
         tell(f"computed again in the backward pass: {', '.join(_names(chosen_layers(built, settings.recompute)))}")
     run_length = assembly.length_of(settings, training)
-    bind_schedules(made, run_length, built.trainable_variables)
+    bind_schedules(made, run_length, built.trainable_variables, patches)
     steps_before_swa(made, settings.swa_start, run_length)
     for one in parts(made):
         _tell_schedule(tell, one._learning_rate, run_length.total_steps)

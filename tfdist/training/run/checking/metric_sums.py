@@ -34,7 +34,11 @@ def check_metric_sums(model: keras.Model, task: Task, structure: Any, topology: 
     if topology.num_replicas == 1:
         return
     metrics = MetricGroup(task.metric_specs())
-    own = {n for n, m in zip(metrics.names, metrics.metrics, strict=True) if _package(type(m)) not in KNOWN_PACKAGES}
+    own = {
+        n
+        for n, m in zip(metrics.names, metrics.metrics, strict=True)
+        if type(m).__module__.partition(".")[0] not in KNOWN_PACKAGES
+    }
     if not own:
         return
     try:
@@ -47,10 +51,6 @@ def check_metric_sums(model: keras.Model, task: Task, structure: Any, topology: 
             "its variables, would report another value than one device. Have update_state add to its variables, and "
             "result combine the sums, or leave it out; add_variable(…, aggregation='mean') gives a mean of replicas."
         )
-
-
-def _package(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
 
 
 def _made_up(spec: tf.TensorSpec) -> np.ndarray:

@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
 
 Assign = Callable[[Any], Any]
@@ -29,23 +30,19 @@ def aggregated_variables(model: keras.Model) -> list[keras.Variable]:
     return [v for v in {id(v): v for v in own}.values() if v.aggregation != NONE]
 
 
-def follow_aggregation(model: keras.Model, strategy: Strategy) -> None:
+def follow_aggregation(model: keras.Model, strategy: Strategy, patches: Patches) -> None:
     """Makes what replicas assign to such variables the same under every strategy."""
     if strategy.topology.num_replicas == 1:
         return
     for variable in aggregated_variables(model):
         assign = variable.assign
         if variable.aggregation == ADDED:
-            variable.assign_add = _on_replicas(variable.assign_add, _adding(variable, assign, strategy, 1))
-            variable.assign_sub = _on_replicas(variable.assign_sub, _adding(variable, assign, strategy, -1))
-        variable.assign = _on_replicas(assign, _assigning(variable, assign, strategy))
-
-
-def forget_aggregation(model: keras.Model) -> None:
-    """Takes `follow_aggregation` back."""
-    for variable in aggregated_variables(model):
-        for name in ("assign", "assign_add", "assign_sub"):
-            vars(variable).pop(name, None)
+            patches.replace(
+                variable,
+                assign_add=_on_replicas(variable.assign_add, _adding(variable, assign, strategy, 1)),
+                assign_sub=_on_replicas(variable.assign_sub, _adding(variable, assign, strategy, -1)),
+            )
+        patches.replace(variable, assign=_on_replicas(assign, _assigning(variable, assign, strategy)))
 
 
 def _on_replicas(elsewhere: Assign, on_replica: Assign) -> Assign:

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from tfdist.keras_patches.patches import Patches
 from tfdist.training.step.randomness import seed_generators
 
 
@@ -38,24 +39,14 @@ def map_penalized(model: keras.Model) -> None:
             variable.assign(variable.value)
 
 
-def separate_losses(model: keras.Model) -> None:
+def separate_losses(model: keras.Model, patches: Patches) -> None:
     """Keeps `add_loss` and activity regularizers of each replica apart.
 
     MirroredStrategy calls the same layers on a thread for each replica, and changes threads at every reduction, so in
     the middle of the pass where batch normalization is synchronized.
     """
     for layer in model._flatten_layers():
-        if not isinstance(layer._losses, ThreadLosses):
-            object.__setattr__(layer, "_losses", ThreadLosses())
-            object.__setattr__(layer, "_loss_ids", ThreadIds())
-
-
-def join_losses(model: keras.Model) -> None:
-    """Takes `separate_losses` back."""
-    for layer in model._flatten_layers():
-        if isinstance(layer._losses, ThreadLosses):
-            object.__setattr__(layer, "_losses", [])
-            object.__setattr__(layer, "_loss_ids", set())
+        patches.replace(layer, _losses=ThreadLosses(), _loss_ids=ThreadIds())
 
 
 class ThreadLosses(threading.local):

@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError
+from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
 from tfdist.training.step.layers.lockstep import meet
 
@@ -73,16 +74,21 @@ def pass_over(shares: tf.Tensor | None) -> Iterator[None]:
         _pass.shares = before
 
 
-@contextlib.contextmanager
-def synchronized(
-    model: keras.Model, strategy: Strategy, *, wanted: bool, pads: bool = False, in_parts: bool = False
-) -> Iterator[int]:
-    """While it lasts, batch normalization layers compute their statistics over all replicas.
+def synchronize(
+    model: keras.Model,
+    strategy: Strategy,
+    patches: Patches,
+    *,
+    wanted: bool,
+    pads: bool = False,
+    in_parts: bool = False,
+) -> int:
+    """Has batch normalization layers compute their statistics over all replicas.
 
     Those with `synchronized=True` do so whether it is `wanted` or not; a subclass that takes its statistics in a way of
     its own is left alone. Where a batch `pads`, what fills it is left out of the statistics of all. With `in_parts` a
     replica's share of a batch comes in parts, computed `side_by_side`, and statistics are those of all.
-    Yields how many layers that changed.
+    Returns how many layers that changed.
 
     Raises:
       RuntimeError: Keras's layer has no such method any more.
@@ -95,12 +101,8 @@ def synchronized(
     changed = [layer for layer in layers if wanted or layer.synchronized or pads or in_parts]
     for layer in changed:
         add = _over_replicas if wanted or layer.synchronized else tf.identity
-        setattr(layer, MOMENTS, _moments_of(layer, _over_parts if in_parts else add, pads=pads))
-    try:
-        yield len(changed)
-    finally:
-        for layer in changed:
-            delattr(layer, MOMENTS)
+        patches.replace(layer, _moments=_moments_of(layer, _over_parts if in_parts else add, pads=pads))
+    return len(changed)
 
 
 def _moments_of(layer: keras.layers.BatchNormalization, add: Sum, *, pads: bool) -> Moments:

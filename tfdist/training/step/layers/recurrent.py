@@ -8,27 +8,22 @@ up over the time steps in the type of the products. Invariant: a layer computes 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.keras_patches.patches import Patches
+
 OF_KERAS = keras.layers.LSTMCell.__module__.rpartition(".")[0]  # whose cells draw their masks before the loop
 
 
-@contextlib.contextmanager
-def weights_read_once(model: keras.Model) -> Iterator[None]:
-    """While it lasts, the model's recurrent layers give their loops values in place of variables."""
-    layers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.RNN) and _takes_values(each)]
-    for layer in layers:
-        object.__setattr__(layer, "inner_loop", _with_values(layer.cell, layer.inner_loop))
-    try:
-        yield
-    finally:
-        for layer in layers:
-            object.__delattr__(layer, "inner_loop")
+def read_weights_once(model: keras.Model, patches: Patches) -> None:
+    """Has the model's recurrent layers give their loops values in place of variables."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.RNN) and _takes_values(layer):
+            patches.replace(layer, inner_loop=_with_values(layer.cell, layer.inner_loop))
 
 
 def _takes_values(layer: keras.layers.RNN) -> bool:
