@@ -17,20 +17,22 @@ class Patches(contextlib.ExitStack):
     """A context that ends by undoing what it was told of, the last first."""
 
     def keep(self, owner: object, *names: str) -> None:
-        """Puts an object's own attributes back at the end, whatever changes them until then; without names, all."""
+        """Puts an object's own attributes back at the end, whatever changes them until then."""
         held = vars(owner)
-        before = {name: held.get(name, _NOT_THERE) for name in names or held}
-        self.callback(_put_back, held, before, is_all=not names)
+        self.callback(_put_back, held, {name: held.get(name, _NOT_THERE) for name in names})
 
     def replace(self, owner: object, **values: Any) -> None:
-        """Sets an object's own attributes until the end, past what its class does when one is set."""
-        self.keep(owner, *values)
-        vars(owner).update(values)
+        """Sets an object's own attributes until the end, past what its class does when one is set; properties by it."""
+        for name, value in values.items():
+            if hasattr(getattr(type(owner), name, None), "__set__"):
+                self.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, value)
+            else:
+                self.keep(owner, name)
+                vars(owner)[name] = value
 
 
-def _put_back(held: dict[str, Any], before: dict[str, Any], *, is_all: bool) -> None:
-    for name in held.keys() - before.keys() if is_all else ():
-        del held[name]
+def _put_back(held: dict[str, Any], before: dict[str, Any]) -> None:
     for name, value in before.items():
         if value is _NOT_THERE:
             held.pop(name, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import keras
 
@@ -16,8 +17,11 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.tasks.base import Task, symbolic_outputs
 from tfdist.training.step.state import Learner
 
-COMPILED = ("compiled", "optimizer", "_compile_loss", "_compile_metrics", "_loss_tracker")  # by which a model is so
-TRACED = ("train_function", "test_function", "predict_function")
+COMPILED = (
+    *("compiled", "optimizer", "loss", "_compile_loss", "_compile_metrics", "_compile_config", "_loss_tracker"),
+    *("_compiled_trainable_state", "_run_eagerly", "_jit_compile", "steps_per_execution", "_distribute_strategy"),
+    *("train_function", "test_function", "predict_function"),
+)
 
 
 class CallbackModel:
@@ -34,24 +38,25 @@ class CallbackModel:
 
     def __init__(self, learner: Learner, task: Task) -> None:
         self._model = learner.model
-        before = dict(vars(self._model))
         with Patches() as patches:
-            patches.keep(self._model)
+            patches.keep(self._model, *COMPILED)
             _compile(learner, task)
-            after = vars(self._model)
-            names = {name for name in after if name not in before or after[name] is not before[name]}
-            self._compiled = {name: after.get(name) for name in names.union(TRACED)}
+            self._compiled = _state(self._model)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """While a hook runs."""
         with Patches() as patches:
+            patches.keep(self._model, *COMPILED)
             patches.replace(self._model, **self._compiled)  # Keras's own setting would track metrics once more
             try:
                 yield
             finally:
-                now = vars(self._model)  # with the functions that `evaluate` has traced
-                self._compiled = {name: now[name] for name in self._compiled if name in now}
+                self._compiled = _state(self._model)  # with the functions that `evaluate` has traced
+
+
+def _state(model: keras.Model) -> dict[str, Any]:
+    return {name: vars(model)[name] for name in COMPILED if name in vars(model)}
 
 
 def _compile(learner: Learner, task: Task) -> None:

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import keras
@@ -28,7 +28,7 @@ from tfdist.telemetry.reporter import Reporter
 from tfdist.training.loop.best import watched
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, to_python
-from tfdist.training.loop.outcome import NUM_VOTES, EpochSums, Outcome, Vote
+from tfdist.training.loop.outcome import NUM_VOTES, Outcome, Vote, mean_losses
 from tfdist.training.recovery.recovery import Opened, Position, other_version
 from tfdist.training.run.assembly import Training, xla_trial
 from tfdist.training.run.same_batches import compare_first_batch
@@ -47,7 +47,7 @@ class _Saved:
     """What a checkpoint holds of the loop."""
 
     outcome: Outcome
-    sums: EpochSums
+    sums: Sequence[float]
     callbacks: Mapping[str, Any]
     boundary_is_due: bool
     stop: bool
@@ -98,7 +98,7 @@ class Loop:
             compare = functools.partial(compare_first_batch, strategy, source, "training")
             self._equality = Equality(strategy, opened.state.replicated, reporter, compare)
         self._watched = watched(settings)
-        self._sums = EpochSums()
+        self._sums = [0.0] * (3 + len(step.term_names))  # as in `Totals`
         self._told_unused = False
         self._has_called = False
         self._outcome = Outcome()
@@ -171,7 +171,8 @@ class Loop:
                 raise other_version(start.step, error) from error
             for name in values["outcome"].keys() & {field.name for field in dataclasses.fields(Outcome)}:
                 setattr(self._outcome, name, getattr(saved.outcome, name))
-            self._sums = saved.sums
+            if len(saved.sums) == len(self._sums):  # else the task has other terms now
+                self._sums = [*saved.sums]
             self._callbacks.restore(saved.callbacks, start.arrays)
             if saved.boundary_is_due:
                 self._wanted = Vote(stop=saved.stop)
@@ -222,7 +223,7 @@ class Loop:
         callbacks, arrays = self._callbacks.changes()
         values = {
             "outcome": {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome) if f.name != "step"},
-            "sums": dataclasses.asdict(self._sums),
+            "sums": self._sums,
             "callbacks": callbacks,
             "boundary_is_due": boundary_is_due,
             "stop": self._wanted.stop,
@@ -256,7 +257,7 @@ class Loop:
         return self._outcome.step - self._epoch * self._boundaries.steps_per_epoch
 
     def _begin_epoch(self) -> None:
-        self._sums = EpochSums()
+        self._sums = [0.0] * len(self._sums)
         self._evaluation_seconds = 0.0
         self._step.reset_metrics()
         self._callbacks.epoch_begin(self._outcome.step // self._boundaries.steps_per_epoch)
@@ -283,7 +284,7 @@ class Loop:
         heartbeat.beat(heartbeat.BUILDING if compiles else heartbeat.TRAINING, self._outcome.step)
         started = time.perf_counter()
         votes = self._votes(last_step).tensor(self._stragglers.news())
-        sums = self._sums.vector(self._step.term_names)
+        sums = np.array(self._sums)
         try:
             with failures.raise_noted_errors(), self._profiler.marked(last_step, steps):
                 totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), votes, sums)
@@ -293,15 +294,16 @@ class Loop:
         seconds = time.perf_counter() - started
         answers = answers.numpy().tolist()
         self._wanted = Vote.of(answers)
-        self._sums = self._sums.after(totals)
+        weightless_before, self._sums = self._sums[2], totals.sums.numpy().tolist()
+        weightless = int(self._sums[2] - weightless_before)
         self._outcome.step += done
-        if int(totals.weightless) and not self._outcome.weightless:
+        if weightless and not self._outcome.weightless:
             self._reporter.weightless(step=self._outcome.step)
-        self._outcome.weightless += int(totals.weightless)
+        self._outcome.weightless += weightless
         heartbeat.beat(heartbeat.BETWEEN, self._outcome.step)
         self._account(seconds, float(totals.input_seconds), float(totals.peer_seconds))
         self._profiler.after_call(self._outcome.step)
-        self._outcome.train_metrics = self._sums.means() | to_python(metrics)
+        self._outcome.train_metrics = mean_losses(self._sums, self._step.term_names) | to_python(metrics)
         if self._step.unused and not self._told_unused:
             self._told_unused = True
             self._reporter.unused(step=self._outcome.step, variables=self._step.unused)

@@ -10,15 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
-
-from tfdist.training.step.step import Totals
 
 
 @dataclasses.dataclass
 class Outcome:
-    """Where a loop ended; `best` as `best.Watched.newest` gives it, `weightless` as `Totals`, over the whole run."""
+    """Where a loop ended; `best` as `best.Watched.newest` gives it; `weightless` steps of the whole run."""
 
     step: int = 0
     stopped_early: bool = False
@@ -30,35 +27,14 @@ class Outcome:
     weightless: int = 0
 
 
-@dataclasses.dataclass
-class EpochSums:
-    """The loss of the epoch so far, and how many of its steps had examples that weigh nothing."""
-
-    loss_sum: float = 0.0
-    weight: float = 0.0
-    term_sums: dict[str, float] = dataclasses.field(default_factory=dict)
-    weightless: int = 0
-
-    def after(self, totals: Totals) -> EpochSums:
-        """These sums after a call of the step function, which has added to them."""
-        return EpochSums(
-            float(totals.loss_sum),
-            float(totals.weight),
-            {n: float(v) for n, v in totals.term_sums.items()},
-            self.weightless + int(totals.weightless),
-        )
-
-    def vector(self, term_names: Sequence[str]) -> np.ndarray:
-        """float64 [2 + terms], for the next call to add to."""
-        terms = (self.term_sums.get(name, 0.0) for name in term_names)
-        return np.array([self.loss_sum, self.weight, *terms])
-
-    def means(self) -> dict[str, float]:
-        """The losses to report; none where nothing has weighed anything."""
-        if self.weightless and not self.weight:
-            return {}
-        weight = self.weight or float("nan")
-        return {"loss": self.loss_sum / weight} | {f"{n}_loss": v / weight for n, v in self.term_sums.items()}
+def mean_losses(sums: Sequence[float], term_names: Sequence[str]) -> dict[str, float]:
+    """The losses to report, of what `Totals.sums` holds; none where nothing has weighed anything."""
+    loss_sum, weight, weightless, *term_sums = sums
+    if weightless and not weight:
+        return {}
+    weight = weight or float("nan")
+    terms = zip(term_names, term_sums, strict=True)
+    return {"loss": loss_sum / weight} | {f"{name}_loss": value / weight for name, value in terms}
 
 
 COMPLETED = "completed"

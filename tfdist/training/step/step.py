@@ -33,23 +33,20 @@ class Totals(NamedTuple):
     """What an epoch's steps add up to, and what one call of some steps took; the same on every replica, seconds apart.
 
     Attributes:
-      loss_sum: float64, Σ over the epoch's steps that were applied of the global batch's loss times its examples.
-      weight: float64, Σ of their examples; loss_sum ÷ weight is the loss to report, as Keras's `fit` averages it.
-      term_sums: the same by loss term, where there are several.
+      sums: float64 [3 + terms], of the epoch so far: of the steps that were applied Σ of the global batch's loss times
+        its examples, and Σ of these examples; how many steps had examples that weigh nothing in all, and changed
+        nothing; then of each loss term what the first is of all. The first ÷ the second is the loss to report, as
+        Keras's `fit` averages it.
       steps: steps done in this call, skipped ones included.
       overflowed: steps whose loss or gradients were not finite.
-      weightless: steps whose examples weigh nothing in all, which changed nothing.
       gradient_norm: float32, of the last step's gradients, before clipping; NaN where it is not logged.
       input_seconds: float64, this worker's own: how long it waited for batches.
       peer_seconds: float64, this worker's own: how long it waited for the sums over all workers.
     """
 
-    loss_sum: tf.Tensor
-    weight: tf.Tensor
-    term_sums: dict[str, tf.Tensor]
+    sums: tf.Tensor
     steps: tf.Tensor
     overflowed: tf.Tensor
-    weightless: tf.Tensor
     gradient_norm: tf.Tensor
     input_seconds: tf.Tensor
     peer_seconds: tf.Tensor
@@ -153,8 +150,8 @@ class TrainStep:
           iterator: local batches.
           num_steps: int32 scalar.
           votes: float32 vector, this worker's; and whatever else the workers should tell each other.
-          sums: float64 [2 + terms], what the epoch's earlier calls came to: loss sum, weight, term sums. Every step is
-            added to them one by one, so that no bit of the mean depends on where calls end.
+          sums: as in `Totals`, what the epoch's earlier calls came to. Every step is added to them one by one, so that
+            no bit of the mean depends on where calls end.
 
         Returns:
           The totals, the training metrics so far, and the sum of all replicas' votes.
@@ -172,7 +169,10 @@ class TrainStep:
             metrics, (votes,) = self._learner.train_metrics.read(self._strategy, [votes])
             return metrics, votes
 
-        (totals,) = tf.while_loop(proceed, step, [self._totals_from(sums)], parallel_iterations=1)
+        sums = tf.ensure_shape(sums, [3 + len(self.term_names)])
+        none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
+        begin = Totals(sums, none, none, tf.constant(math.nan), seconds, seconds)
+        (totals,) = tf.while_loop(proceed, step, [begin], parallel_iterations=1)
         metrics, votes = self._strategy.first_local(self._strategy.run(read, args=(votes,)))
         return totals, metrics, votes
 
@@ -265,14 +265,6 @@ class TrainStep:
         """What a sum of gradients is multiplied with. Where nothing counts it is 0: no update instead of NaN."""
         return tf.math.reciprocal_no_nan(divisor) / factor_of(self._learner.loss_scale, self._learner.scale_factor)
 
-    def _totals_from(self, sums: tf.Tensor) -> Totals:
-        """Totals before a call's first step; `sums` as in `_run`."""
-        loss_sum, weight, *terms = tf.unstack(sums, num=2 + len(self.term_names))
-        none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
-        by_name = dict(zip(self.term_names, terms, strict=True))
-        norm = tf.constant(math.nan)
-        return Totals(loss_sum, weight, by_name, none, none, none, norm, seconds, seconds)
-
 
 def _advanced(totals: Totals, seen: StepResult, waited: tf.Tensor) -> Totals:
     """The totals after one more step; a skipped step's loss, which may be infinite or of nothing, is left out."""
@@ -281,13 +273,12 @@ def _advanced(totals: Totals, seen: StepResult, waited: tf.Tensor) -> Totals:
     def counted(value: tf.Tensor) -> tf.Tensor:
         return tf.cast(tf.where(seen.finite & ~weightless, value, tf.zeros_like(value)), tf.float64)
 
+    count = counted(seen.count)
+    terms = [counted(term) * count for term in seen.terms.values()]
     return Totals(
-        totals.loss_sum + counted(seen.loss) * counted(seen.count),
-        totals.weight + counted(seen.count),
-        {name: total + counted(seen.terms[name]) * counted(seen.count) for name, total in totals.term_sums.items()},
+        totals.sums + tf.stack([counted(seen.loss) * count, count, tf.cast(weightless, tf.float64), *terms]),
         totals.steps + 1,
         totals.overflowed + tf.cast(~seen.finite, tf.int32),
-        totals.weightless + tf.cast(weightless, tf.int32),
         seen.gradient_norm,
         totals.input_seconds + waited,
         totals.peer_seconds + seen.peer_seconds,
