@@ -77,10 +77,15 @@ class Scene:
         return sorted(found, key=lambda process: process.pid)
 
     def processes(self) -> list[psutil.Process]:
-        """All that belong to the life, but the orphans, and Python's tracker, which waits for the end of these."""
+        """All that belong to the life, but the orphans, and what of multiprocessing waits for the end of these."""
         spared = {process.pid for process in self.orphans}
-        found = [p for p in psutil.process_iter() if support._bears(p, self.life.mark) and p.pid not in spared]
-        return [p for p in found if not (spared and "resource_tracker" in " ".join(p.cmdline()))]
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                waits = bool(spared) and "from multiprocessing." in " ".join(process.cmdline())
+                if process.pid not in spared and not waits and support._bears(process, self.life.mark):
+                    found.append(process)
+        return found
 
     def kill_all(self) -> None:
         while left := self.processes():
