@@ -77,10 +77,15 @@ class Scene:
         return sorted(found, key=lambda process: process.pid)
 
     def processes(self) -> list[psutil.Process]:
-        """All that belong to the life, but the orphans, and Python's tracker, which waits for the end of these."""
+        """All that belong to the life, but the orphans, and what of multiprocessing waits for the end of these."""
         spared = {process.pid for process in self.orphans}
-        found = [p for p in psutil.process_iter() if support._bears(p, self.life.mark) and p.pid not in spared]
-        return [p for p in found if not (spared and "resource_tracker" in " ".join(p.cmdline()))]
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                waits = bool(spared) and "from multiprocessing." in " ".join(process.cmdline())
+                if process.pid not in spared and not waits and support._bears(process, self.life.mark):
+                    found.append(process)
+        return found
 
     def kill_all(self) -> None:
         while left := self.processes():
@@ -358,7 +363,7 @@ class Torture:
 
     Attributes:
       counts: how often each fault befell each work.
-      starts: of works.
+      statuses: how often a start of each work ended with each.
       problems: in words.
     """
 
@@ -420,14 +425,21 @@ class Torture:
                     break
             if status := self._live(name, place, {}):
                 self._report(name, place, f"in peace it ended with {status}")
-            elif unlike := self.works[name].compare(place.fetch(), expected, lines_lost):
+            elif unlike := self._compare(name, place.fetch(), expected, lines_lost):
                 self._report(name, place, f"is not the undisturbed one: {'; '.join(unlike)}")
             if len(self.problems) > before and kind == DISK:
                 shutil.copytree(place.root / DISK, place.root / "kept")
         if len(self.problems) == before:
             shutil.rmtree(place.root)
 
+    def _compare(self, name: str, found: pathlib.Path, expected: pathlib.Path, lines_lost: bool) -> list[str]:
+        try:
+            return self.works[name].compare(found, expected, lines_lost)
+        except (OSError, ValueError, LookupError) as error:  # a file is missing or is damaged
+            return [f"{type(error).__name__}: {error}"]
+
     def _lasts(self, fault: str, name: str) -> tuple[float, float]:
+        """When a fault begins, in seconds from the start, and how long it lasts."""
         begins = self.dice.choice([0.0, *[self.dice.uniform(0.0, self.undisturbed(name)[1])] * 4])
         is_long = FAULTS[fault].long_seconds and self.dice.random() < 0.25
         lasts = FAULTS[fault].long_seconds if is_long else self.dice.choice([self.dice.uniform(0.5, 8.0), 8.0])

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import support
 
 from tfdist.errors import EXIT_PEER_LOST, EXIT_USER_ERROR
 from tfdist.launch.local import reserve_port, tf_config
@@ -255,6 +256,18 @@ def test_a_taken_port_is_named(workers: Workers, addresses) -> None:
         status, output = end_of(workers.start(tf_config(cluster, 0)))
     assert status == EXIT_USER_ERROR
     assert f"worker 0 cannot listen at its address {cluster[0]}: port {port_of(cluster[0])} of this machine" in output
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_when_the_workers_have_met_is_named(
+    addresses, run_python: Callable[..., support.Finished]
+) -> None:
+    cluster = addresses(2)
+    connect = "multi_worker.rendezvous = lambda *_, **__: None\nmulti_worker.MultiWorker().connect(notify=print)"
+    program = f"import tensorflow\nfrom tfdist.strategies import multi_worker\n{connect}"
+    with listener(cluster[0], lambda connection: connection.close()):
+        ended = run_python(["-c", program], env={"TF_CONFIG": tf_config(cluster, 0)})
+    assert f"AddressTakenError: worker 0 cannot listen at its address {cluster[0]}: another process" in ended.stderr
 
 
 @pytest.mark.slow

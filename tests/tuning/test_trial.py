@@ -110,6 +110,8 @@ def test_interruptions_in_a_row_without_progress_end_the_sweep(tmp_path: pathlib
         PeerLostError, match=r"no progress: 20 interruptions .* was killed, status 137\. .* resumes it\."
     ):
         interrupt(1)
+    with pytest.raises(UserError, match=r"no progress: .* No space left on device\. Make room .* resumes it\."):
+        interruptions.add(directory, "its disk failed: No space left on device", num_running=2)
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,14 @@ class MultiWorker(Strategy):
                     "The strategy multi_worker has to connect before TensorFlow computes anything, and this process "
                     "has made a tensor or a tf.data.Dataset already. Enter strategy.scope() first, and make them then."
                 ) from error
+            except tf.errors.UnknownError as error:
+                if "Could not start gRPC server" not in str(error):
+                    raise
+                heartbeat.tell(address_taken=True)
+                raise AddressTakenError(
+                    f"{cluster.task_name(cluster.worker_index)} cannot listen at its address {cluster.address}: "
+                    "another process, or a forked child of this one, took the port meanwhile. Start all workers again."
+                ) from error
         watch_for_deaths(cluster)
         num_local = distribution.num_replicas_in_sync // cluster.num_workers
         return distribution, Topology(cluster.worker_index, cluster.num_workers, num_local_replicas=num_local)

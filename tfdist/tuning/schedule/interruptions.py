@@ -8,10 +8,11 @@ interrupted, or a trial's end.
 from __future__ import annotations
 
 from tfdist.checkpoint import catalog
-from tfdist.errors import PeerLostError
+from tfdist.errors import PeerLostError, UserError
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.directory.starts import find_checkpoint_dir
 
+OF_DISK = "its disk failed: "  # begins why a trial was interrupted
 MOST_IN_A_ROW = 10  # for each trial that runs at the same time
 
 
@@ -36,7 +37,7 @@ class Interruptions:
           num_running: how many ran, this one included.
 
         Raises:
-          PeerLostError: there were too many in a row.
+          PeerLostError: there were too many in a row; UserError where the last one's disk was full.
         """
         checkpoints = RunDirectory(directory.path, find_checkpoint_dir(directory.path)).checkpoints
         newest = max((step for step, _ in catalog.list_paths(checkpoints)), default=0)
@@ -46,9 +47,9 @@ class Interruptions:
         self._in_a_row += 1
         self._most_at_once = max(self._most_at_once, num_running)
         if self._in_a_row >= MOST_IN_A_ROW * self._most_at_once:
-            raise PeerLostError(
+            raise (UserError if why.startswith(OF_DISK) else PeerLostError)(
                 f"The sweep makes no progress: {self._in_a_row} interruptions of trials in a row, without an "
-                f"evaluation or a newer checkpoint in between. The last, of {directory.path}: {why}. Find out who ends "
-                "these processes (a scheduler; the kernel, for want of memory), or let trials back up more often "
-                "(train.checkpoint). The same command resumes it."
+                f"evaluation or a newer checkpoint in between. The last, of {directory.path}: {why.rstrip('.')}. Make "
+                "room on a full disk, find out who ends these processes (a scheduler; the kernel, for want of memory), "
+                "or let trials back up more often (train.checkpoint). The same command resumes it."
             )

@@ -34,6 +34,7 @@ from tfdist.telemetry.records import parse_line
 from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, PAUSED, STOPPED
+from tfdist.tuning.schedule.interruptions import OF_DISK
 from tfdist.tuning.search.objective import Objective
 
 MOST_DEATHS = 3  # of one run, by its own doing, without an evaluation in between
@@ -167,7 +168,7 @@ class SeedRun:
             self.message = "a process of a worker that was lost still trains it"
             return False
         elif status in (EXIT_BUG, EXIT_USER_ERROR) and any(words in _error_in(log) for words in DISK_FAILURES):
-            self.message = f"its disk failed: {last_words(log)}"
+            self.message = f"{OF_DISK}{last_words(log)}"
             return False
         elif status in (EXIT_BUG, EXIT_USER_ERROR):
             self.status, self.message = FAILED, last_words(log)
