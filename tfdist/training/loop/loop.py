@@ -172,7 +172,8 @@ class Loop:
             for name in values["outcome"].keys() & {field.name for field in dataclasses.fields(Outcome)}:
                 setattr(self._outcome, name, getattr(saved.outcome, name))
             self._sums = saved.sums
-            self._callbacks.restore(saved.callbacks, start.arrays)
+            stops = saved.stop or saved.outcome.stopped_early
+            self._callbacks.restore(saved.callbacks, start.arrays, stops=stops)
             if saved.boundary_is_due:
                 self._wanted = Vote(stop=saved.stop)
                 self._at_boundary()
