@@ -229,6 +229,15 @@ def symbolic_outputs(model: keras.Model) -> Any:
     return None if isinstance(outputs, list) and not hasattr(model, "outputs") else outputs  # Keras flattens these
 
 
+def outputs_for(model: keras.Model, inputs: Any) -> Any:
+    """A model's outputs for symbolic inputs.
+
+    They are a functional model's own: called with inputs without the axis that `fit` adds, it would drop the batch's.
+    """
+    given = symbolic_outputs(model) if hasattr(model, "outputs") else None
+    return model(inputs) if given is None else given
+
+
 def symbolic_inputs(model: keras.Model) -> Any:
     """A model's symbolic inputs, in the nest that it takes; None of one that does not say it."""
     try:

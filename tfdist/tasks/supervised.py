@@ -12,7 +12,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
-from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, mean_of, symbolic_outputs, with_trailing_axes
+from tfdist.tasks.base import (
+    MetricSpec,
+    Task,
+    Term,
+    WholeTerm,
+    mean_of,
+    outputs_for,
+    symbolic_outputs,
+    with_trailing_axes,
+)
 from tfdist.tasks.class_weight import check_one_class, checked_class_weight, weights_of
 from tfdist.tasks.losses import (
     Loss,
@@ -127,7 +136,7 @@ class Supervised(Task):
     def _resolve_names(self, model: keras.Model, structure: Any) -> None:
         """Puts Keras's own in the place of what depends on shapes: 'crossentropy', 'accuracy'."""
         symbols = tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), structure)
-        outputs = self._named(model(self.inputs(symbols)), "The model's outputs", model)
+        outputs = self._named(outputs_for(model, self.inputs(symbols)), "The model's outputs", model)
         targets = self._targets(symbols)
         shapes = {name: (targets[name], outputs[name]) for name in self._names if name in targets}
         self._losses = {name: named_loss(one, *shapes[name]) for name, one in self._losses.items()}

@@ -17,7 +17,7 @@ from keras.src.trainers import compile_utils
 
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
-from tfdist.tasks.base import Task
+from tfdist.tasks.base import Task, outputs_for
 from tfdist.tasks.names import outputs_by_name
 from tfdist.tasks.own_methods import overrides
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, Unweighted, Weighted
@@ -104,6 +104,12 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
             by_output.setdefault(name, []).extend(map(kind, made))
     by_output = {name: some for name, some in by_output.items() if some or name in losses}
     made_losses = {n: compile_utils.get_loss(one, named_targets[n], outputs[n]) for n, one in losses.items()}
+    unreduced = [name for name, loss in made_losses.items() if loss.reduction in ("none", None)]
+    if unreduced and len(made_losses) > 1:
+        raise UserError(
+            f"The loss of the output {unreduced[0]!r} has reduction='none' beside losses of other outputs, which fit "
+            "adds to each of its values. Write reduction='sum'."
+        )
     return Supervised(
         loss=dict.fromkeys(name for name, some in by_output.items() if some) | made_losses,
         loss_weights={name: one for name, one in weights.items() if name in losses or name not in outputs},
@@ -132,7 +138,7 @@ def _task_of_one(compiled: Any, own: Any, target: Any, output: Any) -> Supervise
 def _outputs(model: keras.Model, inputs: Any) -> Any:
     """The symbolic tensor of the only output, or several by name."""
     symbols = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), inputs)
-    outputs = model(symbols)
+    outputs = outputs_for(model, symbols)
     if len(flat := keras.tree.flatten(outputs)) == 1:
         return flat[0]
     if isinstance(outputs, Mapping):
