@@ -75,6 +75,7 @@ class Sums(keras.metrics.Metric):
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         values = keras.ops.cast(gap(y_true, y_pred), "float32")
         weights = keras.ops.ones_like(values) if sample_weight is None else keras.ops.cast(sample_weight, "float32")
+        weights = keras.ops.reshape(weights, keras.ops.shape(values))  # fit makes columns of Series
         self.total.assign_add(keras.ops.sum(values * weights))
         self.weight.assign_add(keras.ops.sum(weights))
 
@@ -98,8 +99,8 @@ class OrZeros(keras.layers.Layer):
     def call(self, x: Any, more: Any = None) -> Any:
         return x if more is None else x + more
 
-    def compute_output_shape(self, x: Any, more: Any = None) -> Any:
-        return x
+    def compute_output_shape(self, x_shape: Any, more_shape: Any = None) -> Any:
+        return x_shape
 
 
 @keras.saving.register_keras_serializable("fuzz")

@@ -227,6 +227,14 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=3)
 
 
+@behavior(DATA, "a feature as an array of one axis")
+def _(fit: Fit) -> Seen:
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((1,))
+    model = compiled_as(keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(inputs)))
+    return simply(fit, X[:, 0], Y, model=model)
+
+
 @behavior(DATA, "TensorFlow tensors")
 def _(fit: Fit) -> Seen:
     return simply(fit, tf.constant(X), tf.constant(Y))
@@ -279,6 +287,18 @@ def _(fit: Fit) -> Seen:
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Conv1D(2, 3), keras.layers.Flatten(), keras.layers.Dense(3, activation="softmax")]
     return simply(fit, X, Y, model=compiled_as(keras.Sequential([keras.Input((4, 1)), *layers])))
+
+
+@behavior(
+    DATA,
+    "a loss with reduction='none' beside losses of other outputs",
+    holds=REFUSED,
+    note="fit adds the others to each of its values: write reduction='sum'",
+    refusal="reduction='none' beside losses of other outputs",
+)
+def _(fit: Fit) -> Seen:
+    losses = ["sparse_categorical_crossentropy", keras.losses.MeanSquaredError(reduction="none")]
+    return simply(fit, X, [Y, X[:, :1]], model=two_outputs(loss=losses))
 
 
 @behavior(DATA, "several outputs as a list, their losses as a dict in another order")
@@ -797,6 +817,26 @@ def _(fit: Fit) -> Seen:
     fit(model, X, Y, shuffle=False, validation_data=(X, Y))
     names = [metric.name for metric in model.metrics]
     return [model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0), names, model.loss, model.compiled]
+
+
+@behavior(MODEL, "metrics and metrics_names afterwards, of several outputs too")
+def _(fit: Fit) -> Seen:
+    model, y = two_outputs(metrics=[["accuracy"], ["mae"]]), [Y, X[:, :1]]
+    fit(model, X, y, shuffle=False)
+    names = [model.metrics_names, [metric.name for metric in model.metrics[1].metrics]]
+    return [names, model.evaluate(X, y, verbose=0, return_dict=True), model.metrics_names]
+
+
+@behavior(
+    MODEL,
+    "get_metrics_result afterwards",
+    holds=DIFFERS,
+    note="the metrics have seen nothing yet; the History has the training's",
+)
+def _(fit: Fit) -> Seen:
+    model = classifier()
+    fit(model, X, Y, shuffle=False)
+    return model.get_metrics_result()
 
 
 @behavior(MODEL, "the model's own fit afterwards resumes from there")

@@ -72,18 +72,17 @@ def test_the_behaviors_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names)
 
 
-def differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Where two nests are not equal to 1e-6."""
+def differences(one: Any, other: Any, path: str = "", *, tolerance: float = TOLERANCE) -> list[str]:
+    """Where two nests are further apart than the tolerance: of 1, and of a number beyond it."""
     if isinstance(one, dict) and isinstance(other, dict):
-        if one.keys() != other.keys():
-            return [f"{path}: {sorted(one)} and {sorted(other)}"]
-        return [each for key in one for each in differences(one[key], other[key], f"{path}.{key}")]
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        if len(one) != len(other):
-            return [f"{path}: {one} and {other}"]
+        keys = [] if one.keys() == other.keys() else [f"{path}: {sorted(map(str, one.keys() ^ other.keys()))} in one"]
+        both = [(one[key], other[key], f"{path}.{key}") for key in one if key in other]
+        return keys + [each for a, b, name in both for each in differences(a, b, name, tolerance=tolerance)]
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
         pairs = enumerate(zip(one, other, strict=True))
-        return [each for index, (a, b) in pairs for each in differences(a, b, f"{path}[{index}]")]
-    if isinstance(one, np.ndarray | np.generic | float | tf.Tensor):
-        gap = np.abs(np.asarray(one, np.float64) - np.asarray(other, np.float64)).max()
-        return [] if gap <= TOLERANCE else [f"{path}: {gap} apart"]
+        return [d for index, (a, b) in pairs for d in differences(a, b, f"{path}[{index}]", tolerance=tolerance)]
+    if all(isinstance(each, np.ndarray | np.generic | float | tf.Tensor) for each in (one, other)):
+        a, b = np.asarray(one, "float64"), np.asarray(other, "float64")
+        close = a.shape == b.shape and np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+        return [] if close else [f"{path}: {one} and {other}"]
     return [] if one == other else [f"{path}: {one!r} and {other!r}"]

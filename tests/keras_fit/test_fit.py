@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import pytest
 import support
-from fuzz.fit_parts import Batches
+from fuzz.fit_parts import Batches, Stopping
 from keras_fit.behaviors import Numbered, X, Y, batches, classifier, dataset
 from keras_fit.test_behaviors import differences
 
@@ -137,6 +137,14 @@ def test_a_run_that_has_to_leave_and_cannot_save_exits_with_the_status_that_says
         fit(classifier(), epochs=4, callbacks=Leaves(), run_dir=str(tmp_path))
     assert ended.value.code == EXIT_NOT_SAVED
     assert "could not save" in "".join(capfd.readouterr())
+
+
+@pytest.mark.slow
+def test_a_finished_run_that_a_callback_stopped_leaves_the_model_stopped(tmp_path: pathlib.Path) -> None:
+    for _ in range(2):
+        model = classifier()
+        fit(model, epochs=3, callbacks=Stopping(1), run_dir=str(tmp_path / "run"))
+        assert model.stop_training
 
 
 @pytest.mark.slow

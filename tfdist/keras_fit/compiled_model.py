@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -67,6 +67,12 @@ def given_back(model: keras.Model, strategy: Strategy) -> Iterator[None]:
         if strategy.topology.num_workers > 1:
             _scopes[model] = scope_of(model)
             model._distribute_strategy, model.train_function = None, _refuse_training
+
+
+def build_compiled(model: keras.Model, structure: Any) -> None:
+    """Builds the compiled loss and metrics for a batch of this structure, so that `model.metrics` lists all of them."""
+    with model.distribute_strategy.scope():
+        model._symbolic_build(data_batch=structure)
 
 
 def _refuse_training(iterator: object) -> NoReturn:

@@ -21,7 +21,7 @@ import keras
 from tfdist import experiment
 from tfdist.errors import EXIT_INTERRUPTED, NotSavedError, PreemptedError, UserError, suggest
 from tfdist.keras_fit import examples
-from tfdist.keras_fit.compiled_model import check_compiled, given_back, precision_of, scope_of
+from tfdist.keras_fit.compiled_model import build_compiled, check_compiled, given_back, precision_of, scope_of
 from tfdist.keras_fit.consoles import console_for, flat_callbacks, history_among
 from tfdist.keras_fit.identity import identity_of, note_end
 from tfdist.keras_fit.python_batches import BatchError
@@ -130,15 +130,16 @@ def fit(
             seed=seed if shuffle else None,
             epochs=range(initial_epoch, epochs),
         )
-        assert data.batch_size is not None
-        if class_weight is not None and data.source is not None:
-            check_one_class(model.loss, data.source.structure[1])
+        assert data.source is not None and data.batch_size is not None
+        structure = data.source.structure
+        if class_weight is not None:
+            check_one_class(model.loss, structure[1])
         held_out = examples.to_evaluate(
             validation_data, batch_size=validation_batch_size or batch_size, steps=validation_steps
         )
         model.history = history
         known_by = values | _identity(data, shuffle=bool(shuffle), seed=seed)
-        known_by |= identity_of(model, data.source) if resumes and data.source is not None else {}
+        known_by |= identity_of(model, data.source) if resumes else {}
         with contextlib.ExitStack() as leaving:
             path = kept or leaving.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-fit-"))
             leaving.enter_context(given_back(model, strategy))
@@ -169,6 +170,7 @@ def fit(
                 seeds=False,
             )
             experiment.train(trained, request)
+        build_compiled(model, structure)
         note_end(model, known_by)
     return history
 

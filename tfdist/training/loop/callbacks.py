@@ -101,9 +101,10 @@ class Callbacks:
         """What the callbacks have come to know since `train_begin`, for JSON, and the arrays that it refers to."""
         return self._baseline.changes()
 
-    def restore(self, changes: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Puts back what `changes` gave, after `train_begin`."""
+    def restore(self, changes: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, stops: bool) -> None:
+        """Puts back what `changes` gave, after `train_begin`; `stops`: one of them had asked to stop."""
         self._baseline.restore(changes, arrays)
+        self._model.stop_training = stops
 
     def train_end(self, logs: dict[str, Any]) -> bool:
         """What `fit` does after its last epoch: the optimizer's averages replace the weights, then callbacks may.

@@ -173,7 +173,8 @@ class Loop:
                 setattr(self._outcome, name, getattr(saved.outcome, name))
             if len(saved.sums) == len(self._sums):  # else the task has other terms now
                 self._sums = [*saved.sums]
-            self._callbacks.restore(saved.callbacks, start.arrays)
+            stops = saved.stop or saved.outcome.stopped_early
+            self._callbacks.restore(saved.callbacks, start.arrays, stops=stops)
             if saved.boundary_is_due:
                 self._wanted = Vote(stop=saved.stop)
                 self._at_boundary()

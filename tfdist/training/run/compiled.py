@@ -114,6 +114,12 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
             by_output.setdefault(name, []).extend(map(kind, made))
     by_output = {name: some for name, some in by_output.items() if some or name in losses}
     made_losses = {n: compile_utils.get_loss(one, named_targets[n], outputs[n]) for n, one in losses.items()}
+    unreduced = [name for name, loss in made_losses.items() if loss.reduction in ("none", None)]
+    if unreduced and len(made_losses) > 1:
+        raise UserError(
+            f"The loss of the output {unreduced[0]!r} has reduction='none' beside losses of other outputs, which fit "
+            "adds to each of its values. Write reduction='sum'."
+        )
     return Supervised(
         loss=dict.fromkeys(name for name, some in by_output.items() if some) | made_losses,
         loss_weights={name: one for name, one in weights.items() if name in losses or name not in outputs},
