@@ -36,7 +36,8 @@ def of_the_batch(y_true: Any, y_pred: Any) -> Any:
 
 
 def by_column(y_true: Any, y_pred: Any) -> Any:
-    return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=0)
+    labels = keras.ops.one_hot(keras.ops.cast(keras.ops.reshape(y_true, [-1]), "int32"), 3)
+    return keras.ops.mean(keras.ops.abs(labels - y_pred), axis=0)
 
 
 CASES = (
