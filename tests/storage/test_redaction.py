@@ -11,7 +11,7 @@ from telemetry.trackers import run_facts
 from tfdist.commands import checkpoint as checkpoint
 from tfdist.errors import EXIT_STORE_UNAVAILABLE, EXIT_USER_ERROR, UserError, redacted
 from tfdist.storage import gcs_requests
-from tfdist.telemetry.console.console import PlainConsole
+from tfdist.telemetry.console.base import PlainConsole
 from tfdist.telemetry.facts import Event
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
