@@ -15,8 +15,8 @@ import pytest
 from support import clean_environment, run_python
 
 from tfdist.launch.plan import worker_environment
-from tfdist.telemetry.console.base import wrap_words
-from tfdist.telemetry.console.console import NullConsole, PlainConsole, open_console
+from tfdist.telemetry.console.base import PlainConsole, wrap_words
+from tfdist.telemetry.console.console import NullConsole, open_console
 from tfdist.telemetry.console.console_text import (
     EpochSummary,
     Plan,

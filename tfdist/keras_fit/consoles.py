@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from tfdist.errors import UserError
-from tfdist.telemetry.console.base import Console, columns_of
-from tfdist.telemetry.console.console import PlainConsole, open_console
+from tfdist.telemetry.console.base import Console, PlainConsole, columns_of
+from tfdist.telemetry.console.console import open_console
 from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress, epoch_line
 from tfdist.telemetry.facts import Level
 

@@ -15,8 +15,7 @@ import rich.progress
 from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
-from tfdist.telemetry.console.base import outliving_terminal, wrap_words, write_line
-from tfdist.telemetry.console.console import PlainConsole
+from tfdist.telemetry.console.base import PlainConsole, outliving_terminal, wrap_words, write_line
 from tfdist.telemetry.console.console_text import Plan, Progress, progress_line
 from tfdist.telemetry.facts import Level
 
