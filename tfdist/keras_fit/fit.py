@@ -184,6 +184,7 @@ class TfdistFit:
 
 
 OWN = ("model", "train_data", "eval_data", "optimizer", "task", "hyperparameters", "steps", "callbacks")
+FOR_EXPERIMENTS = ("sharding", "tensor_parallel")  # whose optimizer is made behind the model
 
 
 @contextlib.contextmanager
@@ -215,12 +216,12 @@ def _in_words_of_fit(message: str) -> str:
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
-    known = [name for name in TrainSettings.declared() if name not in OWN]
+    known = [name for name in TrainSettings.declared() if name not in (*OWN, *FOR_EXPERIMENTS)]
     arguments = list(inspect.signature(fit).parameters)
     for name in settings:
         if name not in known:
             raise UserError(
-                f"fit() got an argument {name!r}, which neither keras.Model.fit nor tfdist knows."
+                f"fit() got an argument {name!r}, which neither keras.Model.fit nor tfdist.fit takes."
                 f"{suggest(name, [*arguments, *known])}"
             )
 
