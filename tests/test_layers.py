@@ -76,7 +76,7 @@ BUDGETS = {
     "config": (1_900, 10),
     "data": (5_350, 45),
     "doctor": (900, 10),
-    "keras_fit": (1_100, 7),
+    "keras_fit": (1_150, 7),
     "keras_patches": (100, 2),
     "launch": (2_900, 27),
     "models": (350, 6),

@@ -1077,7 +1077,7 @@ def mistake(name: str, refusal: str, **arguments: Any) -> None:
 
 mistake("a model that is not compiled", "Call model.compile", model=lambda: keras.Sequential([keras.layers.Dense(3)]))
 mistake("a misspelt argument", "Did you mean 'batch_size'", batch_sise=3)
-mistake("sharding and tensor_parallel, which experiments have", "'sharding', which neither", sharding="optimizer")
+mistake("sharding, which experiments have", "'sharding', which neither", sharding="optimizer")
 mistake("x and y of different lengths", "same number of samples", y=Y[:20])
 mistake("class_weight and sample_weight", "at the same time", class_weight={0: 1.0}, sample_weight=WEIGHTS)
 mistake(

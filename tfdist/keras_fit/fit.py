@@ -184,7 +184,7 @@ class TfdistFit:
 
 
 OWN = ("model", "train_data", "eval_data", "optimizer", "task", "hyperparameters", "steps", "callbacks")
-FOR_EXPERIMENTS = ("sharding", "tensor_parallel")  # whose optimizer is made behind the model
+FOR_EXPERIMENTS = ("sharding",)  # whose optimizer is made behind the model
 
 
 @contextlib.contextmanager
