@@ -66,6 +66,7 @@ OF_OBJECTS = {
         "_compile_metrics": "what the user compiled, and metrics built before the first step",
         "_distribute_strategy": "the strategy is not left behind in the model",
         "_loss_tracker": "a compiled model is trained as if it were not",
+        "_symbolic_build": "the compiled loss and metrics are built after tfdist.fit, as after fit",
     },
     "compiled loss": {"_user_loss": "as it was given", "_user_loss_weights": "as they were given"},
     "compiled metrics": {"_user_metrics": "as they were given", "_user_weighted_metrics": "as they were given"},

@@ -1,13 +1,18 @@
 """A Google Cloud Storage on this machine: real HTTP, generations and preconditions, and faults by request.
 
-Tests use `GcsServer` as a context manager; a program that is to use it needs its address as STORAGE_EMULATOR_HOST.
+    python tests/gcs/server.py --port=0 --bucket=NAME
+
+prints `STORAGE_EMULATOR_HOST=http://127.0.0.1:PORT`, which a program that is to use it needs in its environment, and
+serves until it is ended. Tests use `GcsServer` as a context manager.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import http.server
+import pathlib
 import socket
 import socketserver
 import struct
@@ -16,6 +21,9 @@ import threading
 import time
 import traceback
 from urllib.parse import parse_qsl, urlsplit
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from gcs import faults
 from gcs.faults import Fault, Faults
@@ -231,3 +239,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def finish(self) -> None:
         if self.connection.fileno() >= 0:
             super().finish()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="A Google Cloud Storage on this machine, to try gs:// without an account."
+    )
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--bucket", action="append", default=[], metavar="NAME", help="a bucket that exists; repeats")
+    flags = parser.parse_args()
+    with GcsServer(*flags.bucket, port=flags.port) as server:
+        print(f"STORAGE_EMULATOR_HOST={server.address}", flush=True)
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -251,7 +251,7 @@ def _seed(strategy: Strategy, resumes: bool, at_end: contextlib.ExitStack) -> in
         return 0
     state, drawn = random.getstate(), random.randint(0, MOST_SEED)
     random.setstate(state)
-    at_end.callback(random.random)
+    at_end.callback(random.randint, 0, MOST_SEED)
     return int(strategy.from_chief([drawn])[0])
 
 
