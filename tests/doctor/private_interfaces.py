@@ -106,6 +106,7 @@ OF_OBJECTS = {
         "_profiler_started": "not kept in a checkpoint",
         "_should_trace": "whether it acts on batches",
     },
+    "client of Cloud Storage": {"_bucket_metadata_cache": "no thread asks for the bucket, and draws random numbers"},
     "dataset": {"_inputs": "the parts of a user's tf.data pipeline"},
     "dataset of files": {"_filenames": "its files, to be shared among workers"},
     "dataset of a function": {"_map_func": "whether it draws random numbers"},
@@ -174,7 +175,14 @@ def _numbers() -> tf.data.Dataset:
     return tf.data.Dataset.range(1)
 
 
+def _storage_client() -> Any:
+    from google.cloud import storage
+
+    return storage.Client.create_anonymous_client()
+
+
 _SAMPLES: dict[str, Callable[[], Any]] = {
+    "client of Cloud Storage": _storage_client,
     "context": _context,
     "graph": tf.Graph,
     "layer": lambda: keras.layers.Dropout(0.5),

@@ -64,7 +64,7 @@ CONTROL = {"Enter", "Exit", "Identity", "LoopCond", "Merge", "NextIteration", "N
 TRANSFERS = {"_Recv", "_Send", "_HostRecv", "_HostSend"}
 NUMBERS = {
     *("AddV2", "Cast", "Const", "Equal", "FloorMod", "Less", "LogicalAnd", "LogicalNot", "Mul", "SelectV2", "Sub"),
-    *("Timestamp", "Unpack"),
+    *("EnsureShape", "Pack", "Timestamp", "Unpack"),
 }
 
 

@@ -87,7 +87,7 @@ class OpenTelemetry(Sink):
         self._tracer = tracers.get_tracer("tfdist")
         self._exporter = trace_exporter.OTLPSpanExporter(f"{self._endpoint}/v1/traces", timeout=REQUEST_SECONDS)
         self._failures: list[str] = []  # which the exporter only logs
-        logging.getLogger(trace_exporter.__name__).addFilter(self._intercept)
+        logging.getLogger(trace_exporter.__name__).filters.insert(0, self._intercept)  # before an unclosed one's
         self._began = self._epoch_began = now()
         self._reached_at = time.monotonic()
         self._last_point: Point | None = None
