@@ -7,7 +7,6 @@ https://cloud.google.com/compute/docs/metadata/querying-metadata.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import pathlib
 import threading
@@ -22,6 +21,7 @@ ENDING_VALUES = {
 }
 POLL_SECONDS = 2.0  # a preempted VM has 30 seconds
 ANSWER_SECONDS = 10
+FAILURES_BEFORE_TROUBLE = 3
 
 
 def find_address(given: str | None = None, *, product_name_file: pathlib.Path = PRODUCT_NAME_FILE) -> str | None:
@@ -35,17 +35,29 @@ def find_address(given: str | None = None, *, product_name_file: pathlib.Path = 
     return DEFAULT_ADDRESS if product.strip().startswith("Google") else None
 
 
-def watch(address: str, closing: threading.Event, on_notice: Callable[[str], None]) -> None:
+def watch(
+    address: str, closing: threading.Event, on_notice: Callable[[str], None], on_trouble: Callable[[str], None]
+) -> None:
     """Asks again and again, until `closing` is set or the VM is about to end; a server that fails is asked on.
 
     Args:
       address: `host` or `host:port` of the server; proxies are not used, as Google's documentation asks.
       closing: ends it, after the request that it is in.
       on_notice: called at most once, with a clause such as "this VM is being preempted".
+      on_trouble: called at most once, with a sentence, when the server does not answer.
     """
+    failures = 0
     while not closing.is_set():
-        with contextlib.suppress(OSError, http.client.HTTPException):
+        try:
             reasons = [ENDING_VALUES[key].get(_ask(address, key)) for key in ENDING_VALUES]
+        except (OSError, http.client.HTTPException) as error:
+            failures += 1
+            if failures == FAILURES_BEFORE_TROUBLE and not closing.is_set():
+                on_trouble(
+                    f"The metadata server at {address} does not answer: {error!r}. "
+                    "Until it does, only a signal tells this process that its VM will end."
+                )
+        else:
             if (reason := next(filter(None, reasons), None)) is not None:
                 if not closing.is_set():
                     on_notice(reason)
@@ -55,10 +67,13 @@ def watch(address: str, closing: threading.Event, on_notice: Callable[[str], Non
 
 def _ask(address: str, key: str) -> str:
     connection = http.client.HTTPConnection(address, timeout=ANSWER_SECONDS)
+    path = f"/computeMetadata/v1/instance/{key}"
     try:
-        connection.request("GET", f"/computeMetadata/v1/instance/{key}", headers={"Metadata-Flavor": "Google"})
+        connection.request("GET", path, headers={"Metadata-Flavor": "Google"})
         answer = connection.getresponse()
         text = answer.read().decode("utf-8", "replace").strip()
     finally:
         connection.close()
-    return text if answer.status == http.client.OK and answer.headers.get("Metadata-Flavor") == "Google" else ""
+    if answer.status != http.client.OK or answer.headers.get("Metadata-Flavor") != "Google":
+        raise http.client.HTTPException(f"it answered {answer.status} {answer.reason} to GET {path}")
+    return text
