@@ -227,7 +227,7 @@ def check(program: Program, engines: dict[str, Callable[[Program], Any]], counts
             counts[f"agree ({name})"] += 1
             tolerance = COARSE if program.is_coarse else TOLERANCE
             one, other = (shared(each, name, program) for each in (expected, found))
-            apart = differences(one, other, tolerance=tolerance)
+            apart = differences(one, other, tolerance=tolerance, relative=True)
             if apart and is_unstable(program, expected, tolerance):
                 apart = [each for each in apart if not each.startswith(COMPUTED)]
                 counts[f"unstable ({name})"] += 1
@@ -253,7 +253,9 @@ def is_unstable(program: Program, expected: Seen, tolerance: float) -> bool:
     moved = observe(program, keras.Model.fit, moves=True)
     if isinstance(moved, Exception):
         return False
-    return any(each.startswith(COMPUTED) for each in differences(expected, moved, tolerance=tolerance / 10))
+    return any(
+        each.startswith(COMPUTED) for each in differences(expected, moved, tolerance=tolerance / 10, relative=True)
+    )
 
 
 def shared(seen: Seen, engine: str, program: Program) -> Seen:
@@ -304,7 +306,9 @@ class Workers:
             self.__exit__()  # they are out of step
         if isinstance(first, Exception):
             return first
-        apart = [difference for other in others for difference in differences(first, other, tolerance=0.0)]
+        apart = [
+            difference for other in others for difference in differences(first, other, tolerance=0.0, relative=True)
+        ]
         return AssertionError(f"The workers differ: {apart[:8]}") if apart else first
 
     def _start(self) -> list[tuple[Any, Any]]:

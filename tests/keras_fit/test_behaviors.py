@@ -72,17 +72,20 @@ def test_the_behaviors_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names)
 
 
-def differences(one: Any, other: Any, path: str = "", *, tolerance: float = TOLERANCE) -> list[str]:
-    """Where two nests are further apart than the tolerance: of 1, and of a number beyond it."""
+def differences(
+    one: Any, other: Any, path: str = "", *, tolerance: float = TOLERANCE, relative: bool = False
+) -> list[str]:
+    """Where two nests are further apart than the tolerance, `relative` to a number beyond 1; nan equals nan then."""
+    how: dict[str, Any] = {"tolerance": tolerance, "relative": relative}
     if isinstance(one, dict) and isinstance(other, dict):
         keys = [] if one.keys() == other.keys() else [f"{path}: {sorted(map(str, one.keys() ^ other.keys()))} in one"]
         both = [(one[key], other[key], f"{path}.{key}") for key in one if key in other]
-        return keys + [each for a, b, name in both for each in differences(a, b, name, tolerance=tolerance)]
+        return keys + [each for a, b, name in both for each in differences(a, b, name, **how)]
     if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
         pairs = enumerate(zip(one, other, strict=True))
-        return [d for index, (a, b) in pairs for d in differences(a, b, f"{path}[{index}]", tolerance=tolerance)]
+        return [d for index, (a, b) in pairs for d in differences(a, b, f"{path}[{index}]", **how)]
     if all(isinstance(each, np.ndarray | np.generic | float | tf.Tensor) for each in (one, other)):
         a, b = np.asarray(one, "float64"), np.asarray(other, "float64")
-        close = a.shape == b.shape and np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+        close = a.shape == b.shape and np.allclose(a, b, tolerance if relative else 0.0, tolerance, equal_nan=relative)
         return [] if close else [f"{path}: {one} and {other}"]
     return [] if one == other else [f"{path}: {one!r} and {other!r}"]
