@@ -45,10 +45,7 @@ def start(command: Callable[[list[str]], int]) -> None:
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="backslashreplace")  # it may lack a character of a message, or of a name in it
     if _HELP.intersection(sys.argv):  # answered before absl.app, whose import takes as long as all else
-        try:
-            sys.exit(command(sys.argv[1:]))
-        except BrokenPipeError:
-            sys.exit(_leave_without_reader())
+        sys.exit(command(sys.argv[1:]))
     from absl import app
     from absl import logging as absl_logging
 
@@ -94,7 +91,10 @@ def parse_with_operands(
         # absl heads each module's flags with the module's name, which under `python -m` is a path.
         own = [defined.module_help(module).split(":\n", 1)[1] for module in defined.flags_by_module_dict()]
         of_absl = ["", flags.FLAGS.get_help()] if "--helpfull" in asked else []
-        print("\n".join([about.strip(), "\nflags:", *own, *of_absl]), flush=True)
+        try:
+            print("\n".join([about.strip(), "\nflags:", *own, *of_absl]), flush=True)
+        except BrokenPipeError:
+            raise SystemExit(_leave_without_reader()) from None
         raise SystemExit(EXIT_DONE)
     values = copy.deepcopy(defined)
     values.set_gnu_getopt(True)

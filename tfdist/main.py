@@ -460,7 +460,7 @@ def leave(arguments: Sequence[str]) -> NoReturn:
     on Ctrl-C has nothing to save, and no traceback to show.
     """
     status = main(arguments)
-    with contextlib.suppress(UserError, SystemExit):  # which `main` has told, or the help that nobody read
+    with contextlib.suppress(UserError):  # which `main` has told
         if parse(arguments).mode == "tune":
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             sys.stdout.flush()
