@@ -10,7 +10,7 @@ import datetime
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import UserError, missing_extra, redacted
@@ -22,7 +22,7 @@ try:
     from opentelemetry.context import Context
     from opentelemetry.exporter.otlp.proto.http import trace_exporter
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -86,8 +86,6 @@ class OpenTelemetry(Sink):
         tracers.add_span_processor(SimpleSpanProcessor(self._spans))
         self._tracer = tracers.get_tracer("tfdist")
         self._exporter = trace_exporter.OTLPSpanExporter(f"{self._endpoint}/v1/traces", timeout=REQUEST_SECONDS)
-        self._failures: list[str] = []  # which the exporter only logs
-        logging.getLogger(trace_exporter.__name__).filters.insert(0, self._intercept)  # before an unclosed one's
         self._began = self._epoch_began = now()
         self._reached_at = time.monotonic()
         self._last_point: Point | None = None
@@ -120,24 +118,33 @@ class OpenTelemetry(Sink):
         if self._last_point is not None:
             self._end_epoch(self._last_point)
         self._add_span(self._run.mode, self._began, now(), {"status": status}, failed=status == FAILED)
-        try:
-            self._deliver(patience=0)
-        finally:
-            logging.getLogger(trace_exporter.__name__).removeFilter(self._intercept)
+        self._deliver(patience=0)
 
     def _deliver(self, *, patience: float = PATIENCE_SECONDS) -> None:
         """Sends the spans that have ended; raises once nothing was taken for `patience` seconds."""
         spans = self._spans.get_finished_spans()
-        if not spans or self._exporter.export(spans).name == "SUCCESS":
+        problem = self._export(spans) if spans else ""
+        if not problem:
             self._spans.clear()
             self._reached_at = time.monotonic()
         elif time.monotonic() - self._reached_at >= patience:
-            reason = self._failures[-1] if self._failures else "no reason is known"
-            raise ConnectionError(f"{redacted(self._endpoint)} does not take traces: {reason}")
+            raise ConnectionError(f"{redacted(self._endpoint)} does not take traces: {problem}")
 
-    def _intercept(self, record: logging.LogRecord) -> bool:
-        self._failures = [record.getMessage()]
-        return False
+    def _export(self, spans: Sequence[ReadableSpan]) -> str:
+        """Sends; empty, or why that failed, which the exporter only logs."""
+        messages: list[str] = []
+
+        def intercept(record: logging.LogRecord) -> bool:
+            messages.append(record.getMessage())
+            return False
+
+        logger = logging.getLogger(trace_exporter.__name__)
+        logger.addFilter(intercept)
+        try:
+            result = self._exporter.export(spans)
+        finally:
+            logger.removeFilter(intercept)
+        return "" if result.name == "SUCCESS" else " ".join(messages[-1:]) or "no reason is known"
 
     def _end_epoch(self, last: Point) -> None:
         self._add_span("epoch", self._epoch_began, last.time, {"epoch": last.epoch, "step": last.step})
