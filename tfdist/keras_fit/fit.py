@@ -183,8 +183,8 @@ class TfdistFit:
         return fit(model, *args, **kwargs)
 
 
-OWN = ("model", "train_data", "eval_data", "optimizer", "task", "hyperparameters", "steps", "callbacks")
-FOR_EXPERIMENTS = ("sharding",)  # whose optimizer is made behind the model
+# Settings that the call makes itself, or (sharding) whose optimizer would not be the model's own.
+OMITTED = ("model", "train_data", "eval_data", "optimizer", "task", "hyperparameters", "steps", "callbacks", "sharding")
 
 
 @contextlib.contextmanager
@@ -216,7 +216,7 @@ def _in_words_of_fit(message: str) -> str:
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
-    known = [name for name in TrainSettings.declared() if name not in (*OWN, *FOR_EXPERIMENTS)]
+    known = [name for name in TrainSettings.declared() if name not in OMITTED]
     arguments = list(inspect.signature(fit).parameters)
     for name in settings:
         if name not in known:

@@ -12,15 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
-from tfdist.tasks.base import (
-    MetricSpec,
-    Task,
-    Term,
-    WholeTerm,
-    mean_of,
-    symbolic_outputs,
-    with_trailing_axes,
-)
+from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, mean_of, symbolic_outputs, with_trailing_axes
 from tfdist.tasks.class_weight import check_one_class, checked_class_weight, weights_of
 from tfdist.tasks.losses import (
     Loss,
