@@ -51,7 +51,7 @@ from keras_fit.test_behaviors import differences  # noqa: E402
 
 import tfdist  # noqa: E402
 from tfdist.checkpoint.policy import CheckpointPolicy  # noqa: E402
-from tfdist.errors import UserError  # noqa: E402
+from tfdist.errors import DivergedError, UserError  # noqa: E402
 from tfdist.strategies.mirrored import Mirrored  # noqa: E402
 from tfdist.strategies.multi_worker import MultiWorker  # noqa: E402
 
@@ -219,7 +219,7 @@ def check(program: Program, engines: dict[str, Callable[[Program], Any]], counts
             continue
         found = engine(program)
         if isinstance(found, Exception):
-            kind = judge_error(found, expected)
+            kind = "refused" if diverges(found, expected) else judge_error(found, expected)
             counts[f"{kind} ({name})"] += 1
             if kind == "error":
                 problems.append(f"{name}: {type(found).__name__}: {found}")
@@ -235,6 +235,12 @@ def check(program: Program, engines: dict[str, Callable[[Program], Any]], counts
         else:
             counts[f"only fit fails ({name})"] += 1
     return problems
+
+
+def diverges(found: Exception, expected: Any) -> bool:
+    """Whether the run ends where `fit` goes on with weights that are not finite, as docs/fit.md says."""
+    ended = isinstance(found, DivergedError) and not isinstance(expected, Exception)
+    return ended and not all(np.isfinite(weight).all() for weight in expected["weights"])
 
 
 def judge_error(found: Exception, expected: Any) -> str:

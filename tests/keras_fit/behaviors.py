@@ -273,6 +273,8 @@ def _(fit: Fit) -> Seen:
     for weights in (None, {"kind": WEIGHTS, "size": WEIGHTS}):
         model = two_outputs(names=True, loss={"size": "mse"}, metrics={"kind": ["accuracy"]})
         found.append(simply(fit, X, y, sample_weight=weights, model=model, batch_size=10))
+        model = compiled_as(Around(two_outputs(names=True)), loss={"kind": None, "size": "mse"}, metrics=None)
+        found.append(simply(fit, X, y, sample_weight=weights, model=model, batch_size=10))
     return found
 
 

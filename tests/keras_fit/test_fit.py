@@ -9,6 +9,7 @@ import pathlib
 import pickle
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -450,6 +451,31 @@ def test_what_the_data_raises_comes_out_as_it_is(fails_at: int, workers: int) ->
     for data in (Batches((X, Y), 13, fails_at=fails_at, workers=workers), _failing(fails_at)):
         with pytest.raises(LookupError, match="the file of a batch is gone"):
             tfdist.fit(classifier(), data, steps_per_epoch=3, shuffle=False, verbose=0)
+
+
+class FailsLater(Batches):
+    """Raises in batches that are read ahead of a training's end."""
+
+    def __init__(self) -> None:
+        super().__init__((X, Y), 1, workers=2)
+        self.has_failed = threading.Event()
+
+    def __getitem__(self, index: int) -> Any:
+        if index < 12:
+            return super().__getitem__(index)
+        self.has_failed.set()
+        raise LookupError("the file of a batch is gone")
+
+
+def test_a_batch_that_nobody_takes_may_fail() -> None:
+    data, model = FailsLater(), classifier()
+
+    def stop(batch: int, logs: Any) -> None:
+        assert data.has_failed.wait(60)
+        model.stop_training = True
+
+    stops = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+    assert len(tfdist.fit(model, data, callbacks=[stops], shuffle=False, verbose=0).history["loss"]) == 1
 
 
 def _failing(fails_at: int) -> Iterator[Any]:

@@ -6,6 +6,7 @@ stands there. A generator is read once, no further than the training needs.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -161,7 +162,8 @@ class PythonBatches:
         """Ends the threads or processes that read ahead."""
         enqueuer = getattr(self._adapter, "enqueuer", None)
         if enqueuer is not None:
-            enqueuer.stop()
+            with contextlib.suppress(Exception):  # of batches that it has read ahead, and nobody will take
+                enqueuer.stop()
 
     def _read_again(self, first: int) -> Iterator[Any]:
         self._adapter.on_epoch_end()  # as fit does before its first epoch

@@ -253,7 +253,7 @@ class Supervised(Task):
         if self._single:
             given = _only(given)
         if isinstance(given, Mapping):
-            unknown = [name for name in given if name not in (*self._losses, *self._names_of(len(given)))]
+            unknown = [name for name in given if name not in (*self._names, *self._names_of(len(given)))]
             if unknown:
                 raise UserError(f"There are sample weights for {unknown}, but losses for {list(self._losses)} only.")
             return {name: _column(given[name]) if name in given else None for name in self._names}

@@ -121,7 +121,7 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
             "adds to each of its values. Write reduction='sum'."
         )
     return Supervised(
-        loss=dict.fromkeys(name for name, some in by_output.items() if some) | made_losses,
+        loss=dict.fromkeys(outputs) | made_losses,
         loss_weights={name: one for name, one in weights.items() if name in losses or name not in outputs},
         metrics=by_output,
     )
