@@ -238,9 +238,11 @@ def check(program: Program, engines: dict[str, Callable[[Program], Any]], counts
 
 
 def diverges(found: Exception, expected: Any) -> bool:
-    """Whether the run ends where `fit` goes on with weights that are not finite, as docs/fit.md says."""
-    ended = isinstance(found, DivergedError) and not isinstance(expected, Exception)
-    return ended and not all(np.isfinite(weight).all() for weight in expected["weights"])
+    """Whether the run ends where `fit` goes on with numbers that are not finite, as docs/fit.md says."""
+    if not isinstance(found, DivergedError) or isinstance(expected, Exception):
+        return False
+    losses = [call["history"]["loss"] for call in expected["calls"]]
+    return not all(np.isfinite(values).all() for values in losses + expected["weights"])
 
 
 def judge_error(found: Exception, expected: Any) -> str:
