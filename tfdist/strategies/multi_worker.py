@@ -29,7 +29,6 @@ from tfdist.strategies.ordered_sum import packs
 from tfdist.telemetry import heartbeat
 
 DEFAULT_PACKING = 2**21  # bytes
-NAME_PATIENCE_SECONDS = 10.0
 IMPLEMENTATIONS = ("auto", "ring", "nccl")
 TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
@@ -144,11 +143,6 @@ class MultiWorker(Strategy):
             )
         return cluster
 
-    def _name_patience_seconds(self) -> float:
-        """How long a peer's name may fail to resolve: a misspelt one is soon said, but a pod's name may come late."""
-        is_pod = environment.is_kubernetes_pod(environment.current())
-        return self.peer_timeout_seconds if is_pod else min(NAME_PATIENCE_SECONDS, self.peer_timeout_seconds)
-
     def _heartbeat_seconds(self, cluster: Cluster) -> float:
         if self.heartbeat_timeout_seconds != "auto":
             return float(self.heartbeat_timeout_seconds)
@@ -159,12 +153,7 @@ class MultiWorker(Strategy):
         hosts = [split_address(worker)[0] for worker in cluster.workers]
         environment.change(environment.without_proxy(hosts, environment.current()))
         try:
-            rendezvous(
-                cluster,
-                timeout_seconds=self.peer_timeout_seconds,
-                on_wait=notify,
-                name_patience_seconds=self._name_patience_seconds(),
-            )
+            rendezvous(cluster, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
         except AddressTakenError:
             heartbeat.tell(address_taken=True)  # a launcher that chose the address chooses another
             raise

@@ -6,7 +6,7 @@ waits until every worker has joined a collective, for ever. So worker 0 asks the
 that is gone refuses at once, while one of a stopped process only stays silent, which the timeout is for.
 
 Invariant: the service is the one that `MultiWorkerMirroredStrategy` would set up, but for the heartbeat timeout, for
-which TensorFlow has no public setting; `tests/strategies/test_heartbeat.py` fails when the strategy no longer takes it
+which TensorFlow has no public setting; `tests/strategies/test_liveness.py` fails when the strategy no longer takes it
 as it finds it.
 """
 
