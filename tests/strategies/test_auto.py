@@ -64,5 +64,5 @@ def test_a_wrong_tf_config_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_strategy_in_the_place_of_what_makes_one_is_refused() -> None:
-    with pytest.raises(UserError, match=r"auto\.choose\.mirrored is .*no parentheses"):
+    with pytest.raises(UserError, match=r"auto\.choose\.mirrored is .*without parentheses"):
         choose(mirrored=Mirrored(num_cpu_devices=2))
