@@ -116,27 +116,17 @@ TASK = {"task": {"type": "worker", "index": 0}}
 
 @contextlib.contextmanager
 def met(count: int) -> Iterator[tf_config.Cluster]:
-    """The cluster of a first member whose peers are there, and begin to ask it once it listens."""
+    """The cluster of a first member whose peers look for it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, str(HERE / "control_members.py"), str(port), str(count)]
-    others = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert others.stdin and others.stdout
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as others:
+        assert others.stdout
         others.stdout.readline()
-
-        def begin() -> None:
-            while True:
-                with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)):
-                    print(file=others.stdin, flush=True)
-                    return
-                time.sleep(0.01)
-
-        threading.Thread(target=begin, daemon=True).start()
-        yield control_members.cluster_of(count, port, 0)
-    finally:
-        others.kill()
-        others.communicate()
+        try:
+            yield control_members.cluster_of(count, port, 0)
+        finally:
+            others.kill()
 
 
 # Watching

@@ -307,7 +307,7 @@ def test_what_can_be_seen_in_the_settings_alone_leaves_no_run_directory(
         ("multi_worker", "multi_worker.MultiWorker.implementation = 'rign'", ["'rign'", "Did you mean 'ring'?"]),
         ("multi_worker", "multi_worker.MultiWorker.bytes_per_pack = -1", ["bytes_per_pack is -1"]),
         ("multi_worker", "multi_worker.MultiWorker.peer_timeout_seconds = 60", ["TF_CONFIG", "tfdist.launch"]),
-        ("horovod", "horovod.Horovod.fusion_threshold_bytes = -1", ["fusion_threshold_bytes is -1", "number of bytes"]),
+        ("horovod", "horovod.Horovod.fusion_threshold_bytes = -1", ["fusion_threshold_bytes is -1", "at least 0"]),
         ("auto", "auto.choose.mirrored = @mirrored.Mirrored()", ["auto.choose.mirrored", "no parentheses"]),
     ],
 )
@@ -405,7 +405,7 @@ def test_evaluating_without_trained_weights_is_told(answer: Callable[..., Finish
     ("tf_config", "words"),
     [
         ("host0:2222,host1:2222", ["not JSON"]),
-        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', ["out of range"]),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', ["from 0 to 0"]),
     ],
 )
 @pytest.mark.parametrize("name", ["auto", "multi_worker"])
@@ -414,14 +414,6 @@ def test_a_wrong_tf_config_is_told(
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", tf_config)
     check_refused(answer(DIGITS, strategy(name), "--run_dir=run"), "TF_CONFIG", *words)
-
-
-@pytest.mark.slow
-def test_a_worker_whose_name_leads_nowhere_is_told() -> None:
-    settings = [strategy("multi_worker"), param("multi_worker.MultiWorker.peer_timeout_seconds = 1")]
-    cluster = {"cluster": {"worker": ["127.0.0.1:0", "host1.invalid:2222"]}, "task": {"type": "worker", "index": 0}}
-    told = run_python(["-m", "tfdist.main", DIGITS, *settings], env={"TF_CONFIG": json.dumps(cluster)}, timeout=60)
-    check_refused(told, "TF_CONFIG", "127.0.0.1:0", "port 0")
 
 
 @pytest.mark.slow

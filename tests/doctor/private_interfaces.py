@@ -32,8 +32,6 @@ OF_MODULES = {
         "xla_all_reduce": "the reduction of a program that is compiled for a TPU",
         "xla_replica_id": "the replica's index in such a program",
     },
-    "tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2": {"CoordinatedJob": "for the next but one"},
-    "tensorflow.python.distribute.multi_worker_util": {"coordination_leader": "for the next"},
     "tensorflow.python.eager.context": {
         "context": "a heartbeat timeout; whether a worker's process died; whether this process has computed"
     },
@@ -87,8 +85,6 @@ OF_OBJECTS = {
     "extended strategy": {"_get_cross_device_ops": "all-to-all and all-gather between workers"},
     "operations across devices": {"_launchers": "the same"},
     "launcher of collectives": {
-        "_all_gather": "one that does not ask for the lengths first",
-        "_device": "where an all-to-all is computed",
         "_get_ordering_token": "collectives in one order",
         "_group_key": "the workers of an all-to-all",
         "_next_instance_key": "which all-to-all it is",

@@ -12,7 +12,6 @@ from support import CLUSTER_VARIABLES
 from tfdist.errors import UserError
 from tfdist.strategies.auto import choose
 from tfdist.strategies.mirrored import Mirrored
-from tfdist.strategies.multi_worker import MultiWorker
 
 TF_CONFIG = json.dumps({"cluster": {"worker": ["host0:2222"]}, "task": {"type": "worker", "index": 0}})
 
@@ -65,12 +64,5 @@ def test_a_wrong_tf_config_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_strategy_in_the_place_of_what_makes_one_is_refused() -> None:
-    with pytest.raises(UserError, match=r"auto\.choose\.mirrored is .*no parentheses"):
+    with pytest.raises(UserError, match=r"auto\.choose\.mirrored is .*without parentheses"):
         choose(mirrored=Mirrored(num_cpu_devices=2))
-
-
-@pytest.mark.slow
-def test_in_a_pod_the_name_of_a_peer_may_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert MultiWorker(peer_timeout_seconds=600)._name_patience_seconds() == 10.0
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert MultiWorker(peer_timeout_seconds=600)._name_patience_seconds() == 600

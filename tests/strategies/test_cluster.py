@@ -66,56 +66,31 @@ def test_an_ipv6_host_loses_its_brackets_when_split() -> None:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ("{'cluster': {}}", "not JSON.*column 2.*double quotes"),
-        ('{"cluster": {"worker": ["a:1"]},\n "task": }', "not JSON.*line 2, column 10"),
-        ("[1]", "must be a JSON object.*not a list"),
-        ({"clusters": TWO, "task": FIRST}, "no 'cluster'. Is 'clusters' meant to be 'cluster'"),
-        ({"cluster": ["a:1"], "task": FIRST}, "'cluster' must be an object.*not a list"),
+        ("{'cluster': {}}", "not JSON.*double quotes.*column 2"),
+        ("[1]", "must have 'cluster'"),
+        ({"clusters": TWO, "task": FIRST}, "must have 'cluster'"),
+        ({"cluster": ["a:1"], "task": FIRST}, "must have 'cluster'"),
         ({"cluster": {}, "task": FIRST}, "'cluster' names no worker"),
         ({"cluster": {"worker": []}, "task": FIRST}, "'cluster' names no worker"),
-        ({"cluster": {"worker": "a:1"}, "task": FIRST}, r'worker must be a list.*"a:1".*\["a:1"\]'),
+        ({"cluster": {"worker": "a:1"}, "task": FIRST}, "worker must be a list.*Received: a:1"),
         ({"cluster": {"worker": [1]}, "task": FIRST}, "worker must be a list.*strings.*Received: .1"),
-        ({"cluster": {"wroker": ["a:1"]}, "task": FIRST}, "cluster.wroker: there is no such job.*mean 'worker'"),
-        ({"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": FIRST}, "parameter servers are not supported"),
-        ({"cluster": {"worker": ["a:1"], "evaluator": ["b:1"]}, "task": FIRST}, "evaluates on all workers; leave"),
-        ({"cluster": {"chief": ["a:1", "b:1"]}, "task": FIRST}, "chief has 2 addresses; there can be one"),
-        ({"cluster": TWO}, "has no 'task'"),
-        ({"cluster": TWO, "tasks": FIRST}, "Is 'tasks' meant to be 'task'"),
-        ({"cluster": TWO, "task": 0}, "'task' must be an object.*not a number"),
-        ({"cluster": TWO, "task": {"index": 0}}, "task.type is missing"),
-        ({"cluster": TWO, "task": {"type": "worker", "idx": 0}}, "task.index is missing"),
+        ({"cluster": {"wroker": ["a:1"]}, "task": FIRST}, "cluster.wroker: the jobs are.*mean 'worker'"),
+        ({"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": FIRST}, "no parameter servers and no evaluators"),
+        ({"cluster": {"chief": ["a:1", "b:1"]}, "task": FIRST}, "cluster.chief must be one address"),
+        ({"cluster": {"chief": ["A:1"], "worker": ["a:1"]}, "task": FIRST}, r"chief.0. and cluster.worker.0. have the"),
+        ({"cluster": TWO}, "and 'task'"),
+        ({"cluster": TWO, "task": {"type": "worker", "idx": 0}}, "and 'task'"),
         ({"cluster": TWO, "task": {"type": "Worker", "index": 0}}, "none of the cluster's jobs, 'worker'.*'worker'"),
         ({"cluster": TWO, "task": {"type": "chief", "index": 0}}, "none of the cluster's jobs"),
-        ({"cluster": TWO, "task": {"type": "evaluator", "index": 0}}, "do not start an evaluator"),
         ({"cluster": TWO, "task": {"type": 1, "index": 0}}, "none of the cluster's jobs"),
-        ({"cluster": TWO, "task": {"type": "worker", "index": "one"}}, "whole number.*Received: .one"),
-        ({"cluster": TWO, "task": {"type": "worker", "index": True}}, "whole number.*Received: true"),
-        ({"cluster": TWO, "task": {"type": "worker", "index": 1.0}}, "whole number"),
-        ({"cluster": TWO, "task": {"type": "worker", "index": 2}}, 'has 2 tasks, so it is from 0 to 1.*"index": 1'),
-        ({"cluster": TWO, "task": {"type": "worker", "index": -1}}, "out of range"),
-        ({"cluster": TWO, "task": {"type": "worker", "index": "-1"}}, "out of range"),
+        *(({"cluster": TWO, "task": FIRST | {"index": index}}, "from 0 to 1") for index in ("one", True, 1.0, 2, -1)),
     ],
 )
-def test_a_mistake_is_named_with_what_was_received(config: Any, expected: str) -> None:
+def test_a_mistake_is_named_with_what_was_received_and_a_right_example(config: Any, expected: str) -> None:
     message = message_of(config)
     assert re.search(expected, message, re.DOTALL), message
     assert message.startswith("TF_CONFIG") and "Received: " in message
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        "nonsense",
-        {"task": FIRST},
-        {"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "ps", "index": 0}},
-        {"cluster": {"worker": "a:1"}, "task": FIRST},
-        {"cluster": {"chief": ["a:1", "b:1"], "worker": ["c:1"]}, "task": {"type": "chief", "index": 1}},
-        {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}},
-        {"cluster": TWO, "task": {"type": "worker", "index": 7}},
-    ],
-)
-def test_the_example_in_a_message_is_itself_right(config: Any) -> None:
-    example = re.search(r"TF_CONFIG='(.*)'$", message_of(config))
+    example = re.search(r"TF_CONFIG='(.*)'$", message)
     assert example and read(example[1]) is not None
 
 
@@ -123,28 +98,13 @@ def test_the_example_in_a_message_is_itself_right(config: Any) -> None:
     ("address", "expected"),
     [
         ("host1", "no port.*'host1:2222'"),
-        ("host1:", "port '' is not a number"),
-        ("host1:http", "port 'http' is not a number"),
-        ("host1:0", "not between 1 and 65535"),
-        ("host1:65536", "not between 1 and 65535"),
-        ("http://host1:2222/", "not a URL. Write 'host1:2222'"),
-        ("grpc://host1:2222", "not a URL. Write 'host1:2222'"),
-        ("host1: 2222", "spaces. Write 'host1:2222'"),
-        ("", "must not be empty"),
-        (":2222", "no host"),
+        *((f"host1:{port}", f"port '{port}' is not a number between") for port in ("", "http", "0", "65536")),
         ("::1:2222", r"brackets. Write '\[::1\]:2222'"),
-        ("[::g]:2222", "is not a host name"),
-        ("host1/a:2222", "is not a host name"),
+        *((host, "is not a host name") for host in ("grpc://host1:2222", "host 1:2222", ":2222", "[::g]:2222")),
         ("a" * 64 + ":2222", "is not a host name"),
     ],
 )
 def test_a_malformed_address_is_named_by_its_task(address: str, expected: str) -> None:
     message = message_of({"cluster": {"worker": ["host0:2222", address]}, "task": FIRST})
-    assert "cluster.worker[1]" in message and f"Received: {address!r}" in message
+    assert "cluster.worker[1]" in message and f"Received: {address}" in message
     assert re.search(expected, message), message
-
-
-@pytest.mark.slow
-def test_two_tasks_with_one_address_are_both_named() -> None:
-    message = message_of({"cluster": {"chief": ["Host0:1"], "worker": ["b:1", "host0:1"]}, "task": FIRST})
-    assert "cluster.chief[0] and cluster.worker[1] have the same address" in message

@@ -57,7 +57,7 @@ def test_who_does_not_come_is_named_with_status_4(port: int) -> None:
 
 
 def test_a_horovodrun_that_is_gone_is_named(port: int) -> None:
-    with pytest.raises(PeerLostError, match=r"horovodrun does not answer at 127\.0\.0\.1:1 "):
+    with pytest.raises(PeerLostError, match=r"horovodrun, which does not answer at 127\.0\.0\.1:1 "):
         meet(Meeting("127.0.0.1", 1, 1, 3), timeout_seconds=0.3, on_wait=lambda message: None)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import http.server
 import json
 import os
 import socket
@@ -20,11 +18,13 @@ import support
 
 from tfdist.errors import EXIT_PEER_LOST, EXIT_USER_ERROR
 from tfdist.launch.local import reserve_port, tf_config
-from tfdist.strategies.cluster import hello, rendezvous
+from tfdist.strategies.cluster import rendezvous
+from tfdist.strategies.cluster.rendezvous import PROTOCOL, Meeting, WrongPeer, decode
 from tfdist.strategies.cluster.tf_config import Cluster
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 40.0
+KEPT: list[socket.socket] = []  # connections that nobody answers
 WORKER = """
 import os, sys
 from tfdist import errors
@@ -34,7 +34,6 @@ try:
         tf_config.read_tf_config(os.environ),
         timeout_seconds=float(sys.argv[1]),
         on_wait=lambda message: print(message, flush=True),
-        name_patience_seconds=1.0,
     )
 except errors.TfdistError as error:
     print(error, flush=True)
@@ -107,45 +106,29 @@ def listener(address: str, serve: Callable[[socket.socket], None]) -> Iterator[N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 6])
-def test_workers_started_together_meet_and_leave_their_ports_free(count: int, workers: Workers, addresses) -> None:
-    cluster = addresses(count)
-    started = [workers.start(tf_config(cluster, index)) for index in range(count)]
-    assert [end_of(process) for process in started] == [(0, "met\n")] * count
+def test_workers_started_together_meet_every_time_and_leave_their_ports_free(workers: Workers, addresses) -> None:
+    cluster = addresses(4)
+    for _ in range(4):
+        started = [workers.start(tf_config(cluster, index)) for index in range(4)]
+        assert [end_of(process) for process in started] == [(0, "met\n")] * 4
     for address in cluster:
         socket.create_server(("127.0.0.1", port_of(address))).close()
 
 
-@pytest.mark.slow
-def test_many_workers_meet_with_two_questions_from_each_to_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the interval between questions is long or short: who has become ready says so at once."""
-    count = hello.MOST_LISTED + 2
+def test_a_large_cluster_meets_whose_addresses_are_told_by_a_digest() -> None:
+    count = rendezvous.MAX_LISTED + 6
     with reserve_port() as held:
         port = held.getsockname()[1]
     addresses = tuple(f"127.0.0.{index + 1}:{port}" for index in range(count))
-    answers: list[object] = []
-    encode = hello.encode
-    monkeypatch.setattr(hello, "encode", lambda **said: answers.append(said["index"]) or encode(**said))
-    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 300.0)  # all of them share one event loop, on a busy machine
-    meetings = [rendezvous._Meeting(Cluster(addresses, "worker", index), 300.0, print, 10.0) for index in range(count)]
+    meetings = [Meeting(Cluster(addresses, "worker", index), 300.0, print) for index in range(count)]
 
     async def hold() -> None:
-        for meeting in meetings:  # nobody asks before all listen
-            listening = await meeting._listen()
-            monkeypatch.setattr(meeting, "_listen", functools.partial(asyncio.sleep, 0, listening))
-            meeting.ask_seconds = 120.0
         await asyncio.gather(*(meeting.hold() for meeting in meetings))
 
     asyncio.run(hold())
-    assert len(answers) <= 2 * 2 * count * (count - 1)
-
-
-@pytest.mark.slow
-def test_they_meet_every_time(workers: Workers, addresses) -> None:
-    cluster = addresses(3)
-    for _ in range(8):
-        started = [workers.start(tf_config(cluster, index)) for index in range(3)]
-        assert [end_of(process) for process in started] == [(0, "met\n")] * 3
+    told = rendezvous.list_workers(addresses)
+    assert told[1].startswith(f"… and {count - 1} others (digest ")
+    assert told != rendezvous.list_workers((*addresses[:-2], addresses[-1], addresses[-2]))
 
 
 @pytest.mark.slow
@@ -191,47 +174,36 @@ def test_who_never_comes_is_named_at_the_end_with_status_4(index: int, workers: 
     cluster = addresses(3)
     patient = workers.start(tf_config(cluster, 1 - index))
     assert "worker" in first_line(patient)
-    status, output = end_of(workers.start(tf_config(cluster, index), timeout_seconds=8.0))
+    status, output = end_of(workers.start(tf_config(cluster, index), timeout_seconds=4.0))
     assert status == EXIT_PEER_LOST
-    assert f"worker {index} waited 8 s and gives up; missing: worker 2 at {cluster[2]} (nothing listens" in output
+    assert f"worker {index} waited 4 s and gives up; missing: worker 2 at {cluster[2]} (nothing listens" in output
     assert f"worker {1 - index} at" not in output
 
 
 @pytest.mark.slow
-def test_who_hangs_is_named(workers: Workers, addresses) -> None:
-    cluster = addresses(2)
-    with listener(cluster[1], lambda connection: held.append(connection)):
-        held: list[socket.socket] = []
-        status, output = end_of(workers.start(tf_config(cluster, 0), timeout_seconds=7.0))
+@pytest.mark.parametrize(
+    ("serve", "why"),
+    [
+        (KEPT.append, "it does not answer"),
+        (lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n"), "something else than a tfdist worker"),
+        (lambda connection: connection.close(), "it accepts connections and closes them"),
+        (None, "the host name 'no-such-host.invalid' does not resolve"),
+    ],
+)
+def test_what_is_at_a_peers_address_is_named(serve, why: str, workers: Workers, addresses) -> None:
+    cluster = addresses(2) if serve else [*addresses(1), "no-such-host.invalid:2222"]
+    with listener(cluster[1], serve) if serve else contextlib.nullcontext():
+        seconds = 6.0 if serve == KEPT.append else 1.0
+        status, output = end_of(workers.start(tf_config(cluster, 0), timeout_seconds=seconds))
     assert status == EXIT_PEER_LOST
-    assert f"worker 1 at {cluster[1]} (it does not answer" in output
-
-
-@pytest.mark.slow
-def test_another_program_at_a_peers_address_is_named(workers: Workers, addresses) -> None:
-    cluster = addresses(2)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port_of(cluster[1])), http.server.SimpleHTTPRequestHandler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        status, output = end_of(workers.start(tf_config(cluster, 0)))
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert status == EXIT_USER_ERROR
-    assert f"worker 1 cannot be reached at its address {cluster[1]}" in output and "something else" in output
+    assert f"missing: worker 1 at {cluster[1]} ({why}" in output
 
 
 @pytest.mark.slow
 def test_a_process_with_another_index_at_a_peers_address_is_named(workers: Workers, addresses) -> None:
     cluster = addresses(2)
-    hello = {"protocol": "tfdist-rendezvous-1", "start": "x", "index": 0, "workers": cluster, "ready": False}
-
-    def answer(connection: socket.socket) -> None:
-        with connection:
-            connection.recv(1 << 16)
-            connection.sendall(json.dumps(hello | {"waits_for": [1]}).encode() + b"\n")
-
-    with listener(cluster[1], answer):
+    said = rendezvous.encode(index=0, workers=cluster)
+    with listener(cluster[1], lambda connection: connection.sendall(said)):
         status, output = end_of(workers.start(tf_config(cluster, 0)))
     assert status == EXIT_USER_ERROR
     assert (
@@ -270,10 +242,8 @@ def test_a_port_that_is_taken_when_the_workers_have_met_is_named(
     assert f"AddressTakenError: worker 0 cannot listen at its address {cluster[0]}: another process" in ended.stderr
 
 
-@pytest.mark.slow
-def test_a_host_name_that_does_not_resolve_is_named(workers: Workers, addresses) -> None:
-    cluster = [*addresses(1), "no-such-host.invalid:2222"]
-    status, output = end_of(workers.start(tf_config(cluster, 0)))
-    assert status == EXIT_USER_ERROR
-    assert "worker 1 cannot be reached at its address no-such-host.invalid:2222" in output
-    assert "does not resolve" in output
+@pytest.mark.parametrize("line", [b"x", b"[" * 100_000, b"5", b"{}", b"null", b"\xff", b'{"protocol": "other"}'])
+def test_what_no_worker_says_is_refused(line: bytes) -> None:
+    with pytest.raises(WrongPeer):
+        decode(line)
+    assert decode(json.dumps({"protocol": PROTOCOL, "index": 1}).encode())["index"] == 1

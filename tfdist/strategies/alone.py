@@ -14,8 +14,8 @@ from tfdist.strategies.cluster.tf_config import VARIABLE as TF_CONFIG
 from tfdist.strategies.cluster.tf_config import read_tf_config
 
 _HOROVOD_START = (
-    "`python -m tfdist.launch --workers=2 --launcher=horovod -- --gin_file=…` or "
-    "`horovodrun -np 2 python -m tfdist.main --gin_file=…`."
+    "Start it with `python -m tfdist.launch --workers=2 --launcher=horovod -- --gin_file=…` or "
+    "`horovodrun -np 2 python -m tfdist.main --gin_file=…`; for one worker on purpose, write 1 there."
 )
 _TOGETHER = {
     TF_CONFIG: "train.strategy = @multi_worker.MultiWorker() (--gin_file=configs/strategies/multi_worker.gin)",
@@ -24,34 +24,19 @@ _TOGETHER = {
 _BY_HOROVOD = "train.strategy = @horovod.Horovod() (--gin_file=configs/strategies/horovod.gin)"
 
 
-def other_workers(variables: Mapping[str, str]) -> tuple[str, int] | None:
-    """The variable that says so, and how many processes this is one of; None where it is the only one.
-
-    Raises:
-      UserError: TF_CONFIG is wrong.
-    """
-    cluster = read_tf_config(variables)
-    if cluster is not None and cluster.num_workers > 1:
-        return TF_CONFIG, cluster.num_workers
-    for name in (*environment.HOROVOD_SIZES, environment.SLURM_TASKS):
-        text = variables.get(name, "")
-        if text.isdecimal() and int(text) > 1:
-            return name, int(text)
-    return None
-
-
 def refuse_others(strategy: str, variables: Mapping[str, str]) -> None:
-    """Raises UserError where this process is one of several, whose strategy is of one process."""
-    found = other_workers(variables)
-    if found is None:
-        return
-    name, count = found
-    raise UserError(
-        f"The strategy {strategy} trains in one process, and {name} says that this is one of {count}: each of them "
-        f"would train by itself, into the same run directory. To train together, use "
-        f"{_TOGETHER.get(name, _BY_HOROVOD)}. To train in this process alone on purpose, take the variable away: "
-        f"env -u {name} python -m tfdist.main …"
-    )
+    """Raises UserError where this process is one of several, and the strategy found or finds none of them."""
+    cluster = read_tf_config(variables)
+    counts = {TF_CONFIG: str(cluster.num_workers)} if cluster is not None else {}
+    counts |= {name: variables.get(name, "") for name in (*environment.HOROVOD_SIZES, environment.SLURM_TASKS)}
+    for name, count in counts.items():
+        if count.isdecimal() and int(count) > 1:
+            raise UserError(
+                f"The strategy {strategy} trains in one process here, and {name} says that this is one of {count}: "
+                "each of them would train by itself, into the same run directory. To train together, use "
+                f"{_TOGETHER.get(name, _BY_HOROVOD)}. To train in this process alone on purpose, take the variable "
+                f"away: env -u {name} python -m tfdist.main …"
+            )
 
 
 def refuse_without_horovodrun(variables: Mapping[str, str]) -> None:
@@ -59,18 +44,5 @@ def refuse_without_horovodrun(variables: Mapping[str, str]) -> None:
     if environment.first_set(environment.HOROVOD_MARKS, variables) is None:
         raise UserError(
             "The strategy horovod was chosen, and horovodrun has not started this process (none of "
-            f"{', '.join(environment.HOROVOD_MARKS)} is set): it would train alone. Start it with {_HOROVOD_START} "
-            "For one worker on purpose, write --workers=1, or -np 1."
+            f"{', '.join(environment.HOROVOD_MARKS)} is set): it would train alone. {_HOROVOD_START}"
         )
-
-
-def refuse_unmet(size: int, variables: Mapping[str, str]) -> None:
-    """Raises UserError where Horovod has found nobody (`size` 1) although this process is one of several."""
-    found = other_workers(variables)
-    if size > 1 or found is None:
-        return
-    raise UserError(
-        f"Horovod found no other worker, and {found[0]} says that this is one of {found[1]} processes: each of them "
-        f"would train alone. Start them with {_HOROVOD_START} To train in this process alone on purpose, take the "
-        f"variable away: env -u {found[0]}"
-    )

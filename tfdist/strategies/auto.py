@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdist.errors import UserError
+from tfdist.settings.checks import FUNCTION
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.tf_config import read_tf_config
@@ -40,10 +40,7 @@ def choose(
         "tpu": tpu,
     }
     for name, make in makers.items():
-        if not callable(make):
-            raise UserError(
-                f"auto.choose.{name} is {make!r}; write a class such as @mirrored.Mirrored, no parentheses."
-            )
+        FUNCTION(f"auto.choose.{name}", make)
     variables = environment.current()
     gpus = tf.config.list_physical_devices("GPU")
     if read_tf_config(variables) is not None:

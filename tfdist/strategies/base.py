@@ -24,6 +24,8 @@ import tensorflow as tf
 
 from tfdist.errors import EXIT_DONE, PeerFailedError, UserError
 from tfdist.strategies import failure_report
+from tfdist.strategies.alone import refuse_others
+from tfdist.strategies.cluster import environment
 from tfdist.strategies.failure_report import FailureReport
 from tfdist.strategies.sparse import without_repeats
 
@@ -75,6 +77,9 @@ class Strategy(abc.ABC):
     is_one_program = False
     """Whether a whole step is one call of `run`, which may be nested in another: one program where each call is one."""
 
+    trains_alone = False
+    """Whether it is for one process alone."""
+
     bytes_per_pack = 0
     """Bytes of gradients that go into one collective, where tfdist packs them; 0: all."""
 
@@ -105,6 +110,8 @@ class Strategy(abc.ABC):
 
     def check_alone(self) -> None:
         """Raises UserError where a strategy of one process stands in one of several, which would all train alone."""
+        if self.trains_alone:
+            refuse_others(self.name, environment.current())
 
     def connect(self, notify: Notify = lambda message: None) -> Topology:
         """Joins the run; once a process, a second call finds everything done.
@@ -420,17 +427,6 @@ def _in_replica() -> bool:
 def connected_over(distribution: tf.distribute.Strategy) -> Strategy | None:
     """The strategy of this process that stands on `distribution`; None for one that somebody else made."""
     return _connected.get(id(distribution))
-
-
-def check_peer_timeout(name: str, seconds: object) -> None:
-    """Raises UserError where a strategy's `peer_timeout_seconds` is no time."""
-    check_seconds(f"{name}.peer_timeout_seconds", seconds)
-
-
-def check_seconds(name: str, seconds: object) -> None:
-    """Raises UserError where a setting is no time."""
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
-        raise UserError(f"{name} is {seconds!r}; write seconds above 0.")
 
 
 def read_ahead(dataset: tf.data.Dataset, device: str) -> tf.data.Dataset:

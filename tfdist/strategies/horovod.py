@@ -17,9 +17,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
-from tfdist.errors import UserError, is_whole_number
-from tfdist.strategies.alone import refuse_unmet, refuse_without_horovodrun
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, check_peer_timeout, read_ahead
+from tfdist.errors import UserError
+from tfdist.settings.checks import POSITIVE, SECONDS, or_none, whole_number
+from tfdist.strategies.alone import refuse_others, refuse_without_horovodrun
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, read_ahead
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.horovod_rendezvous import get_failure, meet, put_failure, read_meeting
 from tfdist.strategies.failure_report import FailureReport
@@ -48,13 +49,9 @@ class Horovod(Strategy):
         peer_timeout_seconds: float = 600.0,
     ) -> None:
         super().__init__()
-        if fusion_threshold_bytes is not None and not is_whole_number(fusion_threshold_bytes, least=0):
-            raise UserError(f"Horovod.fusion_threshold_bytes is {fusion_threshold_bytes!r}; write a number of bytes.")
-        if cycle_time_milliseconds is not None and not (
-            isinstance(cycle_time_milliseconds, (int, float)) and cycle_time_milliseconds > 0
-        ):
-            raise UserError(f"Horovod.cycle_time_milliseconds is {cycle_time_milliseconds!r}; write a number above 0.")
-        check_peer_timeout("Horovod", peer_timeout_seconds)
+        or_none(whole_number(0))("Horovod.fusion_threshold_bytes", fusion_threshold_bytes)
+        or_none(POSITIVE)("Horovod.cycle_time_milliseconds", cycle_time_milliseconds)
+        SECONDS("Horovod.peer_timeout_seconds", peer_timeout_seconds)
         self.peer_timeout_seconds = peer_timeout_seconds
         self.fusion_threshold_bytes = fusion_threshold_bytes
         self.cycle_time_milliseconds = cycle_time_milliseconds
@@ -80,7 +77,8 @@ class Horovod(Strategy):
         if meeting is not None:
             meet(meeting, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
         self._hvd.init()
-        refuse_unmet(self._hvd.size(), environment.current())
+        if self._hvd.size() == 1:
+            refuse_others(self.name, environment.current())
         gpus = tf.config.list_physical_devices("GPU")
         device = f"GPU:{self._hvd.local_rank() % len(gpus)}" if gpus else "CPU"
         use_only(device)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.errors import UserError, is_whole_number
-from tfdist.strategies.alone import refuse_others
+from tfdist.errors import UserError
+from tfdist.settings.checks import COUNT, or_none, whole_number
 from tfdist.strategies.base import Notify, Strategy, Topology
-from tfdist.strategies.cluster import environment
 
 
 class Mirrored(Strategy):
@@ -22,24 +21,17 @@ class Mirrored(Strategy):
     """
 
     name = "mirrored"
+    trains_alone = True
 
     def __init__(self, num_cpu_devices: int = 0, num_gpus: int | None = None) -> None:
         super().__init__()
-        if not is_whole_number(num_cpu_devices, least=0):
-            raise UserError(
-                f"Mirrored.num_cpu_devices is {num_cpu_devices!r}; write a whole number: 2 splits the CPU in two, "
-                "0 uses the GPUs."
-            )
-        if num_gpus is not None and not is_whole_number(num_gpus):
-            raise UserError(f"Mirrored.num_gpus is {num_gpus!r}; write a whole number of at least 1, or None for all.")
+        whole_number(0)("Mirrored.num_cpu_devices", num_cpu_devices)
+        or_none(COUNT)("Mirrored.num_gpus", num_gpus)
         self.num_cpu_devices = num_cpu_devices
         self.num_gpus = num_gpus
 
     def expected_replicas(self) -> int:
         return self.num_cpu_devices or len(self._gpus())
-
-    def check_alone(self) -> None:
-        refuse_others(self.name, environment.current())
 
     def _gpus(self) -> list[tf.config.PhysicalDevice]:
         gpus = tf.config.list_physical_devices("GPU")

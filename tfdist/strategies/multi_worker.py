@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.errors import UserError
+from tfdist.settings.checks import SECONDS, one_of, whole_number
 from tfdist.strategies import failure_report
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, check_peer_timeout, check_seconds, placed
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, placed
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.liveness import (
     HEARTBEAT_SECONDS,
@@ -29,7 +30,6 @@ from tfdist.strategies.ordered_sum import packs
 from tfdist.telemetry import heartbeat
 
 DEFAULT_PACKING = 2**21  # bytes
-NAME_PATIENCE_SECONDS = 10.0
 IMPLEMENTATIONS = ("auto", "ring", "nccl")
 TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
@@ -57,20 +57,13 @@ class MultiWorker(Strategy):
         heartbeat_timeout_seconds: float | str = "auto",
     ) -> None:
         super().__init__()
-        if implementation not in IMPLEMENTATIONS:
-            known = ", ".join(map(repr, IMPLEMENTATIONS))
-            near = suggest(str(implementation), IMPLEMENTATIONS)
-            raise UserError(f"MultiWorker.implementation is {implementation!r}; write one of {known}.{near}")
-        if not is_whole_number(bytes_per_pack, least=0):
-            raise UserError(
-                f"MultiWorker.bytes_per_pack is {bytes_per_pack!r}; write a number of bytes, such as "
-                f"{DEFAULT_PACKING}; 0 packs all gradients into one message."
-            )
-        check_peer_timeout("MultiWorker", peer_timeout_seconds)
+        one_of(*IMPLEMENTATIONS)("MultiWorker.implementation", implementation)
+        whole_number(0)("MultiWorker.bytes_per_pack", bytes_per_pack)
+        SECONDS("MultiWorker.peer_timeout_seconds", peer_timeout_seconds)
+        if heartbeat_timeout_seconds != "auto":
+            SECONDS("MultiWorker.heartbeat_timeout_seconds", heartbeat_timeout_seconds)
         self.implementation = implementation
         self.bytes_per_pack = bytes_per_pack
-        if heartbeat_timeout_seconds != "auto":
-            check_seconds("MultiWorker.heartbeat_timeout_seconds", heartbeat_timeout_seconds)
         self.peer_timeout_seconds = peer_timeout_seconds
         self.heartbeat_timeout_seconds = heartbeat_timeout_seconds
 
@@ -99,21 +92,31 @@ class MultiWorker(Strategy):
     def all_to_all(self, rows: tf.Tensor, *, name: str) -> tf.Tensor:
         if self.topology.num_replicas == 1:
             return rows
-        launcher = self._launcher()
-        with tf.device(launcher._device):
-            return tf.raw_ops.CollectiveAllToAllV2(
-                input=placed(rows),
-                group_size=self.topology.num_replicas,
-                group_key=launcher._group_key,
-                instance_key=launcher._next_instance_key(),
-                ordering_token=[launcher._get_ordering_token()],
-            )
+        return self._collect(tf.raw_ops.CollectiveAllToAllV2, rows)
 
     def all_gather(self, vector: tf.Tensor, *, name: str) -> tf.Tensor:
         if self.topology.num_replicas == 1:
             return vector[tf.newaxis]
         # The public one asks for the lengths first, in a collective of its own.
-        return self._launcher()._all_gather(placed(vector[tf.newaxis]), None)
+        gathered = self._collect(
+            tf.raw_ops.CollectiveGatherV2, vector[tf.newaxis], communication_hint=self.implementation.upper()
+        )
+        return tf.ensure_shape(gathered, [self.topology.num_replicas, *vector.shape])
+
+    def _collect(self, operation: Callable[..., tf.Tensor], tensor: tf.Tensor, **options: Any) -> tf.Tensor:
+        """A collective of the replica that this is called on, by what starts TensorFlow's own, which is private."""
+        replica = static_replica_index() - self.topology.first_replica
+        extended = self.distribution.extended
+        launcher = extended._get_cross_device_ops(tf.constant(0.0))._launchers[replica]
+        with tf.device(extended.worker_devices[replica]):
+            return operation(
+                input=placed(tensor),
+                group_size=self.topology.num_replicas,
+                group_key=launcher._group_key,
+                instance_key=launcher._next_instance_key(),
+                ordering_token=[launcher._get_ordering_token()],
+                **options,
+            )
 
     def _send_failure(self, report: FailureReport) -> None:
         # All later collectives fail on every worker, too. A code of its own: some errors of XLA are expected.
@@ -122,11 +125,6 @@ class MultiWorker(Strategy):
 
     def _received_failure(self, error: BaseException) -> FailureReport | None:
         return failure_report.decode(str(error))
-
-    def _launcher(self) -> Any:
-        """What starts the collectives of the replica that this is called on; TensorFlow has nothing public."""
-        operations = self.distribution.extended._get_cross_device_ops(tf.constant(0.0))
-        return operations._launchers[static_replica_index() - self.topology.first_replica]
 
     def _options(self, bytes_per_pack: int) -> tf.distribute.experimental.CommunicationOptions:
         implementation = tf.distribute.experimental.CommunicationImplementation(self.implementation.upper())
@@ -144,11 +142,6 @@ class MultiWorker(Strategy):
             )
         return cluster
 
-    def _name_patience_seconds(self) -> float:
-        """How long a peer's name may fail to resolve: a misspelt one is soon said, but a pod's name may come late."""
-        is_pod = environment.is_kubernetes_pod(environment.current())
-        return self.peer_timeout_seconds if is_pod else min(NAME_PATIENCE_SECONDS, self.peer_timeout_seconds)
-
     def _heartbeat_seconds(self, cluster: Cluster) -> float:
         if self.heartbeat_timeout_seconds != "auto":
             return float(self.heartbeat_timeout_seconds)
@@ -159,12 +152,7 @@ class MultiWorker(Strategy):
         hosts = [split_address(worker)[0] for worker in cluster.workers]
         environment.change(environment.without_proxy(hosts, environment.current()))
         try:
-            rendezvous(
-                cluster,
-                timeout_seconds=self.peer_timeout_seconds,
-                on_wait=notify,
-                name_patience_seconds=self._name_patience_seconds(),
-            )
+            rendezvous(cluster, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
         except AddressTakenError:
             heartbeat.tell(address_taken=True)  # a launcher that chose the address chooses another
             raise

@@ -8,9 +8,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.strategies.alone import refuse_others
 from tfdist.strategies.base import Notify, Strategy, Topology, connected_over
-from tfdist.strategies.cluster import environment
 from tfdist.strategies.one_device import OneDevice
 
 ONE_PROCESS = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
@@ -48,6 +46,8 @@ def strategy_over(distribution: tf.distribute.Strategy) -> Strategy:
 class OfTensorFlow(Strategy):
     """The devices of this process, by a strategy of TensorFlow's that exists already."""
 
+    trains_alone = True
+
     def __init__(self, distribution: tf.distribute.Strategy) -> None:
         super().__init__()
         self._given = distribution
@@ -55,9 +55,6 @@ class OfTensorFlow(Strategy):
 
     def expected_replicas(self) -> int:
         return self._given.num_replicas_in_sync
-
-    def check_alone(self) -> None:
-        refuse_others(self.name, environment.current())
 
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         return self._given, Topology(0, 1, num_local_replicas=self._given.num_replicas_in_sync)

@@ -8,9 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.strategies.alone import refuse_others
 from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, read_ahead
-from tfdist.strategies.cluster import environment
 
 
 class OneDevice(Strategy):
@@ -21,6 +19,7 @@ class OneDevice(Strategy):
     """
 
     name = "one_device"
+    trains_alone = True
 
     def __init__(self, device: str = "auto") -> None:
         super().__init__()
@@ -30,9 +29,6 @@ class OneDevice(Strategy):
 
     def expected_replicas(self) -> int:
         return 1
-
-    def check_alone(self) -> None:
-        refuse_others(self.name, environment.current())
 
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         use_only(self.device)

@@ -7,10 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import UserError, is_whole_number
-from tfdist.strategies.alone import refuse_others
+from tfdist.errors import UserError
+from tfdist.settings.checks import whole_number
 from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, read_ahead
-from tfdist.strategies.cluster import environment
 from tfdist.strategies.mirrored import split_cpu
 
 
@@ -28,6 +27,7 @@ class Pipelined(Strategy):
     """
 
     name = "pipelined"
+    trains_alone = True
 
     def __init__(self, stages: Sequence[str], num_cpu_devices: int = 0) -> None:
         super().__init__()
@@ -37,16 +37,12 @@ class Pipelined(Strategy):
                 f"Pipelined.stages is {stages!r}; write the names of the layers at which the second stage begins, the "
                 "third …, such as ['block_2', 'block_4']."
             )
-        if not is_whole_number(num_cpu_devices, least=0):
-            raise UserError(f"Pipelined.num_cpu_devices is {num_cpu_devices!r}; write a whole number, or 0 for GPUs.")
+        whole_number(0)("Pipelined.num_cpu_devices", num_cpu_devices)
         self.stages = tuple(names)
         self.num_cpu_devices = num_cpu_devices
 
     def expected_replicas(self) -> int:
         return 1
-
-    def check_alone(self) -> None:
-        refuse_others(self.name, environment.current())
 
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         wanted = len(self.stages) + 1

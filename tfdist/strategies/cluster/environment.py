@@ -63,11 +63,6 @@ def first_set(names: tuple[str, ...], environment: Mapping[str, str]) -> str | N
     return next((name for name in names if environment.get(name)), None)
 
 
-def is_kubernetes_pod(environment: Mapping[str, str]) -> bool:
-    """Whether this process runs in a pod of Kubernetes, where a host's name resolves only once its pod is there."""
-    return bool(environment.get("KUBERNETES_SERVICE_HOST"))
-
-
 def metadata_address(environment: Mapping[str, str]) -> str | None:
     """`host` or `host:port` of the metadata server to ask in place of Google's usual one, as Google's libraries do."""
     return environment.get("GCE_METADATA_HOST") or None

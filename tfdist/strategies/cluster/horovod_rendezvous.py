@@ -27,7 +27,7 @@ ASK_SECONDS = 0.1
 ANSWER_SECONDS = 5.0
 FIRST_WORD_SECONDS = 3.0  # before saying for whom this worker waits
 NEXT_WORD_SECONDS = 30.0
-MOST_NAMED = 8
+MAX_NAMED = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,20 +61,20 @@ def meet(meeting: Meeting, *, timeout_seconds: float, on_wait: Callable[[str], N
       PeerLostError: somebody did not come in time.
     """
     begun = time.monotonic()
-    missing = [rank for rank in range(meeting.size) if rank != meeting.rank]
-    is_told, said, said_at = False, "", begun + FIRST_WORD_SECONDS - NEXT_WORD_SECONDS
-    trouble = ""
+    said, said_at = "", begun + FIRST_WORD_SECONDS - NEXT_WORD_SECONDS
+    missing = list(range(meeting.size))  # itself too, until it has left its name
     while True:
         try:
-            is_told = is_told or _put(meeting)
-            missing = [rank for rank in missing if not _has_come(meeting, rank)]
-            trouble = ""
+            if meeting.rank in missing:
+                _request(meeting, "PUT", str(meeting.rank), socket.gethostname().encode())
+            missing = [rank for rank in missing if _request(meeting, "GET", str(rank))[0] != http.HTTPStatus.OK]
+            if not missing:
+                return
+            waiting_for = ", ".join(f"worker {rank}" for rank in missing[:MAX_NAMED])
+            waiting_for += f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
         except (OSError, http.client.HTTPException) as error:
-            trouble = f"horovodrun does not answer at {meeting.host}:{meeting.port} ({error})"
-        if not missing and is_told:
-            return
+            waiting_for = f"horovodrun, which does not answer at {meeting.host}:{meeting.port} ({error})"
         now = time.monotonic()
-        waiting_for = trouble or _listed(missing)
         if now - begun >= timeout_seconds:
             raise PeerLostError(
                 f"worker {meeting.rank} waited {timeout_seconds:g} s and gives up; missing: {waiting_for}. Each "
@@ -103,15 +103,6 @@ def get_failure(meeting: Meeting) -> FailureReport | None:
     return None
 
 
-def _put(meeting: Meeting) -> bool:
-    """Leaves this process's name in the store."""
-    return _request(meeting, "PUT", str(meeting.rank), socket.gethostname().encode())[0] == http.HTTPStatus.OK
-
-
-def _has_come(meeting: Meeting, rank: int) -> bool:
-    return _request(meeting, "GET", str(rank))[0] == http.HTTPStatus.OK
-
-
 def _request(meeting: Meeting, method: str, key: str, body: bytes | None = None) -> tuple[int, bytes]:
     """Status and body of an answer. Directly: no proxy stands between the processes of a run."""
     connection = http.client.HTTPConnection(meeting.host, meeting.port, timeout=ANSWER_SECONDS)
@@ -121,9 +112,3 @@ def _request(meeting: Meeting, method: str, key: str, body: bytes | None = None)
         return response.status, response.read()
     finally:
         connection.close()
-
-
-def _listed(missing: list[int]) -> str:
-    named = [f"worker {rank}" for rank in missing[:MOST_NAMED]]
-    more = len(missing) - len(named)
-    return ", ".join(named) + (f" and {more} more" if more else "")

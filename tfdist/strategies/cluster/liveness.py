@@ -6,7 +6,7 @@ waits until every worker has joined a collective, for ever. So worker 0 asks the
 that is gone refuses at once, while one of a stopped process only stays silent, which the timeout is for.
 
 Invariant: the service is the one that `MultiWorkerMirroredStrategy` would set up, but for the heartbeat timeout, for
-which TensorFlow has no public setting; `tests/strategies/test_heartbeat.py` fails when the strategy no longer takes it
+which TensorFlow has no public setting; `tests/strategies/test_liveness.py` fails when the strategy no longer takes it
 as it finds it.
 """
 
@@ -17,8 +17,6 @@ import threading
 from collections.abc import Sequence
 
 import tensorflow as tf
-from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
-from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.eager import context
 
 from tfdist.strategies.cluster.tf_config import Cluster
@@ -34,11 +32,12 @@ def set_heartbeat_timeout(cluster: Cluster, seconds: float) -> None:
 
     As `CollectiveAllReduceExtended._initialize_multi_worker` does, which leaves alone what was set up before it.
     """
-    spec = tf.train.ClusterSpec(cluster.jobs)
-    jobs = [CoordinatedJob(name=job, num_tasks=spec.num_tasks(job)) for job in spec.jobs]
+    jobs = tf.compat.v1.ConfigProto().experimental.coordination_config.coordinated_job_list
+    for job, workers in cluster.jobs.items():
+        jobs.add(name=job, num_tasks=len(workers))
     context.context().configure_coordination_service(
         service_type="standalone",
-        service_leader=multi_worker_util.coordination_leader(spec),
+        service_leader=f"/job:{next(iter(cluster.jobs))}/replica:0/task:0",
         heartbeat_timeout_in_ms=round(seconds * 1000),
         coordinated_jobs=jobs,
     )

@@ -1,7 +1,7 @@
 """Which workers make up the run and which of them this process is: the only reader of TF_CONFIG.
 
 Invariant: a `Cluster` that exists is sound. Every address is host:port, no two tasks share one, and this process is
-one of the workers. Whatever TF_CONFIG says wrongly is a `UserError` that names it and shows what to write instead.
+one of the workers. Whatever TF_CONFIG says wrongly is a `UserError` that names it and shows an example.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.errors import UserError, suggest
+from tfdist.errors import UserError, is_whole_number, suggest
 
 VARIABLE = "TF_CONFIG"
 JOBS = ("chief", "worker")  # in the order in which TensorFlow counts them
 _HOST = re.compile(r"([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
-_EXAMPLE_JOBS: dict[str, Any] = {"worker": ["host0:2222", "host1:2222"]}
+_EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,16 +78,26 @@ def read_tf_config(environment: Mapping[str, str]) -> Cluster | None:
       UserError: it does not describe a cluster that this process is a worker of.
     """
     text = environment.get(VARIABLE, "").strip()
-    if not text:
+    try:
+        config = json.loads(text or "{}")
+    except ValueError as error:
+        raise _wrong(f"it is not JSON, which wants double quotes: {error}", text) from error
+    if config == {}:
         return None
-    config = _parse(text)
-    if not config:
-        return None
-    jobs = _check_jobs(config)
-    _check_addresses(jobs)
-    task_type, task_index = _check_task(config, jobs)
-    workers = tuple(address for job in JOBS for address in jobs.get(job, []))
-    return Cluster(workers, task_type, task_index, has_chief_task=bool(jobs.get("chief")))
+    match config:
+        case {"cluster": dict(jobs), "task": {"type": job, "index": index}}:
+            _check_jobs(jobs)
+        case _:
+            raise _wrong("it must have 'cluster', jobs with addresses, and 'task', with 'type' and 'index'", config)
+    if not isinstance(job, str) or not jobs.get(job):
+        known = [name for name in JOBS if jobs.get(name)]
+        near = suggest(job, known) if isinstance(job, str) else ""
+        raise _wrong(f"task.type is none of the cluster's jobs, {' and '.join(map(repr, known))}.{near}", job)
+    number = int(index) if isinstance(index, str) and re.fullmatch("[0-9]+", index) else index
+    if not is_whole_number(number, least=0) or number >= len(jobs[job]):
+        raise _wrong(f"task.index is not a whole number from 0 to {len(jobs[job]) - 1}, as cluster.{job} has", index)
+    workers = tuple(address for name in JOBS for address in jobs.get(name, []))
+    return Cluster(workers, job, number, has_chief_task=bool(jobs.get("chief")))
 
 
 def is_loopback(host: str) -> bool:
@@ -104,108 +114,17 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _wrong(
-    what: str,
-    received: Any,
-    jobs: Mapping[str, Any] | None = None,
-    task: tuple[str, int] | None = None,
-    *,
-    is_raw: bool = False,
-) -> UserError:
-    """The error for a mistake in TF_CONFIG, with a complete example made from what was right of it."""
-    jobs = jobs or _EXAMPLE_JOBS
-    job, index = task or (next(iter(jobs)), 0)
-    example = json.dumps({"cluster": jobs, "task": {"type": job, "index": index}})
-    shown = received if is_raw else json.dumps(received)
-    return UserError(f"{VARIABLE}: {what}\n  Received: {shown}\n  Write, for example: {VARIABLE}='{example}'")
-
-
-def _parse(text: str) -> dict[str, Any]:
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}" if "\n" in text else f"column {error.colno}"
-        hint = " JSON wants double quotes." if "'" in text else ""
-        near = text[max(0, error.pos - 15) : error.pos + 15]
-        raise _wrong(f"not JSON: {error.msg} at {where}, near {near!r}.{hint}", text, is_raw=True) from error
-    if not isinstance(config, dict):
-        raise _wrong(f"must be a JSON object with 'cluster' and 'task', not {_kind(config)}.", config)
-    return config
-
-
-def _check_jobs(config: dict[str, Any]) -> dict[str, list[str]]:
-    if "cluster" not in config:
-        raise _wrong(f"has no 'cluster'.{_suggest_key('cluster', config)}", config)
-    jobs = config["cluster"]
-    if not isinstance(jobs, dict):
-        raise _wrong(f"'cluster' must be an object of job names and their addresses, not {_kind(jobs)}.", jobs)
-    for job, addresses in jobs.items():
-        _check_job_name(job, jobs)
-        if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
-            fixed = {**jobs, job: [addresses] if isinstance(addresses, str) else _EXAMPLE_JOBS["worker"]}
-            raise _wrong(f'cluster.{job} must be a list of "host:port" strings.', addresses, _supported(fixed))
-    if not any(jobs.values()):
-        raise _wrong("'cluster' names no worker.", jobs)
-    if len(jobs.get("chief", [])) > 1:
-        one_chief = {"chief": jobs["chief"][:1], "worker": jobs["chief"][1:] + jobs.get("worker", [])}
-        what = f"cluster.chief has {len(jobs['chief'])} addresses; there can be one chief, the others are workers."
-        raise _wrong(what, jobs["chief"], one_chief)
-    return jobs
-
-
-def _check_job_name(job: str, jobs: dict[str, Any]) -> None:
-    if job in JOBS:
-        return
-    what = f"cluster.{job}: there is no such job; the jobs are 'worker' and, if wanted, 'chief'.{suggest(job, JOBS)}"
-    if job == "ps":
-        what = "cluster.ps: parameter servers are not supported. tfdist trains synchronously: all tasks are workers."
-    elif job == "evaluator":
-        what = "cluster.evaluator: tfdist evaluates on all workers; leave the evaluator out and do not start it."
-    raise _wrong(what, jobs, _supported(jobs))
-
-
-def _supported(jobs: dict[str, Any]) -> dict[str, Any]:
-    """The jobs of `jobs` that may stay, for an example."""
-    return {
-        job: addresses for job, addresses in jobs.items() if job in JOBS and addresses and isinstance(addresses, list)
-    }
-
-
-def _check_addresses(jobs: dict[str, list[str]]) -> None:
-    seen: dict[str, str] = {}
-    for job in JOBS:
-        for index, address in enumerate(jobs.get(job, [])):
-            task = f"cluster.{job}[{index}]"
-            if mistake := address_mistake(address):
-                raise UserError(f"{VARIABLE}: {task} must be host:port: {mistake}\n  Received: {address!r}")
-            if address.lower() in seen:
-                raise UserError(
-                    f"{VARIABLE}: {seen[address.lower()]} and {task} have the same address; every task needs its own. "
-                    f"On one machine give each another port.\n  Received: {address!r}"
-                )
-            seen[address.lower()] = task
-
-
 def address_mistake(address: str) -> str | None:
-    """What is wrong with host:port and what to write instead; None for a sound address."""
-    without_scheme = re.sub(r"^[A-Za-z][A-Za-z0-9+.-]*://", "", address).rstrip("/")
-    if without_scheme != address:
-        return f"it is not a URL. Write {without_scheme!r}."
-    if not address or re.search(r"\s", address):
-        return f"it must not be empty or hold spaces. Write {''.join(address.split()) or 'host0:2222'!r}."
+    """What is wrong with host:port; None for a sound address."""
     host, colon, port = address.rpartition(":")
     if not colon:
         return f"it has no port. Write {address + ':2222'!r}."
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+    if ":" in host and "//" not in host and not host.startswith("["):
         return f"an IPv6 address stands in brackets. Write '[{host}]:{port}'."
-    if not host:
-        return f"it has no host. Write {'host0:' + port!r}."
     if not (_HOST.fullmatch(host) or _is_ipv6(host)):
         return f"{host!r} is not a host name."
-    if not re.fullmatch(r"[0-9]+", port):
-        return f"the port {port!r} is not a number. Write {host + ':2222'!r}."
-    if not 1 <= int(port) <= 65535:
-        return f"the port {port} is not between 1 and 65535. Write {host + ':2222'!r}."
+    if not re.fullmatch(r"[0-9]+", port) or not 1 <= int(port) <= 65535:
+        return f"the port {port!r} is not a number between 1 and 65535."
     return None
 
 
@@ -216,50 +135,30 @@ def _is_ipv6(host: str) -> bool:
         return False
 
 
-def _check_task(config: dict[str, Any], jobs: dict[str, list[str]]) -> tuple[str, int]:
-    if "task" not in config:
-        what = "has no 'task': which of the cluster's tasks is this process?"
-        raise _wrong(what + _suggest_key("task", config), config, _supported(jobs))
-    task = config["task"]
-    if not isinstance(task, dict):
-        raise _wrong(f"'task' must be an object with 'type' and 'index', not {_kind(task)}.", task, _supported(jobs))
-    for key in ("type", "index"):
-        if key not in task:
-            raise _wrong(f"task.{key} is missing.{_suggest_key(key, task)}", task, _supported(jobs))
-    job = _check_task_type(task["type"], jobs)
-    return job, _check_task_index(task["index"], job, jobs)
+def _check_jobs(jobs: Mapping[str, Any]) -> None:
+    seen: dict[str, str] = {}
+    for job, addresses in jobs.items():
+        if job not in JOBS:
+            raise _wrong(
+                f"cluster.{job}: the jobs are 'worker' and, if wanted, 'chief'; all of them train and evaluate. There "
+                f"are no parameter servers and no evaluators.{suggest(job, JOBS)}",
+                jobs,
+            )
+        if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
+            raise _wrong(f'cluster.{job} must be a list of "host:port" strings', addresses)
+        for index, address in enumerate(addresses):
+            task = f"cluster.{job}[{index}]"
+            if mistake := address_mistake(address):
+                raise _wrong(f"{task} must be host:port: {mistake}", address)
+            if other := seen.get(address.lower()):
+                raise _wrong(f"{other} and {task} have the same address; every task needs its own", address)
+            seen[address.lower()] = task
+    if not seen:
+        raise _wrong("'cluster' names no worker", jobs)
+    if len(jobs.get("chief", [])) > 1:
+        raise _wrong("cluster.chief must be one address; the others are workers", jobs["chief"])
 
 
-def _check_task_type(job: Any, jobs: dict[str, list[str]]) -> str:
-    if job == "evaluator":
-        what = "task.type: tfdist evaluates on all workers; do not start an evaluator."
-        raise _wrong(what, job, _supported(jobs))
-    if not isinstance(job, str) or not jobs.get(job):
-        known = " and ".join(repr(known) for known in _supported(jobs))
-        near = suggest(job, jobs) if isinstance(job, str) else ""
-        raise _wrong(f"task.type is none of the cluster's jobs, {known}.{near}", job, _supported(jobs))
-    return job
-
-
-def _check_task_index(index: Any, job: str, jobs: dict[str, list[str]]) -> int:
-    is_number = isinstance(index, int) and not isinstance(index, bool)
-    is_digits = isinstance(index, str) and re.fullmatch(r"-?[0-9]+", index)
-    if not (is_number or is_digits):
-        raise _wrong("task.index must be a whole number.", index, _supported(jobs), (job, 0))
-    count = len(jobs[job])
-    if not 0 <= int(index) < count:
-        last = f"from 0 to {count - 1}" if count > 1 else "0"
-        what = f"task.index is out of range: cluster.{job} has {count} task{'s' * (count > 1)}, so it is {last}."
-        raise _wrong(what, index, _supported(jobs), (job, min(max(int(index), 0), count - 1)))
-    return int(index)
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
-
-
-def _suggest_key(key: str, received: Mapping[str, Any]) -> str:
-    """Says which of the received keys was probably meant to be `key`."""
-    near = [name for name in received if suggest(name, [key])]
-    return f" Is {near[0]!r} meant to be {key!r}?" if near else ""
+def _wrong(what: str, received: Any) -> UserError:
+    shown = received if isinstance(received, str) else json.dumps(received)
+    return UserError(f"{VARIABLE}: {what}\n  Received: {shown}\n  Write, for example: {VARIABLE}='{_EXAMPLE}'")
