@@ -15,8 +15,11 @@ import tensorflow as tf
 from pyarrow import csv, parquet
 from support import REPOSITORY, run_python
 
+from tfdist.data.formats.input_files import file_version
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order
+from tfdist.data.tables.table_encoding import Encoder, Fitted, Rule, encode, raw_values
+from tfdist.data.tables.table_files import FLOAT, INTEGER, STRING, read_table
 from tfdist.data.tables.tables import Table
 from tfdist.errors import UserError
 
@@ -67,7 +70,7 @@ def test_categories_missing_values_and_standardising(tmp_path: pathlib.Path, for
     files = mixed(tmp_path / f"a.{form}")
     source = Table(
         files=files, fitted_on=files, columns=MIXED, categories=["grade"], unseen="category",
-        missing={"size": "mean", "color": "category", "grade": 9}, standardize=["size"], num_classes=2,
+        missing={"size": "mean", "color": "category", "grade": 9}, standardize=["size"],
     )  # fmt: skip
     inputs, labels = rows(source)
     np.testing.assert_allclose(inputs["size"].mean(), 0, atol=1e-6)
@@ -97,7 +100,6 @@ def test_another_split_is_encoded_as_the_training_rows_are(tmp_path: pathlib.Pat
     assert inputs["color"].tolist() == [1, 2, 1, 0]
     assert inputs["grade"].tolist() == [1, 1, 0, 2]
     np.testing.assert_allclose(inputs["size"], np.array([0, 0, 0, 1]) / np.sqrt(26 / 3), rtol=1e-6)
-    assert rows(Table(files=test, unseen=0, **settings))[0]["color"].tolist() == [1, 0, 1, 0]
 
 
 def test_what_was_fitted_is_kept_with_the_run(tmp_path: pathlib.Path) -> None:
@@ -128,17 +130,14 @@ def test_inputs_are_stacked_in_the_order_of_their_names(tmp_path: pathlib.Path) 
 def test_csv_rows_may_hold_line_ends_empty_lines_and_other_signs(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_bytes('\ufeffname\tn\r\n"a\nb"\t1\r\n\r\n"say ""x"""\t2\r\nü\t3'.encode())
-    source = Table(files=str(path), columns=Columns("name", "n"), strings=["name"])
-    names, numbers = rows(source)
-    assert [name.decode() for name in names] == ["a\nb", 'say "x"', "ü"]
-    assert numbers.tolist() == [1, 2, 3]
+    found = read_table(file_version(str(path))).rows.to_pydict()
+    assert found == {"name": ["a\nb", 'say "x"', "ü"], "n": [1, 2, 3]}
 
 
 @pytest.mark.parametrize("cells", [['5" pipe'], ['5" pipe', '6" pipe'], ['5" x 6" pipe', 'a"'], ["é", 'b"']])
 def test_a_quote_within_a_cell_of_csv_is_text(tmp_path: pathlib.Path, cells: list[str]) -> None:
     path = text(tmp_path / "a.csv", 'name,y\n"say ""5""",0\n' + "".join(f"{cell},1\n" for cell in cells))
-    names, _ = rows(Table(files=path, columns=Columns("name", "y"), strings=["name"]))
-    assert [name.decode() for name in names] == ['say "5"', *cells]
+    assert read_table(file_version(path)).rows["name"].to_pylist() == ['say "5"', *cells]
 
 
 def text(path: pathlib.Path, content: str) -> str:
@@ -159,10 +158,6 @@ def test_what_is_wrong_with_rows_gets_a_message(tmp_path: pathlib.Path, form: st
         (table(files, MIXED, fitted_on=files), place + "'size' is missing. Write Table.missing"),
         (table(files, MIXED, fitted_on=files, missing="mean"), "'color' is missing.*'category'"),
         (table(files, Columns("size", "lable")), r"has no column 'lable'; .*Did you mean 'label'"),
-        (
-            table(files, Columns("size", "grade"), missing={"size": 0, "grade": 1}, num_classes=9),
-            "the label 'grade' is 9",
-        ),
         (table(files, MIXED, missing={"collor": 1}), "Table.missing names 'collor'.*Did you mean 'color'"),
         (table(files, MIXED, missing={"color": "mean"}), "Table.missing is 'mean' for 'color'"),
         (table(files, MIXED, missing={"size": "category"}), "Table.missing is 'category' for 'size'"),
@@ -170,7 +165,6 @@ def test_what_is_wrong_with_rows_gets_a_message(tmp_path: pathlib.Path, form: st
         (table(files, MIXED, categories="grade"), "Table.categories is 'grade'; write the names of columns in a list"),
         (table(files, MIXED, unseen="drop"), "Table.unseen is 'drop'"),
         (table(files, MIXED, vocabularies={"color": [1]}), "Table.vocabularies gives .1. for 'color'"),
-        (table(files, MIXED, strings=["size"]), "Table.strings names 'size'"),
         (table(files, MIXED, standardize=["color"]), "Table.standardize names 'color'"),
     ):
         with pytest.raises(UserError, match=f"(?s){message}"):
@@ -206,6 +200,48 @@ def test_what_is_wrong_with_files_gets_a_message(tmp_path: pathlib.Path) -> None
     ):
         with pytest.raises(UserError, match=f"(?s){message}"):
             make()
+
+
+# As an export encodes
+
+FITTED = Fitted({"c": ["blue", "red"], "n": [3, 7]}, {"x": 2.0, "y": -1.0}, {"x": 0.5, "y": 3.0})
+CATEGORY: dict[str, Any] = {"name": "c", "kind": STRING, "is_category": True}
+NUMBER: dict[str, Any] = {"name": "x", "kind": FLOAT}
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "expected"),
+    [
+        (Rule(**CATEGORY), ["red", "blue", "red"], [1, 0, 1]),
+        (Rule(**CATEGORY, unseen="category", missing="category"), ["red", None, "green", "blue"], [1, 3, 2, 0]),
+        (Rule(**CATEGORY, unseen="category", missing="blue"), ["green", None, "blue"], [2, 0, 0]),
+        (Rule(**CATEGORY, missing="category"), [None, "blue"], [2, 0]),
+        (Rule("n", INTEGER, is_category=True, unseen="category"), [7, 3, 9], [1, 0, 2]),
+        (Rule(**NUMBER), [1.5, 2.5], [1.5, 2.5]),
+        (Rule(**NUMBER, missing="mean", is_standardized=True), [1.5, None, -4.0], [-1.0, 0.0, -12.0]),
+        (Rule(**NUMBER, missing=9.0), [None, 0.25], [9.0, 0.25]),
+        (Rule("y", INTEGER, is_float=True, is_standardized=True), [4, -7], [np.float32(5 / 3), -2.0]),
+        (Rule("n", INTEGER), [4, -7], [4, -7]),
+    ],
+)
+def test_values_are_encoded_as_in_training(rule: Rule, values: list[Any], expected: list[Any]) -> None:
+    column = pyarrow.chunked_array([values])
+    trained = encode(rule, column, FITTED, str)
+    exported = Encoder(rule, FITTED, tf.Module())(tf.constant(raw_values(rule, column))).numpy()
+    assert trained.tolist() == exported.tolist() == expected and trained.dtype == exported.dtype
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "words"),
+    [
+        (Rule(**CATEGORY), ["green"], "'c' is missing, or has a value"),
+        (Rule(**CATEGORY, unseen="category"), [None], "'c' is missing, or has a value"),
+        (Rule(**NUMBER), [None], "'x' is missing"),
+    ],
+)
+def test_what_training_refuses_is_refused(rule: Rule, values: list[Any], words: str) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+        Encoder(rule, FITTED, tf.Module())(tf.constant(raw_values(rule, pyarrow.chunked_array([values]))))
 
 
 @pytest.mark.slow

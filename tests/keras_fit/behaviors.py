@@ -7,6 +7,7 @@ weights, what callbacks saw. A row that says that something differs or is refuse
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ Y = RNG.integers(0, 3, 50)
 HALVES = (X[:, :2], X[:, 2:])
 WEIGHTS = np.linspace(0.5, 2.0, 50).astype(np.float32)
 
+CROSSENTROPY = "sparse_categorical_crossentropy"
 SAME, DIFFERS, REFUSED = "the same", "differs", "refused"
 
 
@@ -50,14 +52,30 @@ class Behavior:
 
 
 BEHAVIORS: list[Behavior] = []
+AREAS: list[str] = []
 
 
-def behavior(area: str, name: str, **how: str) -> Callable[[Callable[[Fit], Seen]], Callable[[Fit], Seen]]:
-    def keep(run: Callable[[Fit], Seen]) -> Callable[[Fit], Seen]:
-        BEHAVIORS.append(Behavior(area, name, run, **how))
-        return run
+def behavior(name: str, run: Callable[[Fit], Seen] | None = None, **how: str) -> Any:
+    """A row of the last of AREAS; without `run`, a decorator of the function that is it."""
+    if run is None:
+        return functools.partial(behavior, name, **how)
+    BEHAVIORS.append(Behavior(AREAS[-1], name, run, **how))
+    return run
 
-    return keep
+
+def row(name: str, *, holds: str = SAME, note: str = "", refusal: str = "", **arguments: Any) -> None:
+    """A row of one call of fit; what TensorFlow makes is given by functions, as importing this must not start it."""
+
+    def run(fit: Fit) -> Seen:
+        keras.utils.set_random_seed(3)
+        made = {key: value() if callable(value) else value for key, value in arguments.items()}
+        return simply(fit, made.pop("x", X), made.pop("y", Y), **made)
+
+    behavior(name, run, holds=holds, note=note, refusal=refusal)
+
+
+def mistake(name: str, refusal: str, **arguments: Any) -> None:
+    row(name, holds=REFUSED, refusal=refusal, **arguments)
 
 
 # Models
@@ -70,8 +88,16 @@ def classifier(**compiled: Any) -> keras.Model:
     return compiled_as(keras.Model(inputs, outputs), **compiled)
 
 
+def out(**settings: Any) -> keras.layers.Layer:
+    return keras.layers.Dense(3, activation="softmax", **settings)
+
+
+def layered(layers: list[Any], **compiled: Any) -> keras.Model:
+    return compiled_as(keras.Sequential(layers), **compiled)
+
+
 def compiled_as(model: keras.Model, **compiled: Any) -> keras.Model:
-    settings = {"optimizer": keras.optimizers.Adam(0.01), "loss": "sparse_categorical_crossentropy"}
+    settings = {"optimizer": keras.optimizers.Adam(0.01), "loss": CROSSENTROPY}
     model.compile(**settings | {"metrics": ["accuracy"]} | compiled)
     return model
 
@@ -157,6 +183,52 @@ def two_outputs(names: bool = False, **compiled: Any) -> keras.Model:
     return model
 
 
+def ragged() -> tf.data.Dataset:
+    rows = tf.RaggedTensor.from_row_lengths(np.arange(100, dtype=np.float32), [2] * 50)
+    return tf.data.Dataset.from_tensor_slices((rows, Y)).batch(5)
+
+
+def heads_of_one_name() -> keras.Model:
+    inputs, head = [keras.Input((2,)), keras.Input((2,))], keras.layers.Dense(1, name="head")
+    model = keras.Model(inputs, [head(each) for each in inputs])
+    model.compile("sgd", ["mse", "mae"])
+    return model
+
+
+def by_position() -> keras.Model:
+    return compiled_as(keras.Sequential([keras.Input((4, 1)), keras.layers.Dense(3, activation="softmax")]))
+
+
+def itself() -> keras.Model:
+    class Codes(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.code = keras.layers.Dense(4)
+
+        def call(self, x: Any) -> Any:
+            decoded = self.code(x)
+            self.add_loss(keras.ops.mean(keras.ops.square(x - decoded)))
+            return decoded
+
+    keras.utils.set_random_seed(3)
+    model = Codes()
+    model.compile("sgd")
+    return model
+
+
+def with_optional_input() -> keras.Model:
+    keras.utils.set_random_seed(1)
+    needed, optional = keras.Input((4,), name="needed"), keras.Input((4,), name="optional", optional=True)
+    model = keras.Model({"needed": needed, "optional": optional}, AddIfGiven()(needed, optional))
+    model.compile("sgd", "mse")
+    return model
+
+
+class AddIfGiven(keras.layers.Layer):
+    def call(self, x: Any, other: Any = None) -> Any:
+        return x if other is None else x + other
+
+
 # What is seen
 
 
@@ -217,50 +289,26 @@ class Endless(Numbered):
         return super().__getitem__(index % 4)
 
 
-# The data
-
-DATA = "Data"
-
-
-@behavior(DATA, "NumPy arrays; the last batch is smaller")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, epochs=3)
-
-
-@behavior(DATA, "a feature as an array of one axis")
-def _(fit: Fit) -> Seen:
-    keras.utils.set_random_seed(1)
-    inputs = keras.Input((1,))
-    model = compiled_as(keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(inputs)))
-    return simply(fit, X[:, 0], Y, model=model)
-
-
-@behavior(DATA, "TensorFlow tensors")
-def _(fit: Fit) -> Seen:
-    return simply(fit, tf.constant(X), tf.constant(Y))
+AREAS.append("Data")
+row("NumPy arrays; the last batch is smaller", epochs=3)
+row("a feature as an array of one axis", x=X[:, 0], model=lambda: layered([keras.Input((1,)), out()]))
+row("TensorFlow tensors", x=lambda: tf.constant(X), y=lambda: tf.constant(Y))
+row(
+    "arrays of float64, integers, booleans",
+    x=lambda: X.astype(np.float64) > 0,
+    y=lambda: Y.astype(np.int8),
+    batch_size=20,
+)
+row("several inputs, as a list", x=lambda: list(HALVES), model=two_inputs)
+row(
+    "several inputs, as a dict by name",
+    x=lambda: dict(zip(("left", "right"), HALVES, strict=True)),
+    model=lambda: two_inputs(names=True),
+)
+row("several outputs, as a list", y=[Y, X[:, :1]], model=two_outputs, batch_size=10)
 
 
-@behavior(DATA, "arrays of float64, integers, booleans")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X.astype(np.float64) > 0, Y.astype(np.int8), batch_size=20)
-
-
-@behavior(DATA, "several inputs, as a list")
-def _(fit: Fit) -> Seen:
-    return simply(fit, list(HALVES), Y, model=two_inputs())
-
-
-@behavior(DATA, "several inputs, as a dict by name")
-def _(fit: Fit) -> Seen:
-    return simply(fit, dict(zip(("left", "right"), HALVES, strict=True)), Y, model=two_inputs(names=True))
-
-
-@behavior(DATA, "several outputs, as a list")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, [Y, X[:, :1]], model=two_outputs(), batch_size=10)
-
-
-@behavior(DATA, "several outputs, one of them without a loss")
+@behavior("several outputs, one of them without a loss")
 def _(fit: Fit) -> Seen:
     found = []
     for losses in (["sparse_categorical_crossentropy", None], [None, "mse"]):
@@ -278,44 +326,40 @@ def _(fit: Fit) -> Seen:
     return found
 
 
-@behavior(DATA, "the targets of the only output that has a loss")
-def _(fit: Fit) -> Seen:
-    y = X[:, :1]
-    return simply(fit, X, y, model=two_outputs(loss=[None, "mse"]), validation_data=(X, y), batch_size=10)
-
-
-@behavior(DATA, "x without the last axis of an Input, of length 1")
-def _(fit: Fit) -> Seen:
-    keras.utils.set_random_seed(1)
-    layers = [keras.layers.Conv1D(2, 3), keras.layers.Flatten(), keras.layers.Dense(3, activation="softmax")]
-    return simply(fit, X, Y, model=compiled_as(keras.Sequential([keras.Input((4, 1)), *layers])))
-
-
-@behavior(
-    DATA,
+row(
+    "the targets of the only output that has a loss",
+    y=X[:, :1],
+    model=lambda: two_outputs(loss=[None, "mse"]),
+    validation_data=(X, X[:, :1]),
+    batch_size=10,
+)
+row(
+    "x without the last axis of an Input, of length 1",
+    model=lambda: layered([keras.Input((4, 1)), keras.layers.Conv1D(2, 3), keras.layers.Flatten(), out()]),
+)
+row(
     "a loss with reduction='none' beside losses of other outputs",
     holds=REFUSED,
     note="fit adds the others to each of its values: write reduction='sum'",
     refusal="reduction='none' beside losses of other outputs",
+    y=[Y, X[:, :1]],
+    model=lambda: two_outputs(loss=[CROSSENTROPY, keras.losses.MeanSquaredError(reduction="none")]),
 )
-def _(fit: Fit) -> Seen:
-    losses = ["sparse_categorical_crossentropy", keras.losses.MeanSquaredError(reduction="none")]
-    return simply(fit, X, [Y, X[:, :1]], model=two_outputs(loss=losses))
+row(
+    "several outputs as a list, their losses as a dict in another order",
+    y=[Y, X[:, :1]],
+    model=lambda: two_outputs(loss={"size": "mse", "kind": CROSSENTROPY}),
+    batch_size=10,
+)
+row(
+    "several outputs, as a dict by name, with loss weights and metrics",
+    y={"kind": Y, "size": X[:, :1]},
+    model=lambda: two_outputs(names=True, loss_weights={"kind": 1.0, "size": 0.3}, metrics={"kind": ["accuracy"]}),
+    batch_size=10,
+)
 
 
-@behavior(DATA, "several outputs as a list, their losses as a dict in another order")
-def _(fit: Fit) -> Seen:
-    losses = {"size": "mse", "kind": "sparse_categorical_crossentropy"}
-    return simply(fit, X, [Y, X[:, :1]], model=two_outputs(loss=losses), batch_size=10)
-
-
-@behavior(DATA, "several outputs, as a dict by name, with loss weights and metrics")
-def _(fit: Fit) -> Seen:
-    model = two_outputs(names=True, loss_weights={"kind": 1.0, "size": 0.3}, metrics={"kind": ["accuracy"]})
-    return simply(fit, X, {"kind": Y, "size": X[:, :1]}, model=model, batch_size=10)
-
-
-@behavior(DATA, "one output in a dict, with its loss, loss weight and metrics by name")
+@behavior("one output in a dict, with its loss, loss weight and metrics by name")
 def _(fit: Fit) -> Seen:
     found = []
     for is_dict in (True, False):
@@ -330,61 +374,47 @@ def _(fit: Fit) -> Seen:
     return found
 
 
-@behavior(
-    DATA,
+row(
     "the losses of several outputs, where the last batch is smaller",
     holds=DIFFERS,
     note="each is the mean over the examples; fit's is the mean over the batches. The total is the same",
+    y=[Y, X[:, :1]],
+    model=two_outputs,
 )
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, [Y, X[:, :1]], model=two_outputs())
-
-
-@behavior(DATA, "a batched tf.data.Dataset")
-def _(fit: Fit) -> Seen:
-    return simply(fit, dataset(), epochs=2)
-
-
-@behavior(DATA, "a tf.data.Dataset without end, with steps_per_epoch")
-def _(fit: Fit) -> Seen:
-    return simply(fit, dataset(10).repeat(), epochs=2, steps_per_epoch=3)
-
-
-@behavior(
-    DATA,
+row("a batched tf.data.Dataset", x=dataset, y=None, epochs=2)
+row(
+    "a tf.data.Dataset without end, with steps_per_epoch",
+    x=lambda: dataset(10).repeat(),
+    y=None,
+    epochs=2,
+    steps_per_epoch=3,
+)
+row(
     "a tf.data.Dataset that shuffles by a seed",
     holds=DIFFERS,
     note="epoch after epoch in the dataset's orders; fit draws a batch beforehand and begins with the second",
+    x=lambda: tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(50, seed=3).batch(10),
+    y=None,
+    epochs=2,
 )
-def _(fit: Fit) -> Seen:
-    shuffled = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(50, seed=3).batch(10)
-    return simply(fit, shuffled, epochs=2)
-
-
-@behavior(
-    DATA,
+row(
     "a tf.data.Dataset that does not know its length",
     holds=DIFFERS,
     note="it is read once to be counted, which a warning says; fit's optimizer counts one update too many",
+    x=lambda: tf.data.Dataset.from_generator(lambda: batches(4), output_signature=dataset(10).element_spec),
+    y=None,
+    epochs=2,
 )
-def _(fit: Fit) -> Seen:
-    unknown = tf.data.Dataset.from_generator(lambda: batches(4), output_signature=dataset(10).element_spec)
-    return simply(fit, unknown, epochs=2)
-
-
-@behavior(DATA, "a tf.data.Dataset of (x, y, sample_weight)")
-def _(fit: Fit) -> Seen:
-    weighted = tf.data.Dataset.from_tensor_slices((X, Y, WEIGHTS)).batch(13)
-    return simply(fit, weighted, epochs=2)
-
-
-@behavior(DATA, "a generator with steps_per_epoch")
-def _(fit: Fit) -> Seen:
-    return simply(fit, batches(), epochs=3, steps_per_epoch=3)
+row(
+    "a tf.data.Dataset of (x, y, sample_weight)",
+    x=lambda: tf.data.Dataset.from_tensor_slices((X, Y, WEIGHTS)).batch(13),
+    y=None,
+    epochs=2,
+)
+row("a generator with steps_per_epoch", x=batches, y=None, epochs=3, steps_per_epoch=3)
 
 
 @behavior(
-    DATA,
     "a generator that ends, without steps_per_epoch",
     note="its batches are held in memory, which a warning says; the optimizer counts 5 steps (fit: 6)",
 )
@@ -393,184 +423,111 @@ def _(fit: Fit) -> Seen:
     return {name: found[name] for name in ("history", "weights")}
 
 
-@behavior(
-    DATA,
+row(
     "the same for several epochs",
     holds=DIFFERS,
     note="every epoch has the generator's batches; in fit those after the first have none",
+    x=lambda: batches(5),
+    y=None,
+    epochs=2,
 )
-def _(fit: Fit) -> Seen:
-    return simply(fit, batches(5), epochs=2)
-
-
-@behavior(DATA, "a keras.utils.PyDataset, with its on_epoch_end")
-def _(fit: Fit) -> Seen:
-    return simply(fit, Numbered(), epochs=3)
-
-
-@behavior(DATA, "a PyDataset with several workers")
-def _(fit: Fit) -> Seen:
-    return simply(fit, Endless(workers=2), epochs=2, steps_per_epoch=3)
-
-
-@behavior(DATA, "a PyDataset without end, with steps_per_epoch")
-def _(fit: Fit) -> Seen:
-    return simply(fit, Endless(), epochs=2, steps_per_epoch=3)
-
-
-@behavior(
-    DATA,
-    "ragged tensors",
-    holds=REFUSED,
-    note="“dense tensors”: pad them",
-    refusal="dense tensors",
-)
-def _(fit: Fit) -> Seen:
-    ragged = tf.RaggedTensor.from_row_lengths(np.arange(100, dtype=np.float32), [2] * 50)
-    return simply(fit, tf.data.Dataset.from_tensor_slices((ragged, Y)).batch(5))
-
-
-def with_optional_input() -> keras.Model:
-    keras.utils.set_random_seed(1)
-    needed, optional = keras.Input((4,), name="needed"), keras.Input((4,), name="optional", optional=True)
-    model = keras.Model({"needed": needed, "optional": optional}, AddIfGiven()(needed, optional))
-    model.compile("sgd", "mse")
-    return model
-
-
-class AddIfGiven(keras.layers.Layer):
-    def call(self, x: Any, other: Any = None) -> Any:
-        return x if other is None else x + other
-
-
-@behavior(
-    DATA,
+row("a keras.utils.PyDataset, with its on_epoch_end", x=Numbered, y=None, epochs=3)
+row("a PyDataset with several workers", x=lambda: Endless(workers=2), y=None, epochs=2, steps_per_epoch=3)
+row("a PyDataset without end, with steps_per_epoch", x=Endless, y=None, epochs=2, steps_per_epoch=3)
+row("ragged tensors", holds=REFUSED, note="“dense tensors”: pad them", refusal="dense tensors", x=ragged, y=None)
+row(
     "None for an input that is optional",
     holds=REFUSED,
     note="give it values, or make the model without it",
     refusal="None for an input of the model",
+    x={"needed": X, "optional": None},
+    y=X,
+    model=with_optional_input,
 )
-def _(fit: Fit) -> Seen:
-    return simply(fit, {"needed": X, "optional": None}, X, model=with_optional_input())
-
-
-@behavior(
-    DATA,
+row(
     "a tf.data.Dataset of single examples",
     holds=REFUSED,
     note="it has to be batched, as for fit, which fails less plainly",
     refusal=r"fit takes batches. Write dataset\.batch\(32\)",
+    x=lambda: tf.data.Dataset.from_tensor_slices((X, Y)),
+    y=None,
 )
-def _(fit: Fit) -> Seen:
-    return simply(fit, tf.data.Dataset.from_tensor_slices((X, Y)))
-
-
-@behavior(
-    DATA,
+row(
     "x alone, for a model that adds its loss itself",
     holds=REFUSED,
     note="compile it with a loss, or write a task for an experiment",
     refusal="compiled without a loss",
+    y=None,
+    model=itself,
 )
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, model=itself())
 
 
-# The weights of examples
-
-WEIGHING = "Weights of examples"
-
-
-@behavior(WEIGHING, "sample_weight")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, sample_weight=WEIGHTS, epochs=2)
-
-
-@behavior(WEIGHING, "sample_weight with weighted_metrics")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, sample_weight=WEIGHTS, model=classifier(metrics=None, weighted_metrics=["accuracy"]))
-
-
-@behavior(WEIGHING, "one metric in metrics and in weighted_metrics, and a metric twice")
-def _(fit: Fit) -> Seen:
-    model = classifier(metrics=["accuracy"] * 2, weighted_metrics=["accuracy"])
-    return simply(fit, X, Y, sample_weight=WEIGHTS, model=model, validation_data=(X, Y, WEIGHTS))
-
-
-@behavior(WEIGHING, "sample_weight, a list with one for each output")
-def _(fit: Fit) -> Seen:
-    return simply(
-        fit, X, [Y, X[:, :1]], sample_weight=[WEIGHTS, WEIGHTS[::-1].copy()], model=two_outputs(), batch_size=10
-    )
-
-
-@behavior(WEIGHING, "class_weight")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, class_weight={0: 2.0, 1: 0.5}, epochs=2)
-
-
-@behavior(
-    WEIGHING,
+AREAS.append("Weights of examples")
+row("sample_weight", sample_weight=WEIGHTS, epochs=2)
+row(
+    "sample_weight with weighted_metrics",
+    sample_weight=WEIGHTS,
+    model=lambda: classifier(metrics=None, weighted_metrics=["accuracy"]),
+)
+row(
+    "one metric in metrics and in weighted_metrics, and a metric twice",
+    sample_weight=WEIGHTS,
+    model=lambda: classifier(metrics=["accuracy"] * 2, weighted_metrics=["accuracy"]),
+    validation_data=(X, Y, WEIGHTS),
+)
+row(
+    "sample_weight, a list with one for each output",
+    y=[Y, X[:, :1]],
+    sample_weight=lambda: [WEIGHTS, WEIGHTS[::-1].copy()],
+    model=two_outputs,
+    batch_size=10,
+)
+row("class_weight", class_weight={0: 2.0, 1: 0.5}, epochs=2)
+row(
     "class_weight with a tf.data.Dataset",
     note="a class without a weight weighs 1; fit fails where that is the largest",
+    x=dataset,
+    y=None,
+    class_weight={0: 2.0, 1: 0.5, 2: 1.0},
 )
-def _(fit: Fit) -> Seen:
-    return simply(fit, dataset(), class_weight={0: 2.0, 1: 0.5, 2: 1.0})
+row("class_weight with a PyDataset", x=Numbered, y=None, class_weight={0: 2.0, 1: 0.5})
 
 
-@behavior(WEIGHING, "class_weight with a PyDataset")
-def _(fit: Fit) -> Seen:
-    return simply(fit, Numbered(), class_weight={0: 2.0, 1: 0.5})
+AREAS.append("Epochs, steps, validation")
+row("batch_size", batch_size=7, epochs=2)
 
 
-# Epochs, steps, validation
-
-STEPS = "Epochs, steps, validation"
-
-
-@behavior(STEPS, "batch_size")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, batch_size=7, epochs=2)
-
-
-@behavior(STEPS, "initial_epoch, in callbacks and history too")
+@behavior("initial_epoch, in callbacks and history too")
 def _(fit: Fit) -> Seen:
     told = Told()
     return simply(fit, X, Y, epochs=4, initial_epoch=2, callbacks=[told]) | {"told": told.epochs}
 
 
-@behavior(STEPS, "epochs not after initial_epoch: nothing is trained")
+@behavior("epochs not after initial_epoch: nothing is trained")
 def _(fit: Fit) -> Seen:
     found = simply(fit, X, Y, epochs=2, initial_epoch=2)
     return {name: found[name] for name in ("history", "epochs", "weights")}
 
 
-@behavior(STEPS, "steps_per_epoch that divides the batches: a pass takes several epochs")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, batch_size=5, epochs=4, steps_per_epoch=5)
-
-
-@behavior(STEPS, "steps_per_epoch without batch_size: the arrays are cut in so many batches")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, epochs=2, steps_per_epoch=3)
-
-
-@behavior(STEPS, "steps_per_epoch beyond the batches: an epoch is one pass, with a warning")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, batch_size=10, epochs=2, steps_per_epoch=7)
-
-
-@behavior(
-    STEPS,
+row("steps_per_epoch that divides the batches: a pass takes several epochs", batch_size=5, epochs=4, steps_per_epoch=5)
+row("steps_per_epoch without batch_size: the arrays are cut in so many batches", epochs=2, steps_per_epoch=3)
+row(
+    "steps_per_epoch beyond the batches: an epoch is one pass, with a warning",
+    batch_size=10,
+    epochs=2,
+    steps_per_epoch=7,
+)
+row(
     "steps_per_epoch that does not divide the batches",
     holds=DIFFERS,
     note="each epoch has its steps, over the passes; in fit every second one ends where the pass does",
+    batch_size=10,
+    epochs=3,
+    steps_per_epoch=4,
 )
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, batch_size=10, epochs=3, steps_per_epoch=4)
 
 
-@behavior(STEPS, "keras.config.set_max_epochs and set_max_steps_per_epoch")
+@behavior("keras.config.set_max_epochs and set_max_steps_per_epoch")
 def _(fit: Fit) -> Seen:
     keras.config.set_max_epochs(2)
     keras.config.set_max_steps_per_epoch(3)
@@ -581,79 +538,50 @@ def _(fit: Fit) -> Seen:
         keras.config.set_max_steps_per_epoch(None)
 
 
-@behavior(STEPS, "validation_data: arrays")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, epochs=2, validation_data=(X[:20], Y[:20]))
-
-
-@behavior(STEPS, "validation_data: arrays with weights, and validation_batch_size")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, validation_data=(X[:20], Y[:20], WEIGHTS[:20]), validation_batch_size=20)
-
-
-@behavior(STEPS, "validation_data: a list [x, y], and validation_steps")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, epochs=2, batch_size=8, validation_data=[X[:20], Y[:20]], validation_steps=2)
-
-
-@behavior(STEPS, "validation_data: a tf.data.Dataset, and validation_steps")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, epochs=2, validation_data=dataset(), validation_steps=2)
-
-
-@behavior(STEPS, "validation_data: a PyDataset")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, epochs=2, validation_data=Numbered())
-
-
-@behavior(STEPS, "validation_data: a generator, and validation_steps, in one epoch")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, validation_data=batches(), validation_steps=2)
-
-
-@behavior(
-    STEPS,
+row("validation_data: arrays", epochs=2, validation_data=(X[:20], Y[:20]))
+row(
+    "validation_data: arrays with weights, and validation_batch_size",
+    validation_data=(X[:20], Y[:20], WEIGHTS[:20]),
+    validation_batch_size=20,
+)
+row(
+    "validation_data: a list [x, y], and validation_steps",
+    epochs=2,
+    batch_size=8,
+    validation_data=[X[:20], Y[:20]],
+    validation_steps=2,
+)
+row("validation_data: a tf.data.Dataset, and validation_steps", epochs=2, validation_data=dataset, validation_steps=2)
+row("validation_data: a PyDataset", epochs=2, validation_data=Numbered)
+row("validation_data: a generator, and validation_steps, in one epoch", validation_data=batches, validation_steps=2)
+row(
     "the same in several epochs",
     holds=DIFFERS,
     note="the generator continues; fit begins each evaluation with its first two batches again",
+    epochs=2,
+    validation_data=batches,
+    validation_steps=3,
 )
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, epochs=2, validation_data=batches(), validation_steps=3)
-
-
-@behavior(STEPS, "validation_split")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, epochs=2, validation_split=0.3)
-
-
-@behavior(STEPS, "validation_split of several inputs with sample_weight")
-def _(fit: Fit) -> Seen:
-    return simply(fit, list(HALVES), Y, sample_weight=WEIGHTS, validation_split=0.2, model=two_inputs())
-
-
-@behavior(STEPS, "validation_freq, a number")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, epochs=5, validation_data=(X, Y), validation_freq=2)
-
-
-@behavior(STEPS, "validation_freq, a list of epochs")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, epochs=4, validation_data=(X, Y), validation_freq=[1, 3])
-
-
-@behavior(
-    STEPS,
+row("validation_split", epochs=2, validation_split=0.3)
+row(
+    "validation_split of several inputs with sample_weight",
+    x=lambda: list(HALVES),
+    sample_weight=WEIGHTS,
+    validation_split=0.2,
+    model=two_inputs,
+)
+row("validation_freq, a number", epochs=5, validation_data=(X, Y), validation_freq=2)
+row("validation_freq, a list of epochs", epochs=4, validation_data=(X, Y), validation_freq=[1, 3])
+row(
     "shuffle=True",
     holds=DIFFERS,
     note="another order than fit's, each example once an epoch; the same for any strategy and number of workers",
+    epochs=2,
+    shuffle=True,
 )
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, epochs=2, shuffle=True)
 
 
-# Callbacks
-
-CALLBACKS = "Callbacks"
+AREAS.append("Callbacks")
 
 
 class Told(keras.callbacks.Callback):
@@ -670,7 +598,7 @@ class Told(keras.callbacks.Callback):
         self.epochs.append(("end", epoch, sorted(logs), self.params["epochs"], self.params["steps"]))
 
 
-@behavior(CALLBACKS, "a metric of several numbers is an array in the logs and the history")
+@behavior("a metric of several numbers is an array in the logs and the history")
 def _(fit: Fit) -> Seen:
     means: list[float] = []
     notes = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: means.append(logs["val_f1_score"].mean()))
@@ -679,13 +607,13 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, labels, model=model, epochs=2, validation_data=(X, labels), callbacks=notes), means
 
 
-@behavior(CALLBACKS, "one, without a list")
+@behavior("one, without a list")
 def _(fit: Fit) -> Seen:
     told = Told()
     return simply(fit, X, Y, epochs=2, callbacks=told) | {"told": told.epochs}
 
 
-@behavior(CALLBACKS, "a CallbackList with its own History")
+@behavior("a CallbackList with its own History")
 def _(fit: Fit) -> Seen:
     stopping, model = keras.callbacks.EarlyStopping("loss", mode="max", patience=0), classifier()
     listed = keras.callbacks.CallbackList([stopping], add_history=True, model=model)
@@ -693,25 +621,27 @@ def _(fit: Fit) -> Seen:
     return seen(model, history, own=history is model.history)
 
 
-@behavior(CALLBACKS, "model.history is the History that is returned")
+@behavior("model.history is the History that is returned")
 def _(fit: Fit) -> Seen:
     model = classifier()
     return fit(model, X, Y) is model.history
 
 
-@behavior(CALLBACKS, "EarlyStopping with restore_best_weights")
-def _(fit: Fit) -> Seen:
-    stopping = keras.callbacks.EarlyStopping("val_accuracy", mode="max", patience=1, restore_best_weights=True)
-    return simply(fit, X, Y, epochs=8, validation_data=(X[:9], Y[:9]), callbacks=[stopping])
+row(
+    "EarlyStopping with restore_best_weights",
+    epochs=8,
+    validation_data=(X[:9], Y[:9]),
+    callbacks=lambda: keras.callbacks.EarlyStopping("val_accuracy", mode="max", patience=1, restore_best_weights=True),
+)
+row(
+    "EarlyStopping on a metric, without mode",
+    epochs=4,
+    validation_data=(X, Y),
+    callbacks=lambda: keras.callbacks.EarlyStopping("val_accuracy", patience=1, min_delta=0.5),
+)
 
 
-@behavior(CALLBACKS, "EarlyStopping on a metric, without mode")
-def _(fit: Fit) -> Seen:
-    stopping = keras.callbacks.EarlyStopping("val_accuracy", patience=1, min_delta=0.5)
-    return simply(fit, X, Y, epochs=4, validation_data=(X, Y), callbacks=stopping)
-
-
-@behavior(CALLBACKS, "self.model.loss, .metrics, evaluate and predict in a callback")
+@behavior("self.model.loss, .metrics, evaluate and predict in a callback")
 def _(fit: Fit) -> Seen:
     uses, model = [], classifier()
 
@@ -723,14 +653,13 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, model=model, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=use)) | {"uses": uses}
 
 
-@behavior(CALLBACKS, "hooks of batches, of training and validation")
+@behavior("hooks of batches, of training and validation")
 def _(fit: Fit) -> Seen:
     spy = BatchSpy()
     return simply(fit, X, Y, validation_data=(X, Y), batch_size=9, callbacks=spy) | {"calls": spy.calls}
 
 
 @behavior(
-    CALLBACKS,
     "the same with steps_per_execution",
     holds=DIFFERS,
     note="they come for every batch still, and tfdist decides how many steps a call has where nobody wants batches",
@@ -741,13 +670,14 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, model=model, batch_size=9, callbacks=spy) | {"calls": spy.calls}
 
 
-@behavior(CALLBACKS, "ReduceLROnPlateau; the rate stays with the optimizer")
-def _(fit: Fit) -> Seen:
-    plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0)
-    return simply(fit, X, Y, epochs=4, callbacks=[plateau])
+row(
+    "ReduceLROnPlateau; the rate stays with the optimizer",
+    epochs=4,
+    callbacks=lambda: [keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0)],
+)
 
 
-@behavior(CALLBACKS, "stop_training, set at the end of an epoch")
+@behavior("stop_training, set at the end of an epoch")
 def _(fit: Fit) -> Seen:
     model = classifier()
 
@@ -757,7 +687,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=5, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=stop), model=model)
 
 
-@behavior(CALLBACKS, "what a callback adds to the logs is in the history")
+@behavior("what a callback adds to the logs is in the history")
 def _(fit: Fit) -> Seen:
     def add(epoch: int, logs: dict[str, Any]) -> None:
         logs["mine"] = epoch * 2.0
@@ -765,18 +695,17 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=add)])
 
 
-@behavior(CALLBACKS, "an exception of a callback comes out as it is; the model stays compiled")
-def _(fit: Fit) -> Seen:
-    return interrupted(fit, KeyError("mine"))
-
-
-@behavior(CALLBACKS, "KeyboardInterrupt comes out; the model stays compiled")
-def _(fit: Fit) -> Seen:
-    return interrupted(fit, KeyboardInterrupt())
+behavior(
+    "an exception of a callback comes out as it is; the model stays compiled",
+    lambda fit: interrupted(fit, KeyError("mine")),
+)
+behavior(
+    "KeyboardInterrupt comes out; the model stays compiled",
+    lambda fit: interrupted(fit, KeyboardInterrupt()),
+)
 
 
 @behavior(
-    CALLBACKS,
     "keras.callbacks.BackupAndRestore",
     note="says where and when the run is saved; a call that was killed continues with its next batch",
 )
@@ -801,19 +730,17 @@ def interrupted(fit: Fit, error: BaseException) -> Seen:
     return None
 
 
-# The model afterwards
-
-MODEL = "The model"
+AREAS.append("The model")
 
 
-@behavior(MODEL, "a second call trains on, with the optimizer's state")
+@behavior("a second call trains on, with the optimizer's state")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False)
     return simply(fit, X, Y, epochs=2, model=model)
 
 
-@behavior(MODEL, "evaluate and predict afterwards, and what they give")
+@behavior("evaluate and predict afterwards, and what they give")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False, validation_data=(X, Y))
@@ -821,7 +748,7 @@ def _(fit: Fit) -> Seen:
     return [model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0), names, model.loss, model.compiled]
 
 
-@behavior(MODEL, "metrics and metrics_names afterwards, of several outputs too")
+@behavior("metrics and metrics_names afterwards, of several outputs too")
 def _(fit: Fit) -> Seen:
     model, y = two_outputs(metrics=[["accuracy"], ["mae"]]), [Y, X[:, :1]]
     fit(model, X, y, shuffle=False)
@@ -830,7 +757,6 @@ def _(fit: Fit) -> Seen:
 
 
 @behavior(
-    MODEL,
     "get_metrics_result afterwards",
     holds=DIFFERS,
     note="the metrics have seen nothing yet; the History has the training's",
@@ -841,27 +767,24 @@ def _(fit: Fit) -> Seen:
     return model.get_metrics_result()
 
 
-@behavior(MODEL, "the model's own fit afterwards resumes from there")
+@behavior("the model's own fit afterwards resumes from there")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False)
     return seen(model, model.fit(X, Y, shuffle=False, verbose=0))
 
 
-@behavior(MODEL, "compiled anew between two calls")
+@behavior("compiled anew between two calls")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False)
     return simply(fit, X, Y, model=compiled_as(model, optimizer="sgd", metrics=["sparse_top_k_categorical_accuracy"]))
 
 
-@behavior(MODEL, "a subclassed model that is not built")
-def _(fit: Fit) -> Seen:
-    keras.utils.set_random_seed(3)
-    return simply(fit, X, Y, epochs=2, model=compiled_as(Subclassed()), validation_data=(X, Y))
+row("a subclassed model that is not built", epochs=2, model=lambda: compiled_as(Subclassed()), validation_data=(X, Y))
 
 
-@behavior(MODEL, "a subclassed model of several outputs, as a dict by name")
+@behavior("a subclassed model of several outputs, as a dict by name")
 def _(fit: Fit) -> Seen:
     losses = {"kind": "sparse_categorical_crossentropy", "size": "mse"}
     model = Around(two_outputs(names=True))
@@ -870,7 +793,6 @@ def _(fit: Fit) -> Seen:
 
 
 @behavior(
-    MODEL,
     "a subclassed model of several outputs, as a list",
     holds=REFUSED,
     note="they have no names: return a dict",
@@ -882,14 +804,10 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, [Y, X[:, :1]], model=model, batch_size=10)
 
 
-@behavior(MODEL, "a Sequential model that is not built")
-def _(fit: Fit) -> Seen:
-    keras.utils.set_random_seed(3)
-    model = compiled_as(keras.Sequential([keras.layers.Dense(3, activation="softmax")]))
-    return simply(fit, X, Y, epochs=2, model=model)
+row("a Sequential model that is not built", epochs=2, model=lambda: layered([out()]))
 
 
-@behavior(MODEL, "names in place of optimizer, loss and metrics; a loss of one's own")
+@behavior("names in place of optimizer, loss and metrics; a loss of one's own")
 def _(fit: Fit) -> Seen:
     def gap(y_true: Any, y_pred: Any) -> Any:
         return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
@@ -899,7 +817,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, X[:, :1], model=model)
 
 
-@behavior(MODEL, "a loss function that averages over the rows of a batch")
+@behavior("a loss function that averages over the rows of a batch")
 def _(fit: Fit) -> Seen:
     def gap(y_true: Any, y_pred: Any) -> Any:
         return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=0)
@@ -910,7 +828,7 @@ def _(fit: Fit) -> Seen:
     return found, simply(fit, X, X[:, :1], sample_weight=WEIGHTS, model=model, batch_size=10)
 
 
-@behavior(MODEL, "compute_loss and compile of the model's own")
+@behavior("compute_loss and compile of the model's own")
 def _(fit: Fit) -> Seen:
     keras.utils.set_random_seed(3)
     model = CompiledByItself()
@@ -918,27 +836,20 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, model=model)
 
 
-@behavior(MODEL, "weights that are made in the call draw their seeds as in fit")
-def _(fit: Fit) -> Seen:
-    keras.utils.set_random_seed(3)
-    return simply(fit, X, Y, model=compiled_as(Drawing()))
-
-
-@behavior(
-    MODEL,
+row("weights that are made in the call draw their seeds as in fit", model=lambda: compiled_as(Drawing()))
+row(
     "an Embedding under an optimizer with a state, such as Adam",
     holds=DIFFERS,
     note="gradients of a row that a batch has more than once are added up first; fit takes each by itself",
+    x=Y[:, np.newaxis],
+    epochs=3,
+    model=lambda: layered(
+        [keras.Input((1,), dtype="int32"), keras.layers.Embedding(3, 2), keras.layers.Flatten(), out()]
+    ),
 )
-def _(fit: Fit) -> Seen:
-    keras.utils.set_random_seed(3)
-    layers = [keras.layers.Embedding(3, 2), keras.layers.Flatten(), keras.layers.Dense(3, activation="softmax")]
-    model = keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
-    return simply(fit, Y[:, np.newaxis], Y, model=compiled_as(model), epochs=3)
 
 
 @behavior(
-    MODEL,
     "train_step or test_step of the model's own",
     holds=REFUSED,
     note="write its loss as compute_loss, or call model.fit",
@@ -955,7 +866,6 @@ def _(fit: Fit) -> Seen:
 
 
 @behavior(
-    MODEL,
     "fit of the model's own, as that of KerasHub's models",
     holds=REFUSED,
     note="of KerasHub's, map model.preprocessor over the data and set it to None",
@@ -968,38 +878,38 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, model=compiled_as(Prepared()))
 
 
-@behavior(
-    MODEL, "a model without weights to train", holds=REFUSED, note="call model.fit", refusal="nothing would be learned"
+row(
+    "a model without weights to train",
+    holds=REFUSED,
+    note="call model.fit",
+    refusal="nothing would be learned",
+    y=X,
+    model=lambda: layered([keras.Input((4,)), keras.layers.ActivityRegularization(0.1)], loss="mse", metrics=None),
 )
-def _(fit: Fit) -> Seen:
-    model = keras.Sequential([keras.Input((4,)), keras.layers.ActivityRegularization(0.1)])
-    return simply(fit, X, X, model=compiled_as(model, loss="mse", metrics=None))
 
 
-@behavior(MODEL, "a schedule of the learning rate, clipping, weight decay, moving averages")
+@behavior("a schedule of the learning rate, clipping, weight decay, moving averages")
 def _(fit: Fit) -> Seen:
     rate = keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.5)
     adam = keras.optimizers.AdamW(rate, weight_decay=0.01, global_clipnorm=0.5, use_ema=True, ema_momentum=0.9)
     return simply(fit, X, Y, epochs=3, model=classifier(optimizer=adam))
 
 
-@behavior(MODEL, "dropout and batch normalization: the same draws, the same statistics")
-def _(fit: Fit) -> Seen:
-    keras.utils.set_random_seed(5)
-    hidden = [keras.layers.Dense(6), keras.layers.BatchNormalization(), keras.layers.Dropout(0.4)]
-    model = keras.Sequential([keras.Input((4,)), *hidden, keras.layers.Dense(3, activation="softmax")])
-    return simply(fit, X, Y, epochs=2, model=compiled_as(model))
+row(
+    "dropout and batch normalization: the same draws, the same statistics",
+    epochs=2,
+    model=lambda: layered(
+        [keras.Input((4,)), keras.layers.Dense(6), keras.layers.BatchNormalization(), keras.layers.Dropout(0.4), out()]
+    ),
+)
+row(
+    "frozen layers and regularization",
+    epochs=2,
+    model=lambda: layered([keras.Input((4,)), keras.layers.Dense(6, trainable=False), out(kernel_regularizer="l2")]),
+)
 
 
-@behavior(MODEL, "frozen layers and regularization")
-def _(fit: Fit) -> Seen:
-    keras.utils.set_random_seed(5)
-    frozen = keras.layers.Dense(6, trainable=False)
-    out = keras.layers.Dense(3, activation="softmax", kernel_regularizer="l2")
-    return simply(fit, X, Y, epochs=2, model=compiled_as(keras.Sequential([keras.Input((4,)), frozen, out])))
-
-
-@behavior(MODEL, "mixed_float16: computed with a loss scale", holds=DIFFERS, note="the scale is tfdist's own")
+@behavior("mixed_float16: computed with a loss scale", holds=DIFFERS, note="the scale is tfdist's own")
 def _(fit: Fit) -> Seen:
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
@@ -1010,7 +920,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, model=model)
 
 
-@behavior(MODEL, "the dtype policy and the generators of random numbers are as before")
+@behavior("the dtype policy and the generators of random numbers are as before")
 def _(fit: Fit) -> Seen:
     model = classifier()
     keras.utils.set_random_seed(11)
@@ -1018,65 +928,17 @@ def _(fit: Fit) -> Seen:
     return [keras.config.dtype_policy().name, np.random.random(3)]
 
 
-@behavior(
-    MODEL,
+row(
     "run_eagerly=True",
     holds=REFUSED,
     note="steps are always compiled: look for mistakes with model.fit",
     refusal="run_eagerly",
+    model=lambda: classifier(run_eagerly=True),
 )
-def _(fit: Fit) -> Seen:
-    return simply(fit, X, Y, model=classifier(run_eagerly=True))
+row("a loss that is not finite", holds=REFUSED, note="ends with DivergedError", refusal="not finite", x=X * np.nan)
 
 
-@behavior(MODEL, "a loss that is not finite", holds=REFUSED, note="ends with DivergedError", refusal="not finite")
-def _(fit: Fit) -> Seen:
-    return simply(fit, X * np.nan, Y)
-
-
-def heads_of_one_name() -> keras.Model:
-    inputs, head = [keras.Input((2,)), keras.Input((2,))], keras.layers.Dense(1, name="head")
-    model = keras.Model(inputs, [head(each) for each in inputs])
-    model.compile("sgd", ["mse", "mae"])
-    return model
-
-
-def by_position() -> keras.Model:
-    return compiled_as(keras.Sequential([keras.Input((4, 1)), keras.layers.Dense(3, activation="softmax")]))
-
-
-def itself() -> keras.Model:
-    class Codes(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.code = keras.layers.Dense(4)
-
-        def call(self, x: Any) -> Any:
-            decoded = self.code(x)
-            self.add_loss(keras.ops.mean(keras.ops.square(x - decoded)))
-            return decoded
-
-    keras.utils.set_random_seed(3)
-    model = Codes()
-    model.compile("sgd")
-    return model
-
-
-# Mistakes
-
-MISTAKES = "Mistakes: a ValueError, before anything is trained"
-
-
-def mistake(name: str, refusal: str, **arguments: Any) -> None:
-    """A row; an argument that TensorFlow makes is given as a function, as importing this must not start TensorFlow."""
-
-    def run(fit: Fit) -> Seen:
-        made = {key: value() if callable(value) else value for key, value in arguments.items()}
-        return simply(fit, made.pop("x", X), made.pop("y", Y), **made)
-
-    BEHAVIORS.append(Behavior(MISTAKES, name, run, REFUSED, "", refusal))
-
-
+AREAS.append("Mistakes: a ValueError, before anything is trained")
 mistake("a model that is not compiled", "Call model.compile", model=lambda: keras.Sequential([keras.layers.Dense(3)]))
 mistake("a misspelt argument", "Did you mean 'batch_size'", batch_sise=3)
 mistake("sharding, which experiments have", "'sharding', which neither", sharding="optimizer")

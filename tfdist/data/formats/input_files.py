@@ -1,11 +1,7 @@
-"""The files that data are read from, local or `gs://`: which there are, and ranges of their bytes, no byte more.
-
-Invariant: every byte of a table or of text comes through `read_exactly`, whose failures are UserErrors.
-"""
+"""The files that data are read from, local or `gs://`: which there are, and the bytes of those that are read whole."""
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Sequence
 
@@ -65,46 +61,16 @@ def find_files(patterns: Patterns, setting: str) -> list[FileVersion]:
     return [file_version(path) for path in matching_files([os.path.expanduser(pattern) for pattern in listed])]
 
 
-def read_exactly(file: FileVersion, begin: int, size: int) -> bytes:
-    """Bytes begin … begin + size - 1 of a file.
+def read_whole(file: FileVersion) -> bytes:
+    """The bytes of a file.
 
     Raises:
       UserError: it cannot be read, or became shorter.
     """
     try:
-        data = files.read_range(file.path, begin, size) if size else b""
+        data = files.read_range(file.path, 0, file.num_bytes) if file.num_bytes else b""
     except OSError as error:
         raise UserError(f"{file.path} cannot be read: {error}") from error
-    if len(data) != size:
+    if len(data) != file.num_bytes:
         raise UserError(f"{file.path} became shorter while it was read: it had {file.num_bytes:,} bytes. Start again.")
     return data
-
-
-class RangeReader(io.RawIOBase):
-    """A file object over `read_exactly`, for libraries that want one."""
-
-    def __init__(self, file: FileVersion) -> None:
-        super().__init__()
-        self._file = file
-        self._place = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._file.num_bytes}[whence]
-        self._place = origin + offset
-        return self._place
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._file.num_bytes - self._place)
-        count = left if size is None or size < 0 else min(size, left)
-        data = read_exactly(self._file, self._place, count)
-        self._place += count
-        return data

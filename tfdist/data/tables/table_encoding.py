@@ -31,33 +31,27 @@ class Rule:
       name: of the column.
       kind: what it holds, of `table_files`.
       is_category: its values become indices into a vocabulary.
-      is_text: its strings stay strings.
       is_float: its numbers become float32, whatever they are stored as.
       vocabulary: given by the user; None takes the sorted values of the fitted rows.
       missing: "error", "mean", "category" (an index of its own), or the value to fill in.
-      unseen: for a value that is not in the vocabulary: "error", "category" (an index of its own), or an index.
+      unseen: for a value that is not in the vocabulary: "error", or "category" (an index of its own).
       is_standardized: the mean is subtracted, and the rest divided by the standard deviation, of the fitted rows.
-      num_classes: labels have to be below it; None does not look.
     """
 
     name: str
     kind: str
     is_category: bool = False
-    is_text: bool = False
     is_float: bool = False
     vocabulary: tuple[Any, ...] | None = None
     missing: Any = ERROR
-    unseen: str | int = ERROR
+    unseen: str = ERROR
     is_standardized: bool = False
-    num_classes: int | None = None
 
     @property
     def dtype(self) -> str:
         """Of the tensor, by TensorFlow's name."""
         if self.is_category:
             return "int32"
-        if self.is_text:
-            return "string"
         whole_fill = self.missing == ERROR or isinstance(self.missing, int)
         return "float32" if self.kind == FLOAT or self.is_float or self.is_standardized or not whole_fill else "int64"
 
@@ -107,10 +101,10 @@ def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: Fitted, find_place:
     """[n] values of a column, as `Encoder` gives them to a program; `find_place` names a row.
 
     Raises:
-      UserError: a value is missing, unseen or out of range and the rule gives it no place.
+      UserError: a value is missing or unseen and the rule gives it no place.
     """
     is_missing = column.is_null().to_numpy()
-    if not rule.is_category and not rule.is_text and rule.dtype != "int64":
+    if not rule.is_category and rule.dtype != "int64":
         raw = _numbers(column)  # of which float32 would lose digits before they are standardized
         is_missing = np.isnan(raw)
     else:
@@ -120,19 +114,12 @@ def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: Fitted, find_place:
     if is_refused.any():
         row = int(np.nonzero(is_refused)[0][0])
         raise _missing(rule, find_place(row)) if is_missing[row] else _unseen(rule, fitted, raw[row], find_place(row))
-    if rule.num_classes is not None:
-        wrong = np.nonzero((values < 0) | (values >= rule.num_classes) | (values != np.floor(values)))[0]
-        if len(wrong):
-            raise UserError(
-                f"{find_place(int(wrong[0]))}: the label {rule.name!r} is {values[wrong[0]]}, but num_classes = "
-                f"{rule.num_classes} allows 0 … {rule.num_classes - 1}."
-            )
     return values
 
 
 def raw_spec(rule: Rule) -> tf.TensorSpec:
     """How a program gives the column."""
-    if rule.is_text or (rule.is_category and rule.kind == STRING):
+    if rule.is_category and rule.kind == STRING:
         return tf.TensorSpec([None], tf.string, name=rule.name)
     return tf.TensorSpec([None], tf.int64 if rule.is_category else rule.dtype, name=rule.name)
 
@@ -187,8 +174,6 @@ class Encoder:
         if rule.is_category:
             return self._encode_category(values, is_missing)
         refused = is_missing if rule.missing == ERROR else tf.zeros_like(is_missing)
-        if rule.is_text:
-            return tf.where(is_missing, str(rule.missing), values), refused
         fill = self._fitted.means[rule.name] if rule.missing == MEAN else rule.missing
         fill = 0 if rule.missing == ERROR else fill
         if rule.dtype == "int64":
@@ -203,7 +188,7 @@ class Encoder:
         rule = self._rule
         known = list(vocabulary(rule, self._fitted))
         own = len(known)  # the first index that no value has
-        unseen = rule.unseen if isinstance(rule.unseen, int) else own if rule.unseen == OWN_CATEGORY else -1
+        unseen = own if rule.unseen == OWN_CATEGORY else -1
         if rule.missing == OWN_CATEGORY:
             missing = own + (rule.unseen == OWN_CATEGORY)
         else:
@@ -221,15 +206,14 @@ def vocabulary(rule: Rule, fitted: Fitted) -> Sequence[Any]:
 
 def num_indices(rule: Rule, fitted: Fitted) -> int:
     """How many indices a category can have, 0 … n - 1: what an Embedding or a one-hot encoding needs."""
-    known = len(vocabulary(rule, fitted)) + (rule.unseen == OWN_CATEGORY) + (rule.missing == OWN_CATEGORY)
-    return max(known, rule.unseen + 1) if isinstance(rule.unseen, int) else known
+    return len(vocabulary(rule, fitted)) + (rule.unseen == OWN_CATEGORY) + (rule.missing == OWN_CATEGORY)
 
 
 def _unseen(rule: Rule, fitted: Fitted, value: Any, place: str) -> UserError:
     known = vocabulary(rule, fitted)
     return UserError(
         f"{place}: {rule.name!r} is {value!r}, which is not among its {len(known)} values {_some(known)}. Write "
-        "Table.unseen = 'category' for an index of its own, or an index."
+        "Table.unseen = 'category' for an index of its own."
     )
 
 
@@ -237,8 +221,6 @@ def _missing(rule: Rule, place: str) -> UserError:
     instead = "'mean', or the number to fill in"
     if rule.is_category:
         instead = "'category' for an index of its own, or one of its values"
-    elif rule.is_text:
-        instead = "the text to fill in"
     return UserError(
         f"{place}: {rule.name!r} is missing. Write Table.missing = {{{rule.name!r}: …}} with {instead}, or leave the "
         "row out of the file."

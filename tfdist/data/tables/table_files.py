@@ -1,6 +1,6 @@
 """Reads Parquet and CSV files whole, by pyarrow, and says what their columns hold.
 
-Invariant: every byte comes through `read_exactly`; what is wrong with a file is a UserError that names it.
+Invariant: every byte comes through `read_whole`; what is wrong with a file is a UserError that names it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.data.formats.input_files import RangeReader, read_exactly
+from tfdist.data.formats.input_files import read_whole
 from tfdist.errors import UserError, missing_extra
 from tfdist.storage.contents import FileVersion
 
@@ -109,7 +109,7 @@ def _read_parquet(file: FileVersion, names: Sequence[str] | None) -> TableFile:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(RangeReader(file)) as opened:
+        with parquet.ParquetFile(io.BytesIO(read_whole(file))) as opened:
             kinds = {field.name: _find_kind(field.type) for field in opened.schema_arrow}
             columns = None if names is None else [name for name in names if name in kinds]
             return TableFile(file.path, kinds, opened.read(columns=columns))
@@ -121,7 +121,7 @@ def _read_parquet(file: FileVersion, names: Sequence[str] | None) -> TableFile:
 def _read_csv(file: FileVersion, delimiter: str, null_values: Sequence[str]) -> pyarrow.Table:
     import pyarrow
 
-    data = read_exactly(file, 0, file.num_bytes)
+    data = read_whole(file)
     if not data.strip():
         return pyarrow.table({})
     _check_header(data, delimiter, file.path)

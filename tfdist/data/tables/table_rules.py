@@ -9,7 +9,8 @@ from typing import Any
 from tfdist.data.sources.columns import Columns
 from tfdist.data.tables.table_encoding import ERROR, MEAN, OWN_CATEGORY, Rule, check_vocabulary
 from tfdist.data.tables.table_files import BOOLEAN, FLOAT, INTEGER, NOTHING, NUMERIC, STRING
-from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.errors import UserError, suggest
+from tfdist.settings.checks import one_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,13 +19,11 @@ class Settings:
 
     columns: Columns
     categories: Sequence[str]
-    strings: Sequence[str]
     vocabularies: Mapping[str, Sequence[Any]]
-    unseen: str | int
+    unseen: str
     missing: Any
     standardize: bool | Sequence[str]
     stack_inputs: bool
-    num_classes: int | None
 
 
 def build_rules(settings: Settings, kinds: Mapping[str, str]) -> dict[str, Rule]:
@@ -37,7 +36,7 @@ def build_rules(settings: Settings, kinds: Mapping[str, str]) -> dict[str, Rule]
     Raises:
       UserError: a setting names a column that is not used, or cannot be done with what a column holds.
     """
-    inputs, targets = settings.columns.input_names, settings.columns.target_names
+    inputs = settings.columns.input_names
     for setting, names in _named(settings).items():
         for name in names:
             if name not in settings.columns.names:
@@ -45,17 +44,13 @@ def build_rules(settings: Settings, kinds: Mapping[str, str]) -> dict[str, Rule]
                     f"Table.{setting} names {name!r}, which is no column in use: {settings.columns.names}."
                     f"{suggest(name, settings.columns.names)}"
                 )
-    if settings.num_classes is not None and (len(targets) != 1 or not is_whole_number(settings.num_classes)):
-        raise UserError(
-            f"Table.num_classes is {settings.num_classes!r} for the targets {targets}; write how many values the one "
-            "target has, or None."
-        )
-    rules = {name: _rule(name, kinds[name], settings, inputs, targets) for name in settings.columns.names}
+    one_of(ERROR, OWN_CATEGORY)("Table.unseen", settings.unseen)
+    rules = {name: _rule(name, kinds[name], settings) for name in settings.columns.names}
     if settings.stack_inputs:
-        apart = [name for name in inputs if rules[name].is_category or rules[name].is_text]
+        apart = [name for name in inputs if rules[name].is_category]
         if apart:
             raise UserError(
-                f"Table.stack_inputs makes one matrix of numbers, but the inputs {apart} hold categories or strings. "
+                f"Table.stack_inputs makes one matrix of numbers, but the inputs {apart} hold categories. "
                 "Write stack_inputs = False and a model that takes a dict of inputs."
             )
     return rules
@@ -64,7 +59,6 @@ def build_rules(settings: Settings, kinds: Mapping[str, str]) -> dict[str, Rule]
 def _named(settings: Settings) -> dict[str, Sequence[str]]:
     named: dict[str, Any] = {
         "categories": settings.categories,
-        "strings": settings.strings,
         "vocabularies": settings.vocabularies,
         "missing": settings.missing if isinstance(settings.missing, Mapping) else (),
         "standardize": () if isinstance(settings.standardize, bool) else settings.standardize,
@@ -75,7 +69,7 @@ def _named(settings: Settings) -> dict[str, Sequence[str]]:
     return named
 
 
-def _rule(name: str, kind: str, settings: Settings, inputs: Sequence[str], targets: Sequence[str]) -> Rule:
+def _rule(name: str, kind: str, settings: Settings) -> Rule:
     if kind not in (*NUMERIC, STRING, NOTHING):
         raise UserError(
             f"The column {name!r} is of the type {kind}, which a table cannot hold. Write numbers, strings or truth "
@@ -83,10 +77,8 @@ def _rule(name: str, kind: str, settings: Settings, inputs: Sequence[str], targe
         )
     if kind == NOTHING:
         raise UserError(f"The column {name!r} has no value in any row. Leave it out of Columns.")
-    is_text = name in settings.strings
-    is_category = not is_text and (kind == STRING or name in settings.categories or name in settings.vocabularies)
-    if is_text and kind != STRING:
-        raise UserError(f"Table.strings names {name!r}, a column of {kind}. Leave it out of the list.")
+    is_input = name in settings.columns.input_names
+    is_category = kind == STRING or name in settings.categories or name in settings.vocabularies
     if is_category and kind == FLOAT:
         raise UserError(
             f"The column {name!r} holds {kind}, which are no categories. Write them as whole numbers or strings."
@@ -94,22 +86,19 @@ def _rule(name: str, kind: str, settings: Settings, inputs: Sequence[str], targe
     if name == settings.columns.weights and kind not in NUMERIC:
         raise UserError(f"The weights' column {name!r} holds {kind}; weights are numbers.")
     given = settings.vocabularies.get(name)
-    is_number = not is_category and not is_text
     return Rule(
         name=name,
         kind=kind,
         is_category=is_category,
-        is_text=is_text,
-        is_float=is_number and ((settings.stack_inputs and name in inputs) or name == settings.columns.weights),
+        is_float=not is_category and ((settings.stack_inputs and is_input) or name == settings.columns.weights),
         vocabulary=None if given is None else check_vocabulary(name, kind, given),
-        missing=_missing(name, settings, is_category=is_category, is_text=is_text, is_input=name in inputs),
-        unseen=_unseen(settings.unseen) if name in inputs else ERROR,
-        is_standardized=_standardized(name, kind, settings, is_number=is_number, is_input=name in inputs),
-        num_classes=settings.num_classes if name in targets else None,
+        missing=_missing(name, settings, is_category=is_category, is_input=is_input),
+        unseen=settings.unseen if is_input else ERROR,
+        is_standardized=_standardized(name, kind, settings, is_number=not is_category, is_input=is_input),
     )
 
 
-def _missing(name: str, settings: Settings, *, is_category: bool, is_text: bool, is_input: bool) -> Any:
+def _missing(name: str, settings: Settings, *, is_category: bool, is_input: bool) -> Any:
     """What fills a column's gaps. A setting for all columns counts for the inputs that it makes sense for."""
     said = settings.missing
     by_name = isinstance(said, Mapping)
@@ -117,7 +106,7 @@ def _missing(name: str, settings: Settings, *, is_category: bool, is_text: bool,
     if isinstance(wanted, bool) or not isinstance(wanted, (str, int, float)):
         raise UserError(f"Table.missing is {wanted!r} for {name!r}; write 'error', 'mean', 'category' or a value.")
     is_number = isinstance(wanted, (int, float)) or wanted == MEAN
-    fits = wanted == ERROR or is_text or (wanted != MEAN if is_category else is_number)
+    fits = wanted == ERROR or (wanted != MEAN if is_category else is_number)
     if by_name and not fits:
         instead = "'category' or one of its values" if is_category else "'mean' or a number"
         raise UserError(f"Table.missing is {wanted!r} for {name!r}; there write 'error', {instead}.")
@@ -125,14 +114,8 @@ def _missing(name: str, settings: Settings, *, is_category: bool, is_text: bool,
         raise UserError(
             f"Table.missing is {wanted!r}; write 'error', 'mean', 'category', a number, or a dict by column."
         )
-    applies = by_name or (is_input and not is_text and (wanted == OWN_CATEGORY) == is_category)
+    applies = by_name or (is_input and (wanted == OWN_CATEGORY) == is_category)
     return wanted if applies and fits else ERROR
-
-
-def _unseen(said: Any) -> str | int:
-    if said in (ERROR, OWN_CATEGORY) or is_whole_number(said, least=0):
-        return said
-    raise UserError(f"Table.unseen is {said!r}; write 'error', 'category' for an index of its own, or an index.")
 
 
 def _standardized(name: str, kind: str, settings: Settings, *, is_number: bool, is_input: bool) -> bool:

@@ -45,8 +45,7 @@ FIT_VERSION = 1
 class Table(RandomAccessSource):
     """Rows of Parquet files (`.parquet`) or of CSV files with a first row of names (`.csv`, `.tsv`), in memory.
 
-    Numbers become float32, whole numbers int64, categories int32 indices. Strings are categories unless named in
-    `strings`. Example:
+    Numbers become float32, whole numbers int64, categories, which strings are, int32 indices. Example:
 
         TRAIN_DATA = @train/tables.Table
         EVAL_DATA = @test/tables.Table
@@ -61,17 +60,15 @@ class Table(RandomAccessSource):
       fitted_on: the training files, from which vocabularies, means and deviations are taken; all splits name the same
         ones. Needed where there is something to fit.
       categories: columns of whole numbers that are categories too.
-      strings: columns of strings that stay strings, for a model that takes them.
       vocabularies: by column, the values of a category in the order of their indices; not fitted then.
-      unseen: of input categories, what is done with a value that is not in the vocabulary: "error", "category" (the
-        index after the last), or an index. In a target it is an error always.
+      unseen: of input categories, what is done with a value that is not in the vocabulary: "error", or "category"
+        (the index after the last). In a target it is an error always.
       missing: what is done with a missing value (of numbers, not-a-number too): "error", "mean", "category" (the index
         after the last, and after that of `unseen`), a number; for all inputs that it fits, or by column in a dict,
         where it can also be a value of the category. Targets and weights need an entry in a dict.
       standardize: input columns that are shifted and scaled to mean 0 and variance 1 over the fitted rows; True means
         all that are numbers.
       stack_inputs: makes one float32 matrix [n, number of inputs] of the inputs.
-      num_classes: checks that the target's values are 0 … num_classes - 1.
       delimiter: between the values of a CSV file; None takes a tab for .tsv and a comma for others.
       null_values: what a missing value looks like in a CSV file, unless in quotes.
 
@@ -86,13 +83,11 @@ class Table(RandomAccessSource):
         columns: Columns,
         fitted_on: Patterns | None = None,
         categories: Sequence[str] = (),
-        strings: Sequence[str] = (),
         vocabularies: Mapping[str, Sequence[Any]] | None = None,
-        unseen: str | int = "error",
+        unseen: str = "error",
         missing: Any = "error",
         standardize: bool | Sequence[str] = False,
         stack_inputs: bool = False,
-        num_classes: int | None = None,
         delimiter: str | None = None,
         null_values: Sequence[str] = NULL_VALUES,
     ) -> None:
@@ -109,9 +104,7 @@ class Table(RandomAccessSource):
         if fitted_on is not None and fitted_on != files:
             self._fit_tables = read(fitted_on, "Table.fitted_on")
         self._kinds = _find_kinds(self._fit_tables, self._tables, columns.names)
-        settings = Settings(
-            columns, categories, strings, vocabularies or {}, unseen, missing, standardize, stack_inputs, num_classes
-        )
+        settings = Settings(columns, categories, vocabularies or {}, unseen, missing, standardize, stack_inputs)
         self._rules = build_rules(settings, self._kinds)
         self._fitted_on = fitted_on
         self._fitted: Fitted | None = None

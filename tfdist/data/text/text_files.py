@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from tfdist.data.formats.input_files import read_exactly
+from tfdist.data.formats.input_files import read_whole
 from tfdist.errors import UserError
 from tfdist.storage.contents import FileVersion
 
@@ -47,7 +47,7 @@ def read_lines(file: FileVersion, *, separator: str, split: str, label: str | No
     texts, lengths, labels = [], [], []
     first_lines: dict[bytes, int] = {}
     codes: dict[bytes, int] = {}
-    data = read_exactly(file, 0, file.num_bytes).removeprefix(codecs.BOM_UTF8)
+    data = read_whole(file).removeprefix(codecs.BOM_UTF8)
     for number, line in enumerate(data.split(b"\n"), 1):
         content = line.rstrip(b"\r")
         if not content.strip():
