@@ -94,14 +94,13 @@ def test_a_save_waits_while_the_one_before_is_being_written_and_says_so_if_that_
         assert_same(restore.load(entry.path), state_of(entry.step))
 
 
-@pytest.mark.parametrize("compression", ["none", "lz4"])
 def test_a_store_that_takes_several_files_at_once_gets_them(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, compression: str
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is done for gs://, on a local directory: uploads by threads, and reads into memory instead of a mapping."""
     monkeypatch.setattr(files, "is_remote", lambda path: True)
     states = [State(step, {f"t{n}": np.full(1000, n + step) for n in range(20)}, {}) for step in (1, 2)]
-    manager = new_manager(tmp_path, compression=compression, on_error="stop")
+    manager = new_manager(tmp_path, on_error="stop")
     for state in states:
         manager.save(state)
     manager.close()
