@@ -26,7 +26,7 @@ RUN set -eu; \
         cpu | gpu | tpu) ;; \
         *) echo "ACCELERATOR is cpu, gpu or tpu; received '$ACCELERATOR'" >&2; exit 2 ;; \
     esac; \
-    pip install --editable ".[$ACCELERATOR,compression,examples,gcs,tables${EXTRAS:+,$EXTRAS}]"; \
+    pip install --editable ".[$ACCELERATOR,examples,gcs,tables${EXTRAS:+,$EXTRAS}]"; \
     useradd --create-home --uid=1000 tfdist; \
     python -m compileall -q tfdist
 

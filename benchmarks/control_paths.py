@@ -34,7 +34,6 @@ from emulator import BUCKET, emulator
 from measuring import HERE, Figure, choose_size, figures_of, interleaved, ratio, report
 
 from tfdist.checkpoint import catalog, restore
-from tfdist.checkpoint.format import packing
 from tfdist.checkpoint.format.tensor_files import TensorSpec, plan
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.snapshot import HostBuffer
@@ -266,7 +265,6 @@ def write_part(path: str, part: Part) -> None:
         path,
         Snapshot(7, buffer, {}, {}),
         identity={},
-        pack_as=packing.NONE,
         still_ours=lambda: None,
         part=part,
     )

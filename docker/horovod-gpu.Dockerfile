@@ -33,7 +33,7 @@ COPY configs configs
 COPY tools/build_horovod.py tools/build_horovod.py
 
 RUN set -eu; \
-    pip install --editable '.[compression,examples,gcs,gpu,horovod,tables]'; \
+    pip install --editable '.[examples,gcs,gpu,horovod,tables]'; \
     ldconfig /usr/local/cuda/targets/x86_64-linux/lib/stubs; \
     HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_WITH_MPI=1 HOROVOD_CUDA_HOME=/usr/local/cuda \
         python tools/build_horovod.py; \

@@ -525,6 +525,7 @@ EXPERIMENT = {
 import os
 import signal
 import time
+import types
 
 import keras
 import numpy as np
@@ -567,8 +568,10 @@ def kill_at(call, name):
             os.kill(os.getpid(), signal.SIGKILL)
         return done(*arguments)
 
-    done = getattr(local.Syscalls, call)
-    setattr(local.Syscalls, call, killing)
+    local.os = types.SimpleNamespace(**vars(os))
+    place = local if call == "exchange" else local.os
+    done = getattr(place, call)
+    setattr(place, call, killing)
     exporting._run_apart = lambda kind, path, inputs, _: run_export.RUNS[kind](path, inputs)
 """,
     "small.gin": """

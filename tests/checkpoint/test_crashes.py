@@ -28,7 +28,7 @@ def test_wherever_a_save_is_cut_off_the_newest_whole_checkpoint_restores(
         manager.close()
 
     def function(index: int) -> None:
-        with faulty.installed(faulty.Syscalls()):
+        with faulty.installed(faulty.Calls()):
             save_steps(tmp_path / str(index), 1)
             (tmp_path / str(index) / "step-000000000002-0123456789ab").mkdir()
         save_two(index)
@@ -49,7 +49,7 @@ def test_wherever_a_save_is_cut_off_the_newest_whole_checkpoint_restores(
 
 def test_a_removal_that_is_cut_off_leaves_the_whole_checkpoint_or_none(tmp_path: pathlib.Path) -> None:
     def function(index: int) -> None:
-        with faulty.installed(faulty.Syscalls()):
+        with faulty.installed(faulty.Calls()):
             save_steps(tmp_path / str(index), 1, 2, 3)
         manager = new_manager(tmp_path / str(index), keep_last=1, on_error="stop")
         manager.save(state_of(4))

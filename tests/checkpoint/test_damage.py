@@ -18,9 +18,8 @@ FLIPS_PER_FILE = 100
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_damage_is_always_noticed_and_the_checkpoint_before_is_used(tmp_path: pathlib.Path, compression: str) -> None:
-    save_steps(tmp_path, 1, 2, compression=compression, max_file_bytes=4096)
+def test_damage_is_always_noticed_and_the_checkpoint_before_is_used(tmp_path: pathlib.Path) -> None:
+    save_steps(tmp_path, 1, 2, max_file_bytes=4096)
     damaged = pathlib.Path(list_checkpoints(str(tmp_path))[1].path)
     names = sorted(path.name for path in damaged.iterdir())
     assert len(names) == 3  # the manifest among them
@@ -36,7 +35,6 @@ def test_damage_is_always_noticed_and_the_checkpoint_before_is_used(tmp_path: pa
             num_cases += 1
         (damaged / name).write_bytes(whole)
     assert num_cases == len(names) * (CUTS_PER_FILE + FLIPS_PER_FILE)
-    assert num_cases == 420  # of one packing
     assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(2))
 
 

@@ -52,6 +52,13 @@ def test_a_later_format_is_told_as_such() -> None:
     assert not isinstance(refusal.value, DamagedCheckpoint)
 
 
+def test_compressed_files_of_an_earlier_version_are_told_as_such() -> None:
+    packed = dataclasses.replace(MANIFEST, files=(StoredFile("f", 10, 1, "blosc2-zstd"),))
+    with pytest.raises(UserError, match=r"packed as 'blosc2-zstd'\. Use the tfdist that wrote it") as refusal:
+        manifests.decode(manifests.encode(packed))
+    assert not isinstance(refusal.value, DamagedCheckpoint)
+
+
 @pytest.mark.parametrize("text", [b"", b"{}", b"\n", b'{"step":1,"manifest_crc32c":"00000000"}\n'])
 def test_what_is_no_manifest_is_damage(text: bytes) -> None:
     with pytest.raises(DamagedCheckpoint, match=r"manifest\.json"):
@@ -71,7 +78,6 @@ FILE = {"name": "f", "num_bytes": 10, "crc32c": 1, "packing": "none"}
         {"files": [FILE | {"num_bytes": 0}]},
         {"files": [FILE | {"num_bytes": 2**60}]},
         {"files": [FILE | {"crc32c": "1"}]},
-        {"files": [FILE | {"packing": None}]},
         {"files": [FILE | {"mode": 0o777}]},
         {"files": {"name": "f"}},
         {"files": "f"},

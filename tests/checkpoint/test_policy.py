@@ -21,7 +21,6 @@ from tfdist.errors import UserError
         ({"mean_seconds_between_failures": float("inf")}, "mean_seconds_between_failures is inf"),
         ({"mean_seconds_between_failures": float("nan")}, "mean_seconds_between_failures is nan"),
         ({"max_file_bytes": 100}, "max_file_bytes is 100; write a whole number of at least 4096."),
-        ({"compression": "zst"}, "compression is 'zst'; write one of 'none', 'lz4', 'zstd'. Did you mean"),
         ({"on_error": None}, "on_error is None; write one of 'continue', 'stop'."),
         ({"best_mode": "best"}, "best_mode is 'best'"),
         ({"keep_best": ""}, "keep_best is ''; write a text, such as 'val_accuracy', or None"),

@@ -200,7 +200,6 @@ SETTINGS = (
     "policy.CheckpointPolicy.every_steps",
     "policy.CheckpointPolicy.every_seconds",
     "policy.CheckpointPolicy.keep_best",
-    "policy.CheckpointPolicy.compression",
     "evaluate.weights",
     "evaluate.global_batch_size",
     "evaluate.data",

@@ -1,7 +1,8 @@
 """A local store that fails or crashes at any step of what it does, so that tests can try every one.
 
-A boundary is one call of `Syscalls`; a write is two, as a crash can leave a part of its bytes. `crash_everywhere` runs
-a function again and again, with the crash at boundary 0, 1, 2 … until it ends before the crash comes.
+A boundary is one call of the system that changes a disk; a write is two, as a crash can leave a part of its bytes.
+`crash_everywhere` runs a function again and again, with the crash at boundary 0, 1, 2 … until it ends before the crash
+comes.
 """
 
 from __future__ import annotations
@@ -10,13 +11,25 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from tfdist.storage import files
-from tfdist.storage.local import LocalFiles, Syscalls
+from tfdist.storage import local
+
+CHANGING = ("replace", "link", "unlink", "mkdir", "rmdir", "exchange")  # their last argument is what is changed
 
 
 class Crashed(BaseException):
     """Stands for the end of the process: code that tidies up after errors cannot, since every later step raises it."""
+
+
+class Calls:
+    """What `local` calls in place of `os`: a test overrides what is to go wrong."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _exchange if name == "exchange" else getattr(os, name)
+
+
+_exchange = local.exchange
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +42,7 @@ class Boundary:
     within: bool = False
 
 
-class FaultySyscalls(Syscalls):
+class FaultyCalls(Calls):
     """The real calls, up to boundary `stop_at`.
 
     Args:
@@ -48,60 +61,40 @@ class FaultySyscalls(Syscalls):
         self.reached: list[Boundary] = []
         self.stopped = False
 
-    def create(self, path: str) -> int:
-        self._pass("create", path)
-        descriptor = super().create(path)
+    def __getattr__(self, name: str) -> Any:
+        call = super().__getattr__(name)
+
+        def change(*arguments: Any) -> Any:
+            self._pass(name, arguments[-1])
+            return call(*arguments)
+
+        return change if name in CHANGING else call
+
+    def open(self, path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT:
+            self._pass("create", path)
+        descriptor = os.open(path, flags, mode)
         self._paths[descriptor] = path
         return descriptor
 
     def write(self, descriptor: int, data: memoryview) -> int:
         path = self._paths[descriptor]
         self._pass("write", path)
-        if self._is_here("write", path):
-            super().write(descriptor, data[: len(data) // 2])
+        if self._is_here("write", path, within=True):
+            os.write(descriptor, data[: len(data) // 2])
             self._stop()
-        return super().write(descriptor, data)
+        return os.write(descriptor, data)
 
     def fsync(self, descriptor: int) -> None:
-        self._pass("fsync", self._paths[descriptor])
-        super().fsync(descriptor)
-
-    def close(self, descriptor: int) -> None:
-        super().close(descriptor)  # also after a crash, when the system closes what was open
-
-    def replace(self, source: str, target: str) -> None:
-        self._pass("replace", target)
-        super().replace(source, target)
-
-    def exchange(self, one: str, other: str) -> None:
-        self._pass("exchange", other)
-        super().exchange(one, other)
-
-    def link(self, source: str, target: str) -> None:
-        self._pass("link", target)
-        super().link(source, target)
-
-    def unlink(self, path: str) -> None:
-        self._pass("unlink", path)
-        super().unlink(path)
-
-    def mkdir(self, path: str) -> None:
-        self._pass("mkdir", path)
-        super().mkdir(path)
-
-    def rmdir(self, path: str) -> None:
-        self._pass("rmdir", path)
-        super().rmdir(path)
-
-    def fsync_directory(self, path: str) -> None:
-        self._pass("fsync_directory", path)
-        super().fsync_directory(path)
+        path = self._paths[descriptor]
+        self._pass("fsync_directory" if os.path.isdir(path) else "fsync", path)
+        os.fsync(descriptor)
 
     def _pass(self, name: str, path: str) -> None:
-        if self._is_here(name, path, within=False):
+        if self._is_here(name, path):
             self._stop()
 
-    def _is_here(self, name: str, path: str, within: bool = True) -> bool:
+    def _is_here(self, name: str, path: str, within: bool = False) -> bool:
         if self.stopped and self._error is None:
             raise Crashed
         self.reached.append(Boundary(len(self.reached), name, os.path.basename(path), within))
@@ -113,13 +106,14 @@ class FaultySyscalls(Syscalls):
 
 
 @contextlib.contextmanager
-def installed(calls: Syscalls) -> Iterator[None]:
+def installed(calls: Calls) -> Iterator[None]:
     """Lets every local path go through `calls` meanwhile."""
-    real, files._LOCAL = files._LOCAL, LocalFiles(calls)
+    before = local.os, local.exchange
+    local.os, local.exchange = calls, calls.exchange
     try:
         yield
     finally:
-        files._LOCAL = real
+        local.os, local.exchange = before
 
 
 def crash_everywhere(function: Callable[[int], None], check: Callable[[int, Boundary | None], None]) -> int:
@@ -134,7 +128,7 @@ def crash_everywhere(function: Callable[[int], None], check: Callable[[int, Boun
     """
     index = 0
     while True:
-        calls = FaultySyscalls(index)
+        calls = FaultyCalls(index)
         with installed(calls), contextlib.suppress(Crashed):
             function(index)
         check(index, calls.reached[index] if calls.stopped else None)

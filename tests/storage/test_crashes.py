@@ -79,7 +79,7 @@ def test_an_error_at_any_step_is_raised_and_leaves_no_file_and_nothing_beside_it
     for index, step in enumerate(steps):
         directory = tmp_path / str(index)
         directory.mkdir()
-        calls = faulty.FaultySyscalls(index, error=OSError(errno.ENOSPC, "no space"))
+        calls = faulty.FaultyCalls(index, error=OSError(errno.ENOSPC, "no space"))
         with faulty.installed(calls):
             if step == "unlink":  # of the temporary name: the file itself is whole
                 assert files.write_new(directory / "file", PARTS) == 16
@@ -92,7 +92,7 @@ def test_an_error_at_any_step_is_raised_and_leaves_no_file_and_nothing_beside_it
 
 def _steps_of_a_new_file(directory: pathlib.Path) -> list[str]:
     directory.mkdir()
-    calls = faulty.FaultySyscalls()
+    calls = faulty.FaultyCalls()
     with faulty.installed(calls):
         files.write_new(directory / "file", PARTS)
     return [boundary.name for boundary in calls.reached]

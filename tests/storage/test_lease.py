@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import datetime
 import json
 import os
 import pathlib
@@ -14,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 from gcs.faults import Fault
@@ -255,28 +252,6 @@ def test_the_lease_of_another_machine_is_taken_when_it_lapses(gcs: GcsServer, mo
     held.release()
     assert "far run" in told[0]
     assert "took over" in told[-1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ahead_seconds", [600, -600])
-def test_a_wrong_clock_neither_takes_a_live_run_over_nor_waits_for_one_that_is_long_gone(
-    gcs: GcsServer, monkeypatch: pytest.MonkeyPatch, ahead_seconds: float
-) -> None:
-    class Wrong(datetime.datetime):
-        @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
-            return datetime.datetime.now(tz) + datetime.timedelta(seconds=ahead_seconds)
-
-    monkeypatch.setattr(lease, "datetime", SimpleNamespace(datetime=Wrong, UTC=datetime.UTC))
-    elsewhere("gs://bucket/run/.lease")
-    with pytest.raises(UserError, match="is in use by far run"):
-        take("gs://bucket/run", wait_seconds=0.5)
-    stored = gcs.buckets._in("bucket")
-    stored["run/.lease"] = dataclasses.replace(stored["run/.lease"], updated=time.time() - 400)
-    held, told = take("gs://bucket/run", wait_seconds=0)
-    held.check()
-    held.release()
-    assert "took over from far run" in told[-1]
 
 
 def test_a_process_of_another_start_or_boot_is_told_apart() -> None:

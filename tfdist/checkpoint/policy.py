@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from tfdist.checkpoint.format.packing import PACKINGS
 from tfdist.errors import EXIT_PREEMPTED, UserError
 from tfdist.settings.checks import COUNT, SECONDS, Check, one_of, or_none, text, whole_number
 from tfdist.settings.declaration import Settings, setting
@@ -48,7 +47,6 @@ class CheckpointPolicy(Settings):
         "a metric; the checkpoint with its best value stays, too", or_none(text("val_accuracy")), None
     )
     best_mode: str = setting("which value is best; 'auto' tells it by the metric's name", one_of(*BEST_MODES), "auto")
-    compression: str = setting("the codec of the data files", one_of(*PACKINGS), "none")
     writers: str = setting(
         "'chief', or 'all' workers, each its share, into a run directory that all see; train.sharding takes 'all'",
         one_of(CHIEF, ALL),

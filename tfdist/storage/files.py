@@ -18,7 +18,7 @@ from tfdist.storage.contents import Buffer, FileVersion
 from tfdist.storage.gcs import GcsFiles
 from tfdist.storage.local import LocalFiles
 from tfdist.storage.log_sink import LogSink
-from tfdist.storage.mirror import Mirror
+from tfdist.storage.mirror import Mirror, MirroredLog
 
 StrPath = str | os.PathLike[str]
 
@@ -83,12 +83,13 @@ def open_log(path: StrPath, *, flush_seconds: float = 30.0) -> LogSink:
     On a local path every line is stored at once. On `gs://`, where objects cannot be appended to, the object is
     rewritten at most every `flush_seconds` and on `close`: close it in a `finally`.
     """
-    return _store(path).open_log(os.fspath(path), flush_seconds)
+    name = os.fspath(path)
+    return MirroredLog(name, flush_seconds) if is_remote(path) else LogSink(name)
 
 
 def open_mirror(path: StrPath, *, interval_seconds: float = 30.0) -> Mirror:
-    """A local directory whose files appear below `path`, for libraries that can only write local ones."""
-    return Mirror(_store(path), os.fspath(path), interval_seconds)
+    """A local directory whose files appear below a gs:// `path`, for libraries that can only write local ones."""
+    return Mirror(os.fspath(path), interval_seconds)
 
 
 def exists(path: StrPath) -> bool:

@@ -18,8 +18,6 @@ from typing import Any
 from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion, total_bytes
 from tfdist.storage.gcs_requests import TIMEOUT, client, persist, split
 from tfdist.storage.gcs_transfers import delete, delete_all, download, look_up, upload
-from tfdist.storage.log_sink import LogSink
-from tfdist.storage.mirror import MirroredLog
 
 _TENSORFLOW_LIMITS = {
     "GCS_RETRY_CONFIG_MAX_RETRIES": "3",  # 10 if unset
@@ -73,9 +71,6 @@ class GcsFiles:
         parts = list(parts)
         upload(path, parts, replaces=0, checksum=crc32c)
         return total_bytes(parts)
-
-    def open_log(self, path: str, flush_seconds: float) -> LogSink:
-        return MirroredLog(self, path, flush_seconds)
 
     def exists(self, path: str) -> bool:
         return self.is_dir(path) or self._is_file(path)

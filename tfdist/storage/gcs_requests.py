@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import errno
+import functools
 import os
 import random
-import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -26,8 +26,7 @@ PARALLEL = 8  # transfers at once of one file; one stream of a bucket gives some
 
 # A failure is final when so much time has passed since the request, or its last progress, in which nothing was sent.
 _REFUSED_PATIENCE_SECONDS = 4.0  # nobody listens there, or the name is not known
-_UNREACHABLE_PATIENCE_SECONDS = 15.0
-_STALLED_PATIENCE_SECONDS = 20.0
+_SILENT_PATIENCE_SECONDS = 20.0
 _BUSY_PATIENCE_SECONDS = 60.0  # a server that answers 429 or 503, or breaks off, is alive
 _RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 _JITTER = random.Random()  # of its own: from the process's generator layers draw the seeds of their weights
@@ -46,27 +45,28 @@ class ShortAnswerError(Exception):
     """A body ended before its time."""
 
 
-class _Held:
+@functools.cache
+def client() -> Any:
     """The client of this process; a forked child makes its own."""
+    try:
+        from google.auth.exceptions import DefaultCredentialsError
+        from google.cloud import storage
+        from requests.adapters import HTTPAdapter
+    except ImportError as error:
+        raise missing_extra("google-cloud-storage", "gcs", "A gs:// path") from error
+    try:
+        made = storage.Client(project=None)
+    except DefaultCredentialsError:
+        made = storage.Client.create_anonymous_client()
+    # For traces a thread of the library would ask for the bucket, and draw its delays from the user's generator.
+    made._bucket_metadata_cache = None
+    for scheme in ("https://", "http://"):
+        made._http.mount(scheme, HTTPAdapter(pool_connections=PARALLEL, pool_maxsize=8 * PARALLEL))
+    return made
 
-    def __init__(self) -> None:
-        self.forget()
 
-    def forget(self) -> None:
-        self._lock = threading.Lock()
-        self._client: Any = None
-
-    def get(self) -> Any:
-        with self._lock:
-            if self._client is None:
-                self._client = _make_client()
-            return self._client
-
-
-_held = _Held()
-forget_client = _held.forget
-client = _held.get
-os.register_at_fork(after_in_child=_held.forget)
+forget_client = client.cache_clear
+os.register_at_fork(after_in_child=forget_client)
 
 
 def session() -> Any:
@@ -163,24 +163,6 @@ def as_os_error(path: str, error: Exception) -> OSError:
     return kind(errno.EIO, text, path)
 
 
-def _make_client() -> Any:
-    try:
-        from google.auth.exceptions import DefaultCredentialsError
-        from google.cloud import storage
-        from requests.adapters import HTTPAdapter
-    except ImportError as error:
-        raise missing_extra("google-cloud-storage", "gcs", "A gs:// path") from error
-    try:
-        made = storage.Client(project=None)
-    except DefaultCredentialsError:
-        made = storage.Client.create_anonymous_client()
-    # For traces a thread of the library would ask for the bucket, and draw its delays from the user's generator.
-    made._bucket_metadata_cache = None
-    for scheme in ("https://", "http://"):
-        made._http.mount(scheme, HTTPAdapter(pool_connections=PARALLEL, pool_maxsize=8 * PARALLEL))
-    return made
-
-
 def _failures() -> tuple[type[Exception], ...]:
     """The classes of what a request can end with; anything else is a bug, or already a message to the user."""
     from google.api_core.exceptions import GoogleAPIError
@@ -204,10 +186,8 @@ def _patience_seconds(error: Exception) -> float:
         return _BUSY_PATIENCE_SECONDS if status in _RETRIED_STATUSES else 0.0
     if any(isinstance(cause, urllib3.NewConnectionError) for cause in causes):  # a kind of ConnectTimeoutError, too
         return _REFUSED_PATIENCE_SECONDS
-    if any(isinstance(cause, (requests.ConnectTimeout, urllib3.ConnectTimeoutError)) for cause in causes):
-        return _UNREACHABLE_PATIENCE_SECONDS
     if any(isinstance(cause, (requests.Timeout, urllib3.TimeoutError, TimeoutError)) for cause in causes):
-        return _STALLED_PATIENCE_SECONDS
+        return _SILENT_PATIENCE_SECONDS
     broken = (requests.ConnectionError, requests.exceptions.ChunkedEncodingError, urllib3.HTTPError, ConnectionError)
     return _BUSY_PATIENCE_SECONDS if any(isinstance(c, (*broken, ShortAnswerError)) for c in causes) else 0.0
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import contextvars
-import datetime
-import email.utils
 import errno
 import json
 import uuid
@@ -111,32 +109,6 @@ def look_up(path: str) -> Any:
     found = blob(path)
     persist(path, lambda: found.reload(retry=None, timeout=TIMEOUT))
     return found
-
-
-def look_up_age(path: str) -> tuple[int, float | None]:
-    """The object's generation, and for how many seconds it has been as it is; raises FileNotFoundError.
-
-    Both moments are the store's: when it stored the object, and when it says that it answers (the header Date, RFC
-    9110, section 6.6.1, to the second). None where it does not say.
-    """
-    bucket, name = split(path)
-
-    def ask() -> tuple[int, float | None]:
-        answer = session().get(
-            f"{client().api_endpoint}/storage/v1/b/{quote(bucket, safe='')}/o/{quote(name, safe='')}",
-            params={"fields": "generation,updated"},
-            timeout=TIMEOUT,
-        )
-        _raise_for(answer, 200)
-        found = answer.json()
-        try:
-            answered = email.utils.parsedate_to_datetime(answer.headers.get("Date", ""))
-            age = (answered - datetime.datetime.fromisoformat(found["updated"])).total_seconds()
-        except (TypeError, ValueError):  # no date, or one without a time zone
-            age = None
-        return int(found["generation"]), age
-
-    return persist(path, ask)
 
 
 @contextlib.contextmanager

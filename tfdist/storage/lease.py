@@ -2,8 +2,8 @@
 
 Invariant: of two that call `check` on one directory at most one passes, a stopped process that wakes up among them. A
 lease ends with its process, also by SIGKILL: at once on a local path, where it is a lock of the operating system, and
-on gs:// at once for a restart on the same machine, else after `LAPSE_SECONDS` without renewal. No machine's time of day
-counts, only the store's. Whoever commits to a run directory holds one.
+on gs:// at once for a restart on the same machine, else after `LAPSE_SECONDS` without renewal. No time of day
+counts. Whoever commits to a run directory holds one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import dataclasses
 import datetime
 import errno
 import fcntl
+import functools
 import json
 import os
 import pathlib
@@ -21,7 +22,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Protocol
 
 from tfdist.errors import InUseError, UserError, is_whole_number
 from tfdist.storage import files
@@ -31,7 +31,6 @@ RENEW_SECONDS = 5.0
 LAPSE_SECONDS = 30.0
 LOCAL_WAIT_SECONDS = 2.0  # for a process that is just ending
 REMOTE_WAIT_SECONDS = LAPSE_SECONDS + 10.0
-_OLD_SECONDS = 300.0  # an owner that has not renewed for so long by the store's clock is gone
 _RELEASE_PATIENCE_SECONDS = 2.0
 _POLL_SECONDS = 0.2
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -56,16 +55,6 @@ def _now() -> float:
 
 class LeaseLostError(InUseError):
     """Another run has taken the directory."""
-
-
-class Lease(Protocol):
-    """A directory that is this process's."""
-
-    def check(self) -> None:
-        """Raises LeaseLostError where the directory is not this process's any more. Call it before each commit."""
-
-    def release(self) -> None:
-        """Gives the directory back. Releasing again does nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,62 +127,58 @@ def acquire(
       UserError: it is a symbolic link.
       OSError: the store failed.
     """
+    directory = os.fspath(directory)
     path = files.join(directory, name)
     since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     me = Owner(owner, socket.gethostname(), os.getpid(), since, _process(os.getpid()))
-    take = _ObjectTaker(path, me, notify) if files.is_remote(directory) else _FileTaker(path, me, notify)
+    is_remote = files.is_remote(directory)
     if wait_seconds is None:
-        wait_seconds = REMOTE_WAIT_SECONDS if files.is_remote(directory) else LOCAL_WAIT_SECONDS
+        wait_seconds = REMOTE_WAIT_SECONDS if is_remote else LOCAL_WAIT_SECONDS
     deadline, told = _now() + wait_seconds, False
-    while True:
-        lease = take()
-        if lease is not None:
-            return lease
+    take = functools.partial(_take_object, seen={}) if is_remote else _take_file
+    while isinstance(taken := take(path, me, notify), Owner):
         left = deadline - _now()
         if left <= 0:
             raise InUseError(
-                f"{os.fspath(directory)} is in use by {take.other}. Wait for its end, or give another --run_dir."
+                f"{os.fspath(directory)} is in use by {taken}. Wait for its end, or give another --run_dir."
             )
         if not told:
-            notify(f"{os.fspath(directory)} is held by {take.other}; waiting up to {wait_seconds:.0f} s for it")
+            notify(f"{directory} is held by {taken}; waiting up to {wait_seconds:.0f} s for it")
             told = True
         time.sleep(min(_POLL_SECONDS, left))
+    return taken
 
 
-class _FileTaker:
-    """Tries to lock a file. It goes when it is released, so a lock counts only on the file that bears the name."""
-
-    def __init__(self, path: str, me: Owner, notify: Callable[[str], None]) -> None:
-        self._path, self._me, self._notify = path, me, notify
-        self.other: Owner | None = None
-
-    def __call__(self) -> Lease | None:
-        try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise UserError(f"{self._path} is a symbolic link, which tfdist does not follow. Remove it.") from error
+def _take_file(path: str, me: Owner, notify: Callable[[str], None]) -> _FileLease | Owner:
+    """Locks a file, or finds its owner. It goes when it is released, so a lock counts only on the file of that name."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UserError(f"{path} is a symbolic link, which tfdist does not follow. Remove it.") from error
+        raise
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        other = Owner.decode(os.pread(descriptor, 1 << 16, 0))
+        os.close(descriptor)
+        return other
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            os.close(descriptor)
             raise
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.other = Owner.decode(os.pread(descriptor, 1 << 16, 0))
-            os.close(descriptor)
-            return None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                os.close(descriptor)
-                raise
-            self._notify(f"{self._path} cannot be locked on this file system: nothing keeps a second run away")
-        if not _bears_name(descriptor, self._path):
-            os.close(descriptor)
-            return self()
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, self._me.encode(), 0)
-        return _FileLease(self._path, descriptor)
+        notify(f"{path} cannot be locked on this file system: nothing keeps a second run away")
+    if not _bears_name(descriptor, path):
+        os.close(descriptor)
+        return _take_file(path, me, notify)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, me.encode(), 0)
+    return _FileLease(path, descriptor)
 
 
 class _FileLease:
+    """A directory that is this process's by a lock."""
+
     def __init__(self, path: str, descriptor: int) -> None:
         self._path = path
         self._descriptor: int | None = descriptor
@@ -205,10 +190,12 @@ class _FileLease:
             os.close(descriptor)
 
     def check(self) -> None:
+        """Raises LeaseLostError where the directory is not this process's any more. Call it before each commit."""
         if self._descriptor is None or not _bears_name(self._descriptor, self._path):
             raise LeaseLostError(f"{self._path} is not this run's any more: it was removed. Nothing more is written.")
 
     def release(self) -> None:
+        """Gives the directory back. Releasing again does nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
@@ -217,52 +204,41 @@ class _FileLease:
         os.close(descriptor)
 
 
-class _ObjectTaker:
-    """Tries to write an object: a new one, or in the place of one whose owner is gone."""
+def _take_object(path: str, me: Owner, notify: Callable[[str], None], seen: dict[int, float]) -> _ObjectLease | Owner:
+    """Writes an object, a new one or in the place of one whose owner is gone, or finds the owner.
 
-    def __init__(self, path: str, me: Owner, notify: Callable[[str], None]) -> None:
-        self._path, self._me, self._notify = path, me, notify
-        self._seen: tuple[int, float] = (0, 0.0)  # a generation, and when it was first seen
-        self.other: Owner | None = None
+    Args:
+      seen: when each generation of the object was first seen; this machine's own watching alone counts.
+    """
+    from tfdist.storage.gcs_requests import SupersededError
+    from tfdist.storage.gcs_transfers import upload
 
-    def __call__(self) -> Lease | None:
-        from tfdist.storage.gcs_requests import SupersededError
-        from tfdist.storage.gcs_transfers import upload
+    generation, other = _look(path)
+    if other is not None:
+        lapsed = _now() - seen.setdefault(generation, _now()) > LAPSE_SECONDS
+        if not lapsed and not other.is_dead():
+            return other
+    try:
+        generation = upload(path, [memoryview(me.encode())], replaces=generation)
+    except SupersededError:  # another was quicker
+        return _look(path)[1] or _take_object(path, me, notify, seen)
+    if other is not None:
+        notify(f"took over from {other}, which has ended")
+    return _ObjectLease(path, me, generation)
 
-        found = self._look()
-        if found is not None and not self._is_over(*found):
-            return None
-        replaces = 0 if found is None else found[0]
-        try:
-            generation = upload(self._path, [memoryview(self._me.encode())], replaces=replaces)
-        except SupersededError:  # another was quicker
-            return None if self._look() is not None else self()
-        if found is not None:
-            self._notify(f"took over from {self.other}, which has ended")
-        return _ObjectLease(self._path, self._me, generation)
 
-    def _look(self) -> tuple[int, float | None] | None:
-        """The generation of the lease, and its age in seconds by the store's clock, where that is told."""
-        from tfdist.storage.gcs_transfers import look_up_age
+def _look(path: str) -> tuple[int, Owner | None]:
+    """The generation of a lease and its owner; 0 and None where there is none."""
+    from tfdist.storage.gcs_transfers import look_up
 
-        try:
-            found = look_up_age(self._path)
-            self.other = Owner.decode(files.read(self._path))
-        except FileNotFoundError:
-            return None
-        return found
-
-    def _is_over(self, generation: int, age_seconds: float | None) -> bool:
-        now = _now()
-        if self._seen[0] != generation:
-            self._seen = (generation, now)
-        lapsed = now - self._seen[1] > LAPSE_SECONDS  # of our own watching, whatever the clocks say
-        is_old = age_seconds is not None and age_seconds > _OLD_SECONDS
-        return lapsed or is_old or (self.other is not None and self.other.is_dead())
+    try:
+        return look_up(path).generation, Owner.decode(files.read(path))
+    except FileNotFoundError:
+        return 0, None
 
 
 class _ObjectLease:
-    """Renews the object by compare-and-set on its generation."""
+    """The same by an object, which it renews by compare-and-set on its generation."""
 
     def __init__(self, path: str, me: Owner, generation: int) -> None:
         self._path, self._me = path, me
@@ -313,19 +289,9 @@ class _ObjectLease:
             self._generation = upload(self._path, [memoryview(self._me.encode())], replaces=self._generation)
             self._renewed = _now()
         except SupersededError:
-            generation = self._own_generation()  # of a renewal that was given up, and had been stored
-            self._lost = generation is None
-            self._generation = self._generation if generation is None else generation
-
-    def _own_generation(self) -> int | None:
-        """The generation of the object, where it still says that it is this process's."""
-        from tfdist.storage.gcs_transfers import look_up_age
-
-        try:
-            generation, _ = look_up_age(self._path)
-            return generation if Owner.decode(files.read(self._path)) == self._me else None
-        except FileNotFoundError:
-            return None
+            generation, owner = _look(self._path)
+            self._lost = owner != self._me
+            self._generation = generation  # of a renewal that was given up, and had been stored
 
 
 def _bears_name(descriptor: int, path: str) -> bool:
@@ -334,6 +300,9 @@ def _bears_name(descriptor: int, path: str) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
         return False
+
+
+Lease = _FileLease | _ObjectLease
 
 
 def _process(pid: int) -> tuple[str, str, str]:

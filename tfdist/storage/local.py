@@ -1,8 +1,8 @@
 """Files of this machine, or of a file system that is mounted on it.
 
 Invariant: under its own name a file is whole, whatever happens while it is written: the bytes go to a temporary file
-beside it, reach the disk, and then take its place in one step. What changes on a disk changes through `Syscalls`.
-`files` calls this for every path without a scheme.
+beside it, reach the disk, and then take its place in one step. `files` calls this for
+every path without a scheme; tests have its calls of `os` fail, or its process end, between any two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
 from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion
-from tfdist.storage.log_sink import AppendedLog
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -25,62 +24,28 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, er
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 
-class Syscalls:
-    """The steps by which a local file comes to be, which tests stop between any two; the methods raise OSError."""
+def exchange(one: str, other: str) -> None:
+    """Swaps two names in one step, see rename(2); where the file system cannot, one step after the other."""
+    failed = True
+    if rename := getattr(ctypes.CDLL(None), "renameat2", None):
+        failed = rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) != 0
+    if failed:
+        os.rename(other, f"{one}.old")
+        os.rename(one, other)
+        os.rename(f"{one}.old", one)
 
-    def create(self, path: str) -> int:
-        """Opens a new file for writing; raises FileExistsError."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
-    def write(self, descriptor: int, data: memoryview) -> int:
-        return os.write(descriptor, data)
-
-    def fsync(self, descriptor: int) -> None:
+def sync_directory(path: str) -> None:
+    """Makes its names survive a power cut; see fsync(2), which leaves the directory to the caller."""
+    descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
         os.fsync(descriptor)
-
-    def close(self, descriptor: int) -> None:
+    finally:
         os.close(descriptor)
-
-    def replace(self, source: str, target: str) -> None:
-        os.replace(source, target)
-
-    def exchange(self, one: str, other: str) -> None:
-        """Swaps two names in one step, see rename(2); where the file system cannot, one step after the other."""
-        failed = True
-        if rename := getattr(ctypes.CDLL(None), "renameat2", None):
-            failed = rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) != 0
-        if failed:
-            os.rename(other, f"{one}.old")
-            os.rename(one, other)
-            os.rename(f"{one}.old", one)
-
-    def link(self, source: str, target: str) -> None:
-        """Gives a file a second name; raises FileExistsError."""
-        os.link(source, target)
-
-    def unlink(self, path: str) -> None:
-        os.unlink(path)
-
-    def mkdir(self, path: str) -> None:
-        os.mkdir(path)
-
-    def rmdir(self, path: str) -> None:
-        os.rmdir(path)
-
-    def fsync_directory(self, path: str) -> None:
-        """Makes its names survive a power cut; see fsync(2), which leaves the directory to the caller."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 class LocalFiles:
     """What `files` offers, on a local path. The methods raise OSError."""
-
-    def __init__(self, syscalls: Syscalls | None = None) -> None:
-        self._calls = syscalls or Syscalls()
 
     def read(self, path: str) -> bytes:
         with open(path, "rb") as file:
@@ -104,8 +69,8 @@ class LocalFiles:
 
     def write_atomic(self, path: str, data: bytes) -> None:
         with self._temporary(path, [memoryview(data)]) as (temporary, _):
-            self._calls.replace(temporary, path)
-        self._calls.fsync_directory(os.path.dirname(path) or ".")
+            os.replace(temporary, path)
+        sync_directory(os.path.dirname(path))
 
     def write_new(self, path: str, parts: Iterable[memoryview], crc32c: int | None) -> int:
         del crc32c  # which a store over a network needs
@@ -114,15 +79,11 @@ class LocalFiles:
         with self._temporary(path, parts) as (temporary, num_bytes):
             self._name(temporary, path)
         try:
-            self._calls.fsync_directory(os.path.dirname(path) or ".")
+            sync_directory(os.path.dirname(path))
         except OSError:
             self.remove(path)  # whole or not at all: nobody may find what might go with the power
             raise
         return num_bytes
-
-    def open_log(self, path: str, flush_seconds: float) -> AppendedLog:
-        del flush_seconds  # each line is written at once
-        return AppendedLog(path)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
@@ -161,16 +122,16 @@ class LocalFiles:
             place = os.path.dirname(place.rstrip("/"))
         for directory in reversed(missing):
             try:
-                self._calls.mkdir(directory)
+                os.mkdir(directory)
             except FileExistsError:  # made by another process meanwhile, unless it is a file
                 if not os.path.isdir(directory):
                     raise
             else:
-                self._calls.fsync_directory(os.path.dirname(directory.rstrip("/")) or ".")
+                sync_directory(os.path.dirname(directory.rstrip("/")))
 
     def remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._calls.unlink(path)
+            os.unlink(path)
 
     def remove_tree(self, path: str, first: str | None) -> None:
         path = path.rstrip("/")
@@ -187,7 +148,7 @@ class LocalFiles:
                 if os.path.islink(below):
                     self.remove(below)
             with contextlib.suppress(FileNotFoundError):
-                self._calls.rmdir(directory)
+                os.rmdir(directory)
 
     def remove_stale(self, path: str) -> None:
         directory, name = os.path.split(path)
@@ -206,10 +167,10 @@ class LocalFiles:
                 self.make_dirs(os.path.dirname(os.path.join(temporary, name)))
                 self.write_atomic(os.path.join(temporary, name), self.read(os.path.join(source, name)))
             if os.path.lexists(path):
-                self._calls.exchange(temporary, path)
+                exchange(temporary, path)
             else:
-                self._calls.replace(temporary, path)
-            self._calls.fsync_directory(os.path.dirname(path) or ".")
+                os.replace(temporary, path)
+            sync_directory(os.path.dirname(path))
         finally:
             with contextlib.suppress(OSError):
                 self.remove_tree(temporary, None)
@@ -220,27 +181,27 @@ class LocalFiles:
         temporary = _beside(path)
         num_bytes = 0
         try:
-            descriptor = self._calls.create(temporary)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
                 for part in parts:
                     num_bytes += part.nbytes
                     while part.nbytes:
-                        part = part[self._calls.write(descriptor, part) :]
-                self._calls.fsync(descriptor)
+                        part = part[os.write(descriptor, part) :]
+                os.fsync(descriptor)
             except OSError as error:
                 error.filename = error.filename or path  # the system knows only the descriptor
                 raise
             finally:
-                self._calls.close(descriptor)
+                os.close(descriptor)
             yield temporary, num_bytes
         finally:
             with contextlib.suppress(OSError):  # no listing shows what is left then
-                self._calls.unlink(temporary)
+                os.unlink(temporary)
 
     def _name(self, temporary: str, path: str) -> None:
         """Gives a file the name `path`, which nothing bears; raises FileExistsError."""
         try:
-            self._calls.link(temporary, path)
+            os.link(temporary, path)
         except FileExistsError:
             if not _is_same_file(temporary, path):  # which a network file system that repeats a request can say
                 raise
@@ -250,7 +211,7 @@ class LocalFiles:
             # Two that come here in the same instant are not told apart; a lease keeps writers out of each other's way.
             if os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
-            self._calls.replace(temporary, path)
+            os.replace(temporary, path)
 
 
 def _beside(path: str) -> str:

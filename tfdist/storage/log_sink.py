@@ -7,32 +7,26 @@ makes these, for gs:// those of `mirror.py`; telemetry writes its JSON lines thr
 from __future__ import annotations
 
 import os
-from typing import Protocol
 
 
-class LogSink(Protocol):
-    """Where the lines of one log go."""
-
-    def write_line(self, line: str) -> None:
-        """Adds `line`, which holds no line break; raises ValueError when it does."""
-
-    def close(self) -> None:
-        """Leaves every line stored, or raises what the store raised. Closing again does nothing."""
-
-
-class AppendedLog:
+class LogSink:
     """A local file that each line reaches in one `write` with O_APPEND, so that several processes may share it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor: int | None = os.open(path, flags, 0o666)
-        self._end_torn_line()
+        size = os.fstat(self._descriptor).st_size
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":  # half a line, as a power cut leaves it
+            os.write(self._descriptor, b"\n")
 
     def write_line(self, line: str) -> None:
+        """Adds `line`, which holds no line break; raises ValueError when it does."""
         if self._descriptor is None:
             raise ValueError("the log is closed")
-        data = _encode(line)
+        if "\n" in line:
+            raise ValueError(f"a log line holds no line break. Received: {line!r}")
+        data = f"{line}\n".encode()
         while data:  # one turn, unless the disk is full: then the next write tells why
             try:
                 data = data[os.write(self._descriptor, data) :]
@@ -41,19 +35,7 @@ class AppendedLog:
                 raise
 
     def close(self) -> None:
+        """Leaves every line stored, or raises what the store raised. Closing again does nothing."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-    def _end_torn_line(self) -> None:
-        """A machine that lost its power may have left half a line, which must not swallow the next one."""
-        assert self._descriptor is not None
-        size = os.fstat(self._descriptor).st_size
-        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-            os.write(self._descriptor, b"\n")
-
-
-def _encode(line: str) -> bytes:
-    if "\n" in line:
-        raise ValueError(f"a log line holds no line break. Received: {line!r}")
-    return (line + "\n").encode()

@@ -11,33 +11,26 @@ import os
 import tempfile
 import threading
 import time
-from typing import Protocol
 
+from tfdist.storage.gcs import GcsFiles
 from tfdist.storage.local import LocalFiles
-from tfdist.storage.log_sink import AppendedLog
+from tfdist.storage.log_sink import LogSink
 
 _log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5  # between two looks whether something grew
 
 
-class Store(Protocol):
-    """What of a store a mirror uses."""
-
-    def read(self, path: str) -> bytes: ...
-    def write_atomic(self, path: str, data: bytes) -> None: ...
-
-
 class Mirror:
-    """A local directory, `local`, whose files appear below `remote` in a store; `files.open_mirror` makes one.
+    """A local directory, `local`, whose files appear below `remote`; `files.open_mirror` makes one.
 
     A put that fails is tried again with the next one, and said as a warning; only `close` raises it. A process that is
     killed loses what came since the last put.
     """
 
-    def __init__(self, store: Store, remote: str, interval_seconds: float) -> None:
+    def __init__(self, remote: str, interval_seconds: float) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="tfdist-mirror-")
         self.local = self._scratch.name
-        self._store = store
+        self._store = GcsFiles()
         self._remote = remote.rstrip("/")
         self._files = LocalFiles()
         self._interval_seconds = interval_seconds
@@ -86,12 +79,12 @@ class Mirror:
                 self._stored[name] = len(content)
 
 
-class MirroredLog(AppendedLog):
+class MirroredLog(LogSink):
     """A log of lines behind what an object holds."""
 
-    def __init__(self, store: Store, path: str, flush_seconds: float) -> None:
+    def __init__(self, path: str, flush_seconds: float) -> None:
         directory, _, name = path.rpartition("/")
-        self._mirror = Mirror(store, directory, flush_seconds)
+        self._mirror = Mirror(directory, flush_seconds)
         super().__init__(self._mirror.fetch(name))
 
     def close(self) -> None:

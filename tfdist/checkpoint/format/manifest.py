@@ -25,6 +25,7 @@ _SUFFIX_BYTES = len(_KEY) + len(b'"00000000"}\n')
 _FLOAT = "$float"
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")  # of a file, never of a path
 _MOST_BYTES = 2**53
+UNPACKED = "none"
 
 
 class DamagedCheckpoint(UserError):
@@ -33,12 +34,12 @@ class DamagedCheckpoint(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class StoredFile:
-    """A data file: its name in the checkpoint's directory, size and CRC32C as stored, and how it is packed."""
+    """A data file: its name in the checkpoint's directory, its size and CRC32C; `packing` is always UNPACKED."""
 
     name: str
     num_bytes: int
     crc32c: int
-    packing: str
+    packing: str = UNPACKED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +86,8 @@ def decode(data: bytes) -> Manifest:
             )
         manifest = Manifest(**{**fields, "files": tuple(StoredFile(**file) for file in fields["files"])})
         _check(manifest)
+        if packed := [file.packing for file in manifest.files if file.packing != UNPACKED]:
+            raise UserError(f"Its files are packed as {str(packed[0])[:20]!r}. Use the tfdist that wrote it.")
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise DamagedCheckpoint(f"{NAME} is no manifest of a checkpoint: {str(error)[:200]}") from error
     return manifest
@@ -99,8 +102,6 @@ def _check(manifest: Manifest) -> None:
         counts += [file.num_bytes, file.crc32c]
         if file.num_bytes == 0:
             raise ValueError(f"{file.name} is empty, and holds tensors")
-        if not isinstance(file.packing, str):
-            raise ValueError(f"the packing of {file.name} is {file.packing!r}")
     if len({file.name for file in manifest.files}) != len(manifest.files):
         raise ValueError("it names a file twice")
     if not all(is_whole_number(count, least=0) and count <= _MOST_BYTES for count in counts):

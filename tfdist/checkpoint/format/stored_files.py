@@ -16,12 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from tfdist.checkpoint.format import packing, tensor_files
+from tfdist.checkpoint.format import tensor_files
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint, Manifest, StoredFile
 from tfdist.storage import contents, files
 
 _MOST_THREADS = 8
-_HEADER_BYTES = 1 << 16  # of a tensor, at most, its name included
 
 
 def read_files(
@@ -33,10 +32,9 @@ def read_files(
       DamagedCheckpoint: naming the file and what was wrong with it.
       OSError: the store does not answer.
     """
-    most_bytes = manifest.num_tensor_bytes + _HEADER_BYTES * (manifest.num_tensors + 1)
     threads = ThreadPoolExecutor(max(1, min(_MOST_THREADS, len(manifest.files))), "tfdist-restore")
     with threads:
-        read = [threads.submit(_read_file, path, file, verify, most_bytes, wanted) for file in manifest.files]
+        read = [threads.submit(_read_file, path, file, verify, wanted) for file in manifest.files]
         tensors = {name: array for future in read for name, array in future.result().items()}
     if len(tensors) != manifest.num_tensors:
         raise DamagedCheckpoint(f"its files hold {len(tensors):,} tensors instead of {manifest.num_tensors:,}")
@@ -44,16 +42,16 @@ def read_files(
 
 
 def _read_file(
-    path: str, file: StoredFile, verify: bool, most_bytes: int, wanted: Callable[[str], bool]
+    path: str, file: StoredFile, verify: bool, wanted: Callable[[str], bool]
 ) -> dict[str, np.ndarray | None]:
     """None for each that is not wanted."""
     try:
-        if not verify and file.packing == packing.NONE and files.is_remote(path):
+        if not verify and files.is_remote(path):
             return tensor_files.read_some(functools.partial(_range_of, path, file), wanted)
         data = _bytes_of(files.join(path, file.name), file.num_bytes)
         if verify and (found := crc32c(data)) != file.crc32c:
             raise DamagedCheckpoint(f"its checksum is {found:08x} instead of {file.crc32c:08x}")
-        tensors = tensor_files.read(packing.unpack(data, file.packing, most_bytes=most_bytes))
+        tensors = tensor_files.read(data)
         kept = {name: array for name, array in tensors.items() if wanted(name)}
         if len(kept) < len(tensors) and files.is_remote(path):  # what is not wanted is to go
             kept = {name: _copied(array) for name, array in kept.items()}

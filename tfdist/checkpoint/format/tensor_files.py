@@ -68,11 +68,6 @@ class FilePlan:
     offsets: tuple[tuple[TensorSpec, int], ...]
     num_bytes: int  # behind the header
 
-    @property
-    def item_bytes(self) -> int:
-        """The size of most of its items, which a byte shuffle wants to know."""
-        return self.offsets[0][0].dtype.itemsize if self.offsets else 1
-
 
 def plan(specs: Iterable[TensorSpec], *, max_file_bytes: int) -> list[FilePlan]:
     """Spreads tensors over files of at most `max_file_bytes`; a larger tensor stands alone. No tensors, no files.

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.checkpoint.format import manifest as manifests
-from tfdist.checkpoint.format import packing
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import EventSink, State
 from tfdist.checkpoint.write import snapshot
@@ -58,7 +57,6 @@ class CheckpointManager:
         self._policy = policy
         self._tell = tell
         self._lost: BaseException | None = None
-        packing.require(packing.PACKINGS[policy.compression])
         self._buffer = snapshot.SnapshotBuffer(max_file_bytes=policy.max_file_bytes)
         self._thread = WriterThread(
             directory,

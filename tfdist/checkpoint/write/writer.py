@@ -14,7 +14,6 @@ from typing import Any
 
 from tfdist.checkpoint.catalog import Entry
 from tfdist.checkpoint.format import manifest as manifests
-from tfdist.checkpoint.format import packing
 from tfdist.checkpoint.format.manifest import Manifest, StoredFile
 from tfdist.checkpoint.format.stored_files import crc32c
 from tfdist.checkpoint.write.parts import Part
@@ -39,7 +38,6 @@ def write_checkpoint(
     snapshot: Snapshot,
     *,
     identity: Mapping[str, Any],
-    pack_as: str,
     still_ours: Callable[[], None],
     part: Part | None = None,
     gives_up: Callable[[], bool] = lambda: False,
@@ -51,7 +49,7 @@ def write_checkpoint(
       Whatever `still_ours` raises.
     """
     files.make_dirs(path)
-    stored = _write_files(path, snapshot.buffer, pack_as, "" if part is None else part.prefix)
+    stored = _write_files(path, snapshot.buffer, "" if part is None else part.prefix)
     num_tensors, num_tensor_bytes = snapshot.buffer.num_tensors, snapshot.buffer.num_bytes
     if part is not None and not part.is_chiefs:
         part.note(path, stored, num_tensors=num_tensors, num_tensor_bytes=num_tensor_bytes)
@@ -76,19 +74,17 @@ def write_checkpoint(
     return Entry(snapshot.step, path, manifest)
 
 
-def _write_files(path: str, buffer: HostBuffer, pack_as: str, prefix: str) -> tuple[StoredFile, ...]:
+def _write_files(path: str, buffer: HostBuffer, prefix: str) -> tuple[StoredFile, ...]:
     """One after the other on a local disk, several at once to a bucket, whose streams are slow each."""
     most = _MOST_UPLOADS if files.is_remote(path) else 1
     with ThreadPoolExecutor(max(1, min(most, len(buffer.files))), "tfdist-upload") as threads:
         indices = range(len(buffer.files))
-        return tuple(threads.map(lambda index: _write_file(path, buffer, index, pack_as, prefix), indices))
+        return tuple(threads.map(lambda index: _write_file(path, buffer, index, prefix), indices))
 
 
-def _write_file(path: str, buffer: HostBuffer, index: int, pack_as: str, prefix: str) -> StoredFile:
+def _write_file(path: str, buffer: HostBuffer, index: int, prefix: str) -> StoredFile:
     parts = buffer.parts(index)
-    if pack_as != packing.NONE:
-        parts = [memoryview(packing.pack(parts, pack_as, item_bytes=buffer.files[index].item_bytes))]
     checksum = crc32c(*parts)
-    name = f"{prefix}data-{index + 1:05d}-of-{len(buffer.files):05d}.safetensors{packing.suffix(pack_as)}"
+    name = f"{prefix}data-{index + 1:05d}-of-{len(buffer.files):05d}.safetensors"
     num_bytes = files.write_new(files.join(path, name), parts, crc32c=checksum)
-    return StoredFile(name, num_bytes, checksum, pack_as)
+    return StoredFile(name, num_bytes, checksum)

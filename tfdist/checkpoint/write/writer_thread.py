@@ -19,7 +19,6 @@ from typing import Any
 
 from tfdist.checkpoint import catalog
 from tfdist.checkpoint.catalog import Entry, list_checkpoints, new_path
-from tfdist.checkpoint.format import packing
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.snapshot import SnapshotBuffer
@@ -186,7 +185,6 @@ class WriterThread:
                 path,
                 snapshot,
                 identity=self._identity,
-                pack_as=packing.PACKINGS[self._policy.compression],
                 still_ours=self._check_ours,
                 part=self._part,
                 gives_up=lambda: self._gives_up,
