@@ -789,7 +789,8 @@ def test_a_journal_is_read_or_refused(tmp_path: pathlib.Path, damage: str) -> No
         read_sweep(str(tmp_path))
     if is_torn:
         journal = Journal(str(tmp_path), lambda event: None)
-        journal.write("trial_started" if events else "sweep_started", trial="0002", rung=0, values={}, asked=9)
+        started = {"trial": "0002", "rung": 0, "values": {}, "asked": 9}
+        journal.write("trial_started" if events else "sweep_started", **(started if events else written.header))
         journal.close()
         assert len(Journal(str(tmp_path), lambda event: None).read()) == len(events) + 1
 

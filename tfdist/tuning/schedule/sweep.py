@@ -32,7 +32,6 @@ from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.places import trials
 from tfdist.tuning.places.trials import TrialCommand
 from tfdist.tuning.report.hparams import HParamsTable
-from tfdist.tuning.report.live_table import open_table
 from tfdist.tuning.report.result import write_result
 from tfdist.tuning.report.sweep_page import write_sweep_report
 from tfdist.tuning.report.table import SweepTable
@@ -100,7 +99,7 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
         leaving.callback(held.release)
         check_kind(RunDirectory(plan.run_dir), TUNE)
         remove_stale(plan.run_dir, TUNE)
-        with contextlib.closing(open_table(max_seconds=settings.max_seconds)) as table:
+        with contextlib.closing(SweepTable(max_seconds=settings.max_seconds)) as table:
             _run(prepared, identity, OracleClient(oracle, plan.objective.name), table, held.check, console.message)
             seconds = time.monotonic() - started
             result = write_result(plan, table.sweep, lambda values: experiment.load(values).text(), seconds)
