@@ -12,18 +12,12 @@ from typing import Any
 import numpy as np
 
 SPACE: dict[str, dict[str, Any]] = {
-    "train.learning_rate": {"kind": "log_uniform", "low": 1e-4, "high": 1e-1, "values": None, "under": None},
-    "models.build.layers": {"kind": "integer", "low": 1, "high": 4, "values": None, "under": None},
-    "models.build.kind": {"kind": "choice", "low": None, "high": None, "values": ["mlp", "convnet"], "under": None},
-    "models.build.filters": {
-        "kind": "choice",
-        "low": None,
-        "high": None,
-        "values": [16, 32, 64],
-        "under": {"models.build.kind": "convnet"},
-    },
-    "train.use_ema": {"kind": "boolean", "low": None, "high": None, "values": None, "under": None},
-    "Dropout.rate": {"kind": "uniform", "low": 0.0, "high": 0.6, "values": None, "under": None},
+    "train.learning_rate": {"kind": "float", "low": 1e-4, "high": 1e-1, "sampling": "log"},
+    "models.build.layers": {"kind": "integer", "low": 1, "high": 4, "sampling": "linear"},
+    "models.build.kind": {"kind": "choice", "values": ["mlp", "convnet"]},
+    "models.build.filters": {"kind": "choice", "values": [16, 32, 64], "under": {"models.build.kind": ["convnet"]}},
+    "train.use_ema": {"kind": "boolean", "values": [False, True]},
+    "Dropout.rate": {"kind": "float", "low": 0.0, "high": 0.6, "sampling": "linear"},
 }
 START = datetime.datetime(2026, 3, 1, 9, 0, tzinfo=datetime.UTC)
 
@@ -39,7 +33,8 @@ class Journal:
 
     def add(self, kind: str, *, seconds: float = 60.0, **fields: Any) -> Journal:
         self.now += datetime.timedelta(seconds=seconds)
-        self.events.append({"event": kind, "time": self.now.isoformat(), **fields})
+        asked = {"asked": 0} if kind.startswith("trial_") else {}
+        self.events.append({"event": kind, "time": self.now.isoformat(), **asked, **fields})
         return self
 
     def begin(self, *, seconds: float = 0.0) -> Journal:
@@ -49,10 +44,10 @@ class Journal:
         fields = {"trial": trial, "values": dict(values or {}), "rung": rung, "epochs": epochs, "worker": 0}
         return self.add("trial_started", seconds=1, **fields)
 
-    def report(self, trial: str, epoch: int, objective: Any, *, step: int | None = None) -> Journal:
+    def report(self, trial: str, epoch: int, objective: Any, *, seconds: float = 60.0) -> Journal:
         metrics = {self.header["objective"]: objective, "loss": 0.5}
-        step = epoch * 100 if step is None else step
-        return self.add("trial_reported", trial=trial, epoch=epoch, step=step, objective=objective, metrics=metrics)
+        fields = {"trial": trial, "epoch": epoch, "step": epoch * 100, "objective": objective, "metrics": metrics}
+        return self.add("trial_reported", seconds=seconds, **fields)
 
     def end(self, trial: str, objective: Any, status: str = "done", *, rung: int = 0, epochs: int = 3) -> Journal:
         fields = {"trial": trial, "rung": rung, "status": status, "objective": objective, "epochs": epochs}

@@ -67,9 +67,10 @@ def test_a_trial_that_a_killed_sweep_had_started_and_stopped_is_shown(tmp_path: 
     plan = Plan(str(tmp_path), settings, ranges, Objective("val_accuracy", "max"), epochs=1, seed=0)
     sweep, told = history.Sweep(), list[str]()
     time = "2026-11-27T05:00:00+00:00"
-    sweep.add({"event": "trial_started", "time": time, "trial": "0000", "values": {"a.rate": 0.5}})
+    sweep.add({"event": "trial_started", "time": time, "trial": "0000", "rung": 0, "values": {"a.rate": 0.5}})
     RunDirectory(plan.directory("0000").path).create()
-    end = {"event": "trial_ended", "time": time, "trial": "0000", "status": "stopped", "objective": 0.7, "seconds": 1.0}
+    end = {"event": "trial_ended", "time": time, "trial": "0000", "status": "stopped", "objective": 0.7}
+    end |= {"seconds": 1.0, "message": ""}
     sweep.add(end)
     HParamsTable(plan, sweep, told.append).on_event(end)
     assert told == [] and list((tmp_path / "trials/0000/tensorboard").rglob("*hparams*"))

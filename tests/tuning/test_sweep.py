@@ -18,7 +18,7 @@ from gcs.server import GcsServer
 from tuning.sweeps import ACCURACY, Sweep, arguments, held, running
 
 from tfdist.storage import files
-from tfdist.tuning.schedule.interruptions import MOST_IN_A_ROW
+from tfdist.tuning.schedule.chief import MAX_INTERRUPTIONS
 
 RATE = "keras.optimizers.SGD.learning_rate"
 SEVERAL = """\
@@ -403,7 +403,7 @@ def killed(times):
         if expected == 0:
             assert [e["status"] for e in sweep.ends] == ["done"] and len(interrupted) == 4
         else:
-            assert not sweep.ends and len(interrupted) == MOST_IN_A_ROW
+            assert not sweep.ends and len(interrupted) == MAX_INTERRUPTIONS
             assert chief.output.count("The sweep makes no progress") == 1 and "Traceback" not in chief.output
 
 

@@ -12,8 +12,8 @@ from tfdist.errors import EXIT_IN_USE, PeerLostError, UserError
 from tfdist.launch.processes import deal
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places.machine import OUT_OF_MEMORY
-from tfdist.tuning.schedule.interruptions import Interruptions
+from tfdist.tuning.places.trials import OUT_OF_MEMORY
+from tfdist.tuning.schedule.chief import Interruptions
 from tfdist.tuning.schedule.trial import ActiveTrial, SeedRun
 from tfdist.tuning.search.objective import Objective
 
@@ -102,7 +102,7 @@ def test_interruptions_in_a_row_without_progress_end_the_sweep(tmp_path: pathlib
             interruptions.add(directory, "its process was killed, status 137", num_running=2)
 
     interrupt(19)
-    interruptions.progressed()
+    interruptions.reset()
     interrupt(19)
     (tmp_path / "checkpoints" / "step-000000000007-0123456789ab").mkdir(parents=True)
     interrupt(19)

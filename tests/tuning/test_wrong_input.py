@@ -113,7 +113,6 @@ ON_RAY = "write tune.executor = @executor.Ray()"
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("KERASTUNER_TUNER_ID", "chief", ON_RAY),
         ("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}', ON_RAY),
         ("OMPI_COMM_WORLD_RANK", "0", "tune.workers_per_trial"),
     ],

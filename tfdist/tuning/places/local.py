@@ -22,9 +22,16 @@ from tfdist.storage import files
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.places import trial_process
-from tfdist.tuning.places.machine import OUT_OF_MEMORY, memory_kills
-from tfdist.tuning.places.trials import LOG, Slot, TrialCommand, TrialExit, name_of, trial_environment
-from tfdist.tuning.schedule.trial import EXIT_KILLED, read_log
+from tfdist.tuning.places.trials import (
+    LOG,
+    TrialCommand,
+    TrialExit,
+    count_memory_kills,
+    explain_kill,
+    name_of,
+    trial_environment,
+)
+from tfdist.tuning.schedule.trial import read_log
 
 _LOST_STATUS = 255  # multiprocessing's, of a process whose end the fork server has not told
 _NO_FORK_SERVER = (
@@ -34,7 +41,7 @@ _NO_FORK_SERVER = (
 
 @dataclasses.dataclass(frozen=True)
 class _Running:
-    """A trial; `memory_kills` is what that counted before it began."""
+    """A trial; `memory_kills` are those of the machine before it began."""
 
     process: BaseProcess
     name: str
@@ -64,12 +71,12 @@ class LocalExecutor:
         return self._running.count(None)
 
     @property
-    def next_free(self) -> Slot:
-        return Slot(self._running.index(None))
+    def next_host(self) -> None:
+        return None
 
     def start(self, directory: RunDirectory, parameters: Sequence[str]) -> None:
         """Starts a training in the next free slot."""
-        number, log = self.next_free.number, self._log(directory)
+        number, log = self._running.index(None), self._log(directory)
         gpus = {GPU_VARIABLE: ",".join(self._gpus[number])} if self._gpus[number] else {}
         command = self._command.build(directory, parameters)
         given = (command, log, trial_environment() | gpus, self._cpus[number])
@@ -79,7 +86,7 @@ class LocalExecutor:
                 process.start()
         except (EOFError, ConnectionError) as error:
             raise TfdistError(_NO_FORK_SERVER) from error
-        self._running[number] = _Running(process, name_of(directory), log, time.monotonic(), memory_kills())
+        self._running[number] = _Running(process, name_of(directory), log, time.monotonic(), count_memory_kills())
 
     def stop(self, directory: RunDirectory) -> None:
         """Lets a trial save and leave."""
@@ -109,9 +116,8 @@ class LocalExecutor:
             self._kill(run)  # what it left behind
             run.process.close()
             self._running[number] = None
-            status, log = shell_status(returncode), self._command.find_cause(read_log(run.log))
-            if status == EXIT_KILLED and memory_kills() > run.memory_kills:
-                log = f"{log.rstrip()}\n{OUT_OF_MEMORY}"
+            status = shell_status(returncode)
+            log = explain_kill(status, self._command.find_cause(read_log(run.log)), run.memory_kills)
             yield TrialExit(run.name, status, log, time.monotonic() - run.started)
 
     def close(self) -> None:

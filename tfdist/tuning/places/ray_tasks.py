@@ -28,9 +28,18 @@ from tfdist.launch.ray import cluster
 from tfdist.launch.ray.cluster import Resources
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places.machine import OUT_OF_MEMORY, memory_kills
-from tfdist.tuning.places.trials import LOG, Slot, TrialCommand, TrialExit, name_of, trial_environment
-from tfdist.tuning.schedule.trial import EXIT_KILLED, read_log
+from tfdist.tuning.places.trials import (
+    EXIT_KILLED,
+    LOG,
+    OUT_OF_MEMORY,
+    TrialCommand,
+    TrialExit,
+    count_memory_kills,
+    explain_kill,
+    name_of,
+    trial_environment,
+)
+from tfdist.tuning.schedule.trial import read_log
 
 FIRST_WORD_SECONDS, NEXT_WORD_SECONDS = 10.0, 60.0  # that Ray has no room yet
 _POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.5
@@ -40,7 +49,6 @@ _POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.5
 class _Slot:
     """What Ray sets aside; while it runs a trial, with the `task`."""
 
-    number: int
     group: Any
     host: str | None = None
     directory: RunDirectory | None = None
@@ -80,7 +88,7 @@ class RayExecutor:
         files.write_atomic(self._sweep.sweep_mark, self._mark)
         self._closing = contextlib.ExitStack()
         self._ray = self._closing.enter_context(cluster.connected("A sweep on Ray", working_dir=working_dir))
-        self._slots = [_Slot(n, self._ray.util.placement_group([resources.bundle])) for n in range(count)]
+        self._slots = [_Slot(self._ray.util.placement_group([resources.bundle])) for _ in range(count)]
         self._lonely_since, self._next_word = time.monotonic(), FIRST_WORD_SECONDS
         self._next_look = 0.0
 
@@ -89,9 +97,8 @@ class RayExecutor:
         return len(self._free)
 
     @property
-    def next_free(self) -> Slot:
-        slot = self._free[0]
-        return Slot(slot.number, slot.host)
+    def next_host(self) -> str | None:
+        return self._free[0].host
 
     def start(self, directory: RunDirectory, parameters: Sequence[str]) -> None:
         """Starts a training in the next free slot."""
@@ -192,7 +199,7 @@ def train(command: Sequence[str], run_dir: str, started_in: str | None, sweep_di
       UserError: the node does not have the sweep's run directory.
     """
     check_shared(sweep_dir, mark)
-    before = memory_kills()
+    kills_before = count_memory_kills()
     with contextlib.ExitStack() as at_end:
         directory = run_dir
         if files.is_remote(run_dir):
@@ -217,9 +224,7 @@ def train(command: Sequence[str], run_dir: str, started_in: str | None, sweep_di
             except KeyboardInterrupt:
                 process.terminate()
         status, log = shell_status(process.returncode), read_log(path)
-    if status == EXIT_KILLED and memory_kills() > before:
-        log = f"{log.rstrip()}\n{OUT_OF_MEMORY}"
-    return status, log
+    return status, explain_kill(status, log, kills_before)
 
 
 def check_shared(sweep_dir: str, mark: str) -> None:

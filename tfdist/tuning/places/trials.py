@@ -6,8 +6,10 @@ for the host that the journal names.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import pathlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -17,6 +19,10 @@ from tfdist.strategies.cluster import environment
 from tfdist.telemetry.run_directory import RunDirectory
 
 LOG = "output.log"
+EXIT_KILLED = 137  # 128 + SIGKILL
+OUT_OF_MEMORY = "the kernel killed a process here for want of memory: out of memory"
+# cgroups(7), version 2: this container's own count. Else proc(5): the machine's, since Linux 4.13.
+_COUNTERS = (pathlib.Path("/sys/fs/cgroup/memory.events"), pathlib.Path("/proc/vmstat"))
 _CAUSE = re.compile(r"^\[launch\] worker (\d+) ended with", re.MULTILINE)
 
 
@@ -47,14 +53,6 @@ class TrialCommand:
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot:
-    """Where a trial is to run; `host` names another machine, None is this one."""
-
-    number: int
-    host: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class TrialExit:
     """A trial whose command ended.
 
@@ -80,8 +78,8 @@ class Executor(Protocol):
         """How many trials could be started now."""
 
     @property
-    def next_free(self) -> Slot:
-        """The slot where the next trial will run; there is one."""
+    def next_host(self) -> str | None:
+        """The node where the next trial will run, of a free slot; None is this machine."""
 
     def start(self, directory: RunDirectory, parameters: Sequence[str]) -> None:
         """Starts a training of this directory, with these gin statements, in the next free slot."""
@@ -107,6 +105,22 @@ def name_of(directory: RunDirectory) -> str:
 def trial_environment() -> dict[str, str]:
     """The variables of this process as trials need them: a trial is none of the tasks that Slurm started."""
     return {name: value for name, value in environment.current().items() if name != environment.SLURM_TASKS}
+
+
+def count_memory_kills() -> int:
+    """How often this container, or the machine, killed a process for want of memory since it was started."""
+    for path in _COUNTERS:
+        with contextlib.suppress(OSError):
+            counts = dict(line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line)
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
+    return 0
+
+
+def explain_kill(status: int, log: str, kills_before: int) -> str:
+    """The log of a process, which ends with the reason where the kernel killed it for want of memory."""
+    was_for_memory = status == EXIT_KILLED and count_memory_kills() > kills_before
+    return f"{log.rstrip()}\n{OUT_OF_MEMORY}" if was_for_memory else log
 
 
 def is_horovod(strategy: str) -> bool:

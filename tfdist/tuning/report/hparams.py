@@ -12,7 +12,7 @@ from typing import Any
 from tfdist.telemetry.logs.summaries import LAST, store_summaries
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Plan
-from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, STOPPED, Event, Sweep
+from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, STOPPED, Sweep
 
 
 class HParamsTable:
@@ -28,7 +28,7 @@ class HParamsTable:
         self._plan, self._sweep = plan, sweep
         self._tell: Callable[[str], None] | None = tell
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: Mapping[str, Any]) -> None:
         """Takes in an event as it stands in `sweep.jsonl`."""
         if event["event"] == journals.TRIAL_ENDED and self._tell is not None:
             try:
@@ -37,12 +37,12 @@ class HParamsTable:
                 self._tell(f"TensorBoard's table of the trials is not complete: {error}")
                 self._tell = None
 
-    def _write(self, event: Event) -> None:
+    def _write(self, event: Mapping[str, Any]) -> None:
         from tensorboard.plugins.hparams import api, api_pb2, summary
 
         ends = dict.fromkeys((DONE, STOPPED), api_pb2.STATUS_SUCCESS)
         ends |= dict.fromkeys((FAILED, INFEASIBLE), api_pb2.STATUS_FAILURE)
-        trial = self._sweep.trial(event["trial"])
+        trial = self._sweep.by_name.get(event["trial"])
         if trial is None or event["status"] not in ends:  # the trial continues
             return
         seconds = datetime.datetime.fromisoformat(event["time"]).timestamp()

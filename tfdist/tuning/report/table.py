@@ -1,25 +1,37 @@
-"""What the person at the terminal sees of a sweep: a live table on a terminal, plain lines elsewhere.
+"""What the person at the terminal sees of a sweep: lines, and on a terminal a table of the best and the running trials.
 
-Invariant: lines have no control characters; at most some five drawings a second, all by the calling thread. The sweep
-opens a table in the process that leads it.
+Invariant: lines have no control characters; the table is drawn by the calling thread, at most `_REDRAWS_PER_SECOND`
+times a second unless a trial starts or ends, and is never higher or wider than the terminal.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Callable
-from typing import TextIO
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+import rich.console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from tfdist.errors import printable
 from tfdist.report.words import count_text, duration_text, values_text
 from tfdist.telemetry.console.base import PROGRESS_LINE_SECONDS
 from tfdist.telemetry.console.console_text import number_text
-from tfdist.tuning.schedule.history import RUNNING, Event, Sweep, Trial, finite
+from tfdist.telemetry.console.progress_bar import can_move_cursor
+from tfdist.tuning.schedule import journal as journals
+from tfdist.tuning.schedule.history import RUNNING, Sweep, Trial, finite
+
+_REDRAWS_PER_SECOND = 5
+_NUM_BEST = 5
+_FRAME_LINES = 6  # the title, the table's head, and room for the prompt
 
 
 class SweepTable:
-    """What a sweep shows: its state so far, and lines of text about it.
+    """Shows a sweep; on a terminal other prints of this process appear above the table until `close`.
 
     Args:
       stdout: where to show it.
@@ -31,80 +43,107 @@ class SweepTable:
     """
 
     def __init__(
-        self, stdout: TextIO, *, max_seconds: float | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        stdout: TextIO | None = None,
+        *,
+        max_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stdout = stdout
-        self._clock = clock
+        stdout = stdout or sys.stdout
         self.sweep = Sweep()
-        self._last_event = clock()
-        self._deadline = math.inf if max_seconds is None else clock() + max_seconds
+        self._console = rich.console.Console(file=stdout, markup=False, highlight=False, emoji=False)
+        is_live = stdout.isatty() and can_move_cursor(stdout)
+        self._live = Live(console=self._console, auto_refresh=False) if is_live else None
+        self._clock = clock
+        self._started = clock()
+        self._deadline = math.inf if max_seconds is None else self._started + max_seconds
+        self._num_ended = 0  # since then
+        self._last_line_time = self._last_redraw_time = -math.inf
 
-    def on_event(self, event: Event, *, is_replay: bool = False) -> None:
+    def on_event(self, event: Mapping[str, Any], *, is_replay: bool = False) -> None:
         """Takes in one event as it stands in `sweep.jsonl`; one of an earlier start shows nothing by itself."""
         self.sweep.add(event)
-        self._last_event = self._clock()
-        if not is_replay:
-            self._show(event, self.sweep, self.sweep.trial(event.get("trial")))
+        if is_replay:
+            return
+        kind, trial = event["event"], self.sweep.by_name.get(event.get("trial", ""))
+        if kind == journals.STARTED:
+            self._print(sweep_line(self.sweep))
+        elif kind == journals.TRIAL_STARTED and trial is not None:
+            self._print(start_line(trial))
+        elif kind == journals.TRIAL_ENDED and trial is not None:
+            self._num_ended += 1
+            self._print(" | ".join([end_line(self.sweep, trial), *self._summary()]))
+        elif kind == journals.TRIAL_REPORTED and trial is not None and self._has_time_for_a_line():
+            objective = math.nan if (found := finite(event["objective"])) is None else found
+            epoch = f"trial {trial.name} epoch {_epoch_text(trial)}"
+            self._print(f"{epoch}  {self.sweep.objective} {number_text(objective)}")
+        self._draw(now=kind != journals.TRIAL_REPORTED)
 
     def refresh(self) -> None:
         """Shows the time that has passed; to be called now and then while nothing happens."""
+        self._draw(now=False)
 
     def close(self) -> None:
-        """Gives the terminal back and leaves the last table on it. Closing again does nothing."""
+        """Gives the terminal back with the last table on it, and names the best of a sweep that has ended."""
+        self._draw(now=True)
+        if self._live is not None:
+            self._live.stop()
+        if self.sweep.is_ended:
+            self._print(last_line(self.sweep))
 
-    def _show(self, event: Event, sweep: Sweep, trial: Trial | None) -> None:
-        raise NotImplementedError
-
-    def _seconds(self) -> float:
-        """The sweep's working time up to now."""
-        return self.sweep.seconds + self._clock() - self._last_event
-
-    def _seconds_left(self) -> float | None:
-        """Until `max_trials` have ended once at the pace so far, or `max_seconds` are over, if that is sooner.
-
-        None where there is neither such a number, with a pace, nor a limit. Later rungs nobody can count.
-        """
-        over, max_trials = sum(trial.status != RUNNING for trial in self.sweep.trials), self.sweep.max_trials
-        left = max(self._deadline - self._clock(), 0.0)
-        if max_trials is not None and 0 < over < max_trials:
-            left = min(left, self._seconds() / over * (max_trials - over))
-        return None if left == math.inf else left
-
-
-class PlainTable(SweepTable):
-    """`SweepTable` in lines: one when a trial starts and one when it ends, and of the epochs one in ten seconds."""
-
-    _last_line_time = -math.inf
-
-    def _show(self, event: Event, sweep: Sweep, trial: Trial | None) -> None:
-        kind = event.get("event")
-        if kind == "sweep_started":
-            self._write(sweep_line(sweep))
-        elif kind == "sweep_ended":
-            self._write(end_line(sweep))
-        elif trial is None:
-            return
-        elif kind == "trial_started":
-            self._write(start_line(trial))
-        elif kind == "trial_ended":
-            self._write(" | ".join([trial_line(sweep, trial), *summary(sweep, seconds_left=self._seconds_left())]))
-        elif kind == "trial_reported" and self._clock() - self._last_line_time >= PROGRESS_LINE_SECONDS:
-            objective = objective_text(finite(event.get("objective")))
-            self._write(f"trial {trial.name} epoch {epoch_text(trial)}  {sweep.objective} {objective}")
-
-    def _write(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._last_line_time = self._clock()
-        self._stdout.write(f"{line}\n")
-        self._stdout.flush()
+        self._console.print(Text(line), soft_wrap=True)
+
+    def _has_time_for_a_line(self) -> bool:
+        """Whether to print the end of an epoch, which the live table shows anyway."""
+        return self._live is None and self._clock() - self._last_line_time >= PROGRESS_LINE_SECONDS
+
+    def _draw(self, *, now: bool) -> None:
+        if self._live is None or not (now or self._clock() - self._last_redraw_time > 1 / _REDRAWS_PER_SECOND):
+            return
+        self._last_redraw_time = self._clock()
+        title = [*self._summary(), duration_text(self._clock() - self._started)]
+        rows = max(self._console.height - _FRAME_LINES, 3)
+        self._live.start()
+        self._live.update(build_table(self.sweep, " | ".join(title), rows=rows), refresh=True)
+
+    def _summary(self) -> list[str]:
+        """`7/60 trials`, `best val_accuracy 0.9544 by trial 0036`, `about 0:12:05 left`, as far as they are known."""
+        sweep, over = self.sweep, sum(trial.status != RUNNING for trial in self.sweep.trials)
+        parts = [count_text(over, "trial") if sweep.max_trials is None else f"{over}/{sweep.max_trials} trials"]
+        parts += [] if sweep.best is None else [_best_text(sweep)]
+        left = max(self._deadline - self._clock(), 0.0)
+        if sweep.max_trials is not None and self._num_ended and over < sweep.max_trials:
+            pace = (self._clock() - self._started) / self._num_ended
+            left = min(left, pace * (sweep.max_trials - over))
+        return parts if left == math.inf or sweep.is_ended else [*parts, f"about {duration_text(left)} left"]
+
+
+def build_table(sweep: Sweep, title: str, *, rows: int) -> Table:
+    """At most `rows` trials: the best ones, then those that run."""
+    running = [trial for trial in sweep.trials if trial.status == RUNNING]
+    num_best = max(min(_NUM_BEST, rows - len(running)), 1)
+    best = [trial for trial in sweep.ranked if trial.status != RUNNING][:num_best]
+    table = Table(title=Text(title), title_justify="left", title_style="", expand=True, padding=(0, 1), box=None)
+    for name in ("trial", "state", "epoch", sweep.objective):
+        table.add_column(name, no_wrap=True)
+    table.add_column("values", no_wrap=True, overflow="ellipsis", ratio=1)
+    for trial in [*best, *running][:rows]:
+        latest = trial.curve[-1].objective if trial.status == RUNNING and trial.curve else trial.objective
+        state = "best" if trial == sweep.best and trial.status != RUNNING else trial.status
+        objective = "" if latest is None else number_text(latest)
+        texts = [trial.name, state, _epoch_text(trial), objective, values_text(trial.values)]
+        table.add_row(*(Text(printable(text)) for text in texts), style="bold" if state == "best" else "")
+    return table
 
 
 def sweep_line(sweep: Sweep) -> str:
     """`sweep: random for the highest val_accuracy over 6 parameters, up to 60 trials`."""
     which = "highest" if sweep.direction == "max" else "lowest"
-    most = f", up to {count_text(sweep.max_trials, 'trial')}" if sweep.max_trials is not None else ""
-    count = len(sweep.parameters)
-    over = f" over {count_text(count, 'parameter')}" if count else ""
-    return f"sweep: {sweep.search or 'search'} for the {which} {sweep.objective}{over}{most}"
+    over = f" over {count_text(len(sweep.space), 'parameter')}" if sweep.space else ""
+    limit = f", up to {count_text(sweep.max_trials, 'trial')}" if sweep.max_trials is not None else ""
+    return f"sweep: {sweep.search} for the {which} {sweep.objective}{over}{limit}"
 
 
 def start_line(trial: Trial) -> str:
@@ -114,47 +153,27 @@ def start_line(trial: Trial) -> str:
     return f"trial {trial.name} {again}  rung {trial.rung}{target}  {values_text(trial.values)}".rstrip()
 
 
-def trial_line(sweep: Sweep, trial: Trial) -> str:
+def end_line(sweep: Sweep, trial: Trial) -> str:
     """`trial 0007 done  val_accuracy 0.9512  9 epochs  0:03:20`, and the message where there is one."""
     end = trial.ends[-1]
-    parts = [f"trial {trial.name} {trial.status}"]
-    if end.objective is not None:
-        parts.append(f"{sweep.objective} {number_text(end.objective)}")
-    parts += [count_text(trial.epochs, "epoch"), duration_text(end.seconds)]
-    if trial.message:
-        parts.append(printable(" ".join(trial.message.split())))
-    return "  ".join(parts)
+    objective = [] if end.objective is None else [f"{sweep.objective} {number_text(end.objective)}"]
+    message = [printable(" ".join(trial.message.split()))] if trial.message else []
+    figures = [count_text(trial.epochs, "epoch"), duration_text(end.seconds)]
+    return "  ".join([f"trial {trial.name} {trial.status}", *objective, *figures, *message])
 
 
-def end_line(sweep: Sweep) -> str:
+def last_line(sweep: Sweep) -> str:
     """`sweep ended: best val_accuracy 0.9544 by trial 0036, 60 trials in 6:38:52`."""
-    best = sweep.best
-    found = "no trial has an objective" if best is None else f"best {best_text(sweep)}"
-    return f"sweep ended: {found}, {count_text(len(sweep.trials), 'trial')} in {duration_text(sweep.seconds)}"
+    best = "no trial has an objective" if sweep.best is None else _best_text(sweep)
+    return f"sweep ended: {best}, {count_text(len(sweep.trials), 'trial')} in {duration_text(sweep.seconds)}"
 
 
-def summary(sweep: Sweep, *, seconds_left: float | None) -> list[str]:
-    """`7/60 trials`, `best val_accuracy 0.9544 by trial 0036`, `about 0:12:05 left`, as far as they are known."""
-    over = sum(trial.status != RUNNING for trial in sweep.trials)
-    parts = [count_text(over, "trial") if sweep.max_trials is None else f"{over}/{sweep.max_trials} trials"]
-    if sweep.best is not None:
-        parts.append(f"best {best_text(sweep)}")
-    if seconds_left is not None and not sweep.is_ended:
-        parts.append(f"about {duration_text(seconds_left)} left")
-    return parts
+def _best_text(sweep: Sweep) -> str:
+    """`best val_accuracy 0.9544 by trial 0036`."""
+    assert sweep.best is not None and sweep.best.objective is not None
+    return f"best {sweep.objective} {number_text(sweep.best.objective)} by trial {sweep.best.name}"
 
 
-def best_text(sweep: Sweep) -> str:
-    """`val_accuracy 0.9544 by trial 0036`."""
-    best = sweep.best
-    return "" if best is None else f"{sweep.objective} {objective_text(best.objective)} by trial {best.name}"
-
-
-def objective_text(objective: float | None) -> str:
-    """An objective; `nan` where there is none."""
-    return "nan" if objective is None else number_text(objective)
-
-
-def epoch_text(trial: Trial) -> str:
+def _epoch_text(trial: Trial) -> str:
     """`2/9`."""
     return f"{trial.epochs}" if trial.target_epochs is None else f"{trial.epochs}/{trial.target_epochs}"

@@ -8,27 +8,35 @@ TensorFlow.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any, cast
 
-from tfdist.errors import TfdistError, UserError
+from tfdist.checkpoint import catalog
+from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PeerLostError, PreemptedError, TfdistError, UserError
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.run.directory.starts import find_checkpoint_dir
 from tfdist.tuning.places.trials import Executor, TrialExit, name_of
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.history import FAILED, INFEASIBLE, INTERRUPTED
-from tfdist.tuning.schedule.interruptions import Interruptions
 from tfdist.tuning.schedule.journal import Journal
-from tfdist.tuning.schedule.signals import Leaving
-from tfdist.tuning.schedule.trial import ActiveTrial, Report, SeedRun
+from tfdist.tuning.schedule.trial import OF_DISK, ActiveTrial, Report, SeedRun
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.objective import Objective
-from tfdist.tuning.search.oracle_client import OracleClient, Suggestion
 from tfdist.tuning.search.space import Space
 from tfdist.tuning.settings import TuneSettings
 
+if TYPE_CHECKING:
+    import keras_tuner
+
+    from tfdist.tuning.search.oracles import OracleClient
+
+MAX_INTERRUPTIONS = 10  # in a row, for each trial that runs at the same time
 POLL_SECONDS = 0.1
 REMOTE_POLL_SECONDS = 5.0
 PARENT, EPOCHS, ROUND = "tuner/trial_id", "tuner/epochs", "tuner/round"
@@ -55,16 +63,66 @@ class Plan:
         return RunDirectory(files.join(self.run_dir, "trials", f"{trial}-seed-{seed}" if seed else trial))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    """The run of one seed of a trial."""
+class Signals:
+    """SIGTERM, SIGHUP and Ctrl-C, at which trials save before the sweep leaves; a second Ctrl-C does not wait."""
 
-    trial: ActiveTrial
-    run: SeedRun
+    def __init__(self) -> None:
+        self.received: int | None = None
 
-    @property
-    def is_to_run(self) -> bool:
-        return self.trial.is_open and self.run.status is None
+    @contextlib.contextmanager
+    def handled(self) -> Iterator[None]:
+        """Notes them; raises KeyboardInterrupt at SIGINT behind any of them. SIGHUP stays ignored, as under nohup."""
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
+        before = {number: signal.signal(number, self._receive) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
+
+
+class Interruptions:
+    """Counts interruptions in a row, between which no trial was evaluated or ended, nor the interrupted one saved.
+
+    An interruption (a kill from outside, a preemption, a lost worker) says nothing of a trial's values, so it is never
+    the trial that ends for it.
+    """
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+        self._most_at_once = 1
+        self._checkpoint_steps: dict[str, int] = {}
+
+    def reset(self) -> None:
+        """Begins again: a trial was evaluated, or ended."""
+        self._in_a_row = 0
+
+    def add(self, directory: RunDirectory, why: str, *, num_running: int) -> None:
+        """Counts one, of the run in the directory; `num_running` has it.
+
+        Raises:
+          PeerLostError: there were too many in a row; UserError where the last one's disk was full.
+        """
+        checkpoints = RunDirectory(directory.path, find_checkpoint_dir(directory.path)).checkpoints
+        newest = max((step for step, _ in catalog.list_paths(checkpoints)), default=0)
+        if newest > self._checkpoint_steps.get(directory.path, 0):
+            self._in_a_row = 0
+        self._checkpoint_steps[directory.path] = newest
+        self._in_a_row += 1
+        self._most_at_once = max(self._most_at_once, num_running)
+        if self._in_a_row >= MAX_INTERRUPTIONS * self._most_at_once:
+            raise (UserError if why.startswith(OF_DISK) else PeerLostError)(
+                f"The sweep makes no progress: {self._in_a_row} interruptions of trials in a row, without an "
+                f"evaluation or a newer checkpoint in between. The last, of {directory.path}: {why.rstrip('.')}. Make "
+                "room on a full disk, find out who ends these processes (a scheduler; the kernel, for want of memory), "
+                "or let trials back up more often (train.checkpoint). The same command resumes it."
+            )
 
 
 class Chief:
@@ -91,13 +149,13 @@ class Chief:
         self._journal = journal
         self._executor = executor
         self._on_wait = on_wait
-        self._pending: collections.deque[_Job] = collections.deque()
-        self._running: dict[str, _Job] = {}  # by the names of the run directories
+        self._pending: collections.deque[tuple[ActiveTrial, SeedRun]] = collections.deque()
+        self._running: dict[str, tuple[ActiveTrial, SeedRun]] = {}  # by the names of the run directories
         self._trials: dict[str, ActiveTrial] = {}
         self._names: dict[str, str] = {}  # of the trials, by their names in the oracle
         self._failures = 0
         self._interruptions = Interruptions()
-        self._leaving = Leaving()
+        self._signals = Signals()
         self._is_closing = False
         self._started = time.monotonic()
         self._next_look = 0.0
@@ -113,10 +171,24 @@ class Chief:
           TfdistError: too many trials failed, or were interrupted without progress.
         """
         self._replay(events)
-        with self._leaving.noting():
+        try:
+            self._run()
+        except TfdistError:
+            for trial, _ in self._running.values():
+                if trial.is_journaled:
+                    self._write_end(trial, INTERRUPTED, None, "the sweep ended")
+            raise
+        if (number := self._signals.received) is not None:
+            raise PreemptedError(
+                "Left after the running trials had saved. The same command resumes from there.",
+                exit_status=EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED,
+            )
+
+    def _run(self) -> None:
+        with self._signals.handled():
             while True:
                 while not self._is_closing and self._executor.num_free and (job := self._next_job()) is not None:
-                    self._start(job)
+                    self._start(*job)
                 if not self._running and (self._is_closing or not (self._pending or not self._oracle.is_over)):
                     break
                 self._executor.wait(POLL_SECONDS)
@@ -125,7 +197,6 @@ class Chief:
                     self._process_ended(ended)
                 self._look_at_reports()
                 self._check_time()
-        self._leaving.leave_if_told("Left after the running trials had saved. The same command resumes from there.")
 
     # What was before
 
@@ -134,21 +205,21 @@ class Chief:
             kind, name = event["event"], event.get("trial", "")
             if kind == journals.TRIAL_STARTED:
                 self._replay_start(event)
-                self._trials[name].is_told = True
+                self._trials[name].is_journaled = True
             elif kind == journals.TRIAL_REPORTED:
                 self._replay_report(event)
             elif kind == journals.TRIAL_ENDED and event["status"] == INTERRUPTED:
-                self._trials[name].is_told = False
+                self._trials[name].is_journaled = False
             elif kind == journals.TRIAL_ENDED:
                 self._oracle.replay(event["asked"])
                 trial = self._trials[name]
-                trial.is_open = trial.is_told = False
+                trial.is_open = trial.is_journaled = False
                 self._plan.space.news(event.get("found", []))
                 trial.values |= event.get("values", {})
-                self._tell_end(trial, event["objective"], event["message"], event.get("found", []))
+                self._report_end(trial, event["objective"], event["message"], event.get("found", []))
         for trial in self._trials.values():
             if trial.is_open:
-                if trial.is_told:
+                if trial.is_journaled:
                     self._write_end(trial, INTERRUPTED, None, "the sweep was interrupted")
                 self._queue(trial)
 
@@ -165,7 +236,7 @@ class Chief:
                 "versions of tfdist or KerasTuner? Give another --run_dir."
             )
         values = self._plan.space.restored(event["values"])
-        self._oracle.override(suggestion.name, self._plan.space.encoded(values))
+        suggestion.hyperparameters.values.update(self._plan.space.encoded(values))
         self._open(suggestion, values)
 
     def _replay_report(self, event: Mapping[str, Any]) -> None:
@@ -180,106 +251,90 @@ class Chief:
 
     # What is to be started
 
-    def _next_job(self) -> _Job | None:
+    def _next_job(self) -> tuple[ActiveTrial, SeedRun] | None:
         while True:
             while self._pending:
-                job = self._pending.popleft()
-                if job.is_to_run:
-                    return job
+                trial, run = self._pending.popleft()
+                if trial.is_open and run.status is None:
+                    return trial, run
             suggestion = self._oracle.take()
             if suggestion is None:
                 return None
-            self._queue(self._open(suggestion, self._plan.space.decoded(suggestion.values)))
+            self._queue(self._open(suggestion, self._plan.space.decoded(suggestion.hyperparameters.values)))
 
-    def _open(self, suggestion: Suggestion, values: dict[str, Any]) -> ActiveTrial:
+    def _open(self, suggestion: keras_tuner.engine.trial.Trial, values: dict[str, Any]) -> ActiveTrial:
         """The trial that the suggestion continues, as it wants it; a new one where it continues none."""
-        parent = suggestion.values.get(PARENT)
+        wanted, name_in_oracle = suggestion.hyperparameters.values, suggestion.trial_id
+        parent = wanted.get(PARENT)
         trial = None if parent is None else self._trials[self._names[parent]]
-        rung = suggestion.values.get(ROUND, 0)
-        epochs = suggestion.values.get(EPOCHS, values.get("train.epochs", self._plan.epochs))
+        rung = wanted.get(ROUND, 0)
+        epochs = wanted.get(EPOCHS, values.get("train.epochs", self._plan.epochs))
         if trial is None:
             name = f"{len(self._trials):04d}"
             runs = [
                 SeedRun(self._plan.seed + index, self._plan.directory(name, index))
                 for index in range(self._plan.settings.seeds_per_trial)
             ]
-            trial = self._trials[name] = ActiveTrial(name, values, runs, suggestion.name, rung, epochs)
+            trial = self._trials[name] = ActiveTrial(name, values, runs, name_in_oracle, rung, epochs)
         else:
-            trial.start_rung(suggestion.name, rung, epochs)
-        trial.is_partial = EPOCHS in suggestion.values and cast(int, epochs) < cast(int, self._plan.epochs)
-        self._names[suggestion.name] = trial.name
+            trial.start_rung(name_in_oracle, rung, epochs)
+        trial.is_partial = EPOCHS in wanted and cast(int, epochs) < cast(int, self._plan.epochs)
+        self._names[name_in_oracle] = trial.name
         return trial
 
     def _queue(self, trial: ActiveTrial) -> None:
-        self._pending.extend(_Job(trial, run) for run in trial.runs if run.status is None)
+        self._pending.extend((trial, run) for run in trial.runs if run.status is None)
 
-    def _start(self, job: _Job) -> None:
-        trial = job.trial
-        if job.run.stop_asked and job.run.reports:  # the oracle had said so before the chief was killed
-            job.run.stop(self._plan.objective)
+    def _start(self, trial: ActiveTrial, run: SeedRun) -> None:
+        if run.stop_asked and run.reports:  # the oracle had said so before the chief was killed
+            run.stop(self._plan.objective)
             self._conclude(trial)
             return
-        self._write_start(trial)
-        self._running[name_of(job.run.directory)] = job
-        self._executor.start(job.run.directory, self._parameters(job))
-
-    def _parameters(self, job: _Job) -> list[str]:
-        """The gin statements that tell this run from others."""
-        made = self._plan.space.statements(job.trial.values)
-        if job.run.seed != self._plan.seed:
-            made.append(f"train.seed = {job.run.seed}")
-        if job.trial.is_partial:
-            made.append(f"train.stop_after_epochs = {job.trial.epochs}")
-        return made
+        if not trial.is_journaled:
+            self._write_start(trial)
+        self._running[name_of(run.directory)] = trial, run
+        statements = self._plan.space.statements(trial.values)
+        statements += [f"train.seed = {run.seed}"] if run.seed != self._plan.seed else []
+        statements += [f"train.stop_after_epochs = {trial.epochs}"] if trial.is_partial else []
+        self._executor.start(run.directory, statements)
 
     def _write_start(self, trial: ActiveTrial) -> None:
-        if trial.is_told:
-            return
-        slot, trial.is_told = self._executor.next_free, True
+        trial.is_journaled = True
+        host = self._executor.next_host
         self._journal.write(
             journals.TRIAL_STARTED,
             trial=trial.name,
             values=trial.values,
             rung=trial.rung,
             epochs=trial.epochs,
-            worker=slot.number,
-            **({} if slot.host is None else {"host": slot.host}),
+            **({} if host is None else {"host": host}),
             asked=self._oracle.asked,
         )
 
     # What comes back
 
     def _process_ended(self, ended: TrialExit) -> None:
-        job = self._running.pop(ended.name)
-        run, trial = job.run, job.trial
+        trial, run = self._running.pop(ended.name)
         trial.active_seconds += ended.seconds
-        self._take_reports(job, anew=True)
+        self._take_reports(trial, run, anew=True)
         if not trial.is_open:
             return
         if not run.end(ended.status, ended.log, self._plan.objective, epochs=trial.epochs, lost=ended.lost):
             why = run.message or "it was told to leave, and has saved"
             self._write_end(trial, INTERRUPTED, None, why)
-            self._pending.appendleft(job)
+            self._pending.appendleft((trial, run))
             if not self._is_closing:
-                self._count_interruption(run, why)
+                self._interruptions.add(run.directory, why, num_running=len(self._running) + 1)
             return
-        self._interruptions.progressed()
+        self._interruptions.reset()
         if run.status == FAILED and ended.status == UserError.exit_status:
             if not any(each.reports for other in self._trials.values() for each in other.runs):
-                self._stop_all()
                 values = "\n".join(f"    {line}" for line in self._plan.space.statements(trial.values))
                 raise UserError(
                     f"The first trial cannot be trained: {run.message}\n    with the trial's values:\n{values}"
                 )
             run.status = INFEASIBLE  # others could be trained, so it is these values that do not go
         self._conclude(trial)
-
-    def _count_interruption(self, run: SeedRun, why: str) -> None:
-        try:
-            self._interruptions.add(run.directory, why, num_running=len(self._running) + 1)
-        except TfdistError:
-            self._stop_all()
-            raise
 
     def _conclude(self, trial: ActiveTrial) -> None:
         """Ends the trial if nothing of it is left to run."""
@@ -288,28 +343,24 @@ class Chief:
         trial.is_open = False
         self._stop(lambda other: other is trial)  # the other seeds, where one has failed
         status, objective, message = end
-        found, more = self._found(trial)
+        more = self._find_more(trial)
         self._write_end(trial, status, objective, message, **more)
-        self._tell_end(trial, objective, message, found)
+        self._report_end(trial, objective, message, more.get("found", ()))
         self._failures = self._failures + 1 if status == FAILED else 0
         if self._failures >= self._plan.settings.max_failures:
-            self._stop_all()
             raise TfdistError(f"{self._failures} trials in a row failed; the last, {trial.name}: {message}")
 
-    def _found(self, trial: ActiveTrial) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """What its model has asked for that was not known, and what of it the journal is told.
-
-        The values that the model got are the trial's from now on.
-        """
-        told = hypermodel.read(trial.runs[0].directory.path) if self._plan.space.may_grow else None
-        if told is None:
-            return [], {}
-        found = self._plan.space.news(told.space)
+    def _find_more(self, trial: ActiveTrial) -> dict[str, Any]:
+        """What its model has asked for that was not known, and the values that it got, which are the trial's now."""
+        built = hypermodel.read(trial.runs[0].directory.path) if self._plan.space.may_grow else None
+        if built is None:
+            return {}
+        found = self._plan.space.news(built.space)
         more: dict[str, Any] = {"found": found} if found else {}
-        if not told.values.keys() <= trial.values.keys():
-            trial.values |= told.values
-            more = {"values": trial.values} | more
-        return found, more
+        if built.values.keys() <= trial.values.keys():
+            return more
+        trial.values |= built.values
+        return {"values": trial.values} | more
 
     def _write_end(self, trial: ActiveTrial, status: str, objective: float | None, message: str, **more: Any) -> None:
         self._journal.write(
@@ -324,25 +375,24 @@ class Chief:
             asked=self._oracle.asked,
             **more,
         )
-        trial.active_seconds, trial.is_told = 0.0, False
+        trial.active_seconds, trial.is_journaled = 0.0, False
 
-    def _tell_end(
+    def _report_end(
         self, trial: ActiveTrial, objective: float | None, message: str, found: Sequence[Mapping[str, Any]]
     ) -> None:
         values = self._plan.space.encoded(trial.values)
         epochs = trial.epochs or trial.epochs_done
-        self._oracle.end(trial.suggestion, objective, epochs, message, new=found, values=values)
+        self._oracle.end(trial.suggestion, objective, epochs, message, found, values)
 
     def _look_at_reports(self) -> None:
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + self._poll_seconds
-            for job in self._running.values():
-                self._take_reports(job)
+            for trial, run in self._running.values():
+                self._take_reports(trial, run)
 
-    def _take_reports(self, job: _Job, *, anew: bool = False) -> None:
-        trial = job.trial
-        for new in job.run.new_reports(self._plan.objective, anew=anew):
-            self._interruptions.progressed()
+    def _take_reports(self, trial: ActiveTrial, run: SeedRun, *, anew: bool = False) -> None:
+        for new in run.new_reports(self._plan.objective, anew=anew):
+            self._interruptions.reset()
             report = trial.mean_report(new.step)
             if report is None or not trial.is_open:
                 continue
@@ -366,18 +416,13 @@ class Chief:
 
     def _stop(self, is_meant: Callable[[ActiveTrial], bool] = lambda trial: True) -> None:
         """Lets the running trials that are meant save and leave."""
-        for job in self._running.values():
-            if is_meant(job.trial):
-                self._executor.stop(job.run.directory)
+        for trial, run in self._running.values():
+            if is_meant(trial):
+                self._executor.stop(run.directory)
 
     def _check_time(self) -> None:
         limit = self._plan.settings.max_seconds
         is_late = limit is not None and time.monotonic() - self._started > limit
-        if (is_late or self._leaving.is_told) and not self._is_closing:
+        if (is_late or self._signals.received is not None) and not self._is_closing:
             self._is_closing = True
             self._stop()
-
-    def _stop_all(self) -> None:
-        self._is_closing = True
-        for trial in {job.trial.name: job.trial for job in self._running.values()}.values():
-            self._write_end(trial, INTERRUPTED, None, "the sweep ended")

@@ -9,55 +9,42 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.log_sink import LogSink
 from tfdist.telemetry.json_text import from_json, to_json
-from tfdist.telemetry.records import damaged, parse_line, parse_record
+from tfdist.telemetry.records import NewerFormatError, as_type, damaged, parse_line
 
 NAME = "sweep.jsonl"
 STARTED, ENDED = "sweep_started", "sweep_ended"
 TRIAL_STARTED, TRIAL_REPORTED, TRIAL_ENDED = "trial_started", "trial_reported", "trial_ended"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Event:
-    event: str
+_VALUES = Mapping[str, Any]
+_FIELDS: dict[str, dict[str, Any]] = {
+    STARTED: {"objective": str, "direction": str, "search": str, "space": Mapping[str, _VALUES]},
+    TRIAL_STARTED: {"trial": str, "rung": int, "values": _VALUES, "epochs": int | None, "asked": int},
+    TRIAL_REPORTED: {"trial": str, "epoch": int, "step": int, "objective": float, "metrics": _VALUES, "asked": int},
+    TRIAL_ENDED: {"trial": str, "rung": int, "status": str, "objective": float | None, "epochs": int, "seconds": float}
+    | {"message": str, "values": _VALUES | None, "asked": int},
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class _TrialStarted:
-    trial: str
-    rung: int
-    values: Mapping[str, Any]
-    asked: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _TrialReported:
-    trial: str
-    epoch: int
-    step: int
-    objective: float
-    metrics: Mapping[str, Any]
-    asked: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _TrialEnded:
-    trial: str
-    status: str
-    objective: float | None
-    message: str
-    asked: int
-    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-_KINDS = {TRIAL_STARTED: _TrialStarted, TRIAL_REPORTED: _TrialReported, TRIAL_ENDED: _TrialEnded}
-OnEvent = Callable[[Mapping[str, Any]], None]
+def check_event(path: str, event: Mapping[str, Any]) -> None:
+    """Raises UserError where a line of the journal is not an event of a sweep, or a newer tfdist wrote it."""
+    try:
+        as_type(Any, event)
+        kind = as_type(str, event.get("event"), "event")
+        as_type(datetime.datetime, event.get("time"), "time")
+        for name, kind_of_field in _FIELDS.get(kind, {}).items():
+            as_type(kind_of_field, event.get(name), name)
+    except NewerFormatError as error:
+        raise NewerFormatError(f"{path} {error}") from error
+    except (ValueError, OverflowError) as error:
+        raise damaged(path, str(error)) from error
 
 
 class Journal:
@@ -65,11 +52,16 @@ class Journal:
 
     Args:
       run_dir: of the sweep; it exists.
-      on_event: is shown each new event after it was written.
+      on_event: each is called with a new event after it was written.
       still_ours: called before each event is written; raises when another chief has taken the directory.
     """
 
-    def __init__(self, run_dir: str, on_event: OnEvent, still_ours: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        run_dir: str,
+        on_event: Sequence[Callable[[Mapping[str, Any]], None]] = (),
+        still_ours: Callable[[], None] = lambda: None,
+    ) -> None:
         self._path = files.join(run_dir, NAME)
         self._on_event = on_event
         self._still_ours = still_ours
@@ -88,11 +80,10 @@ class Journal:
             event = parse_line(line)
             if event is None or (number == 1 and event.get("event") != STARTED):
                 raise damaged(self._path, f"line {number} is {line[:60].decode(errors='replace')!r}")
-            kind = parse_record(self._path, line, _Event).event
-            parse_record(self._path, line, _KINDS.get(kind, _Event))
-            if kind == TRIAL_STARTED:
+            check_event(self._path, event)
+            if event["event"] == TRIAL_STARTED:
                 started.add(event["trial"])
-            elif kind in _KINDS and event["trial"] not in started:
+            elif "trial" in _FIELDS.get(event["event"], {}) and event["trial"] not in started:
                 raise damaged(self._path, f"line {number} is of trial {event['trial']}, which no line before starts")
             events.append(event)
         return events
@@ -116,7 +107,8 @@ class Journal:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         entry = {"event": event, "time": now, **details}
         self._sink.write_line(to_json(entry))
-        self._on_event(entry)
+        for each in self._on_event:
+            each(entry)
 
     def close(self) -> None:
         """Leaves every event stored."""

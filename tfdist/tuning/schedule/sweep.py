@@ -5,14 +5,14 @@ Invariant: nothing is trained before all that can be seen to be wrong without tr
 
 from __future__ import annotations
 
-import ast
+import collections
 import contextlib
 import dataclasses
 import hashlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -30,24 +30,22 @@ from tfdist.training.run.directory.claim import check_kind, lasting
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.places import trials
-from tfdist.tuning.places.trials import TrialCommand
+from tfdist.tuning.places.trials import Executor, TrialCommand
 from tfdist.tuning.report.hparams import HParamsTable
-from tfdist.tuning.report.live_table import open_table
-from tfdist.tuning.report.result import write_result
 from tfdist.tuning.report.sweep_page import write_sweep_report
 from tfdist.tuning.report.table import SweepTable
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Chief, Plan
-from tfdist.tuning.schedule.history import INTERRUPTED
+from tfdist.tuning.schedule.history import INTERRUPTED, Sweep
 from tfdist.tuning.schedule.journal import Identity, Journal
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.hypermodel import HyperModel
 from tfdist.tuning.search.objective import build_objective
-from tfdist.tuning.search.oracle_client import OracleClient
 from tfdist.tuning.search.space import Space
 from tfdist.tuning.settings import TuneSettings
 
-CLUSTER_VARIABLES = ("KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT")
+if TYPE_CHECKING:
+    from tfdist.tuning.search.oracles import OracleClient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,15 +63,6 @@ class Experiment:
     validate: Callable[[TrainSettings, Callable[[str], None]], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Prepared:
-    """A sweep that nothing is known to be wrong with; `sample` are gin statements with some values of the space."""
-
-    plan: Plan
-    command: TrialCommand
-    sample: list[str]
-
-
 def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> dict[str, Any]:
     """Searches for the best values of some settings, by one training for each set of values.
 
@@ -87,12 +76,15 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
     """
     if sys.platform != "linux":
         raise UserError(f"--mode=tune starts trials on Linux only; this is {sys.platform!r}.")
-    prepared, started = _prepared(settings, request, experiment), time.monotonic()
-    plan, console = prepared.plan, open_console(is_chief=True)
+    started = time.monotonic()
+    plan, command, _ = _prepare(settings, request, experiment)
+    console = open_console(is_chief=True)
     identity = _identity(plan, request)
     oracle = settings.search.build(
         plan.space, plan.objective, max_trials=settings.max_trials, epochs=plan.epochs, seed=settings.seed
     )
+    from tfdist.tuning.search.oracles import OracleClient  # imports KerasTuner, which is known to be there now
+
     RunDirectory(plan.run_dir).create()
     held = lease.acquire(plan.run_dir, owner="a sweep", notify=console.message)
     with contextlib.ExitStack() as leaving:
@@ -100,10 +92,11 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
         leaving.callback(held.release)
         check_kind(RunDirectory(plan.run_dir), TUNE)
         remove_stale(plan.run_dir, TUNE)
-        with contextlib.closing(open_table(max_seconds=settings.max_seconds)) as table:
-            _run(prepared, identity, OracleClient(oracle, plan.objective.name), table, held.check, console.message)
-            seconds = time.monotonic() - started
-            result = write_result(plan, table.sweep, lambda values: experiment.load(values).text(), seconds)
+        with contextlib.closing(SweepTable(max_seconds=settings.max_seconds)) as table:
+            hparams = HParamsTable(plan, table.sweep, console.message)
+            with contextlib.closing(Journal(plan.run_dir, (table.on_event, hparams.on_event), held.check)) as journal:
+                _run(plan, identity, OracleClient(oracle, plan.objective.name), command, journal, table)
+            result = _write_result(plan, table.sweep, experiment, time.monotonic() - started)
         _report(plan.run_dir, console)
         return result
 
@@ -114,30 +107,32 @@ def validate(settings: TuneSettings, request: Request, experiment: Experiment, t
     Raises:
       UserError: something given is wrong.
     """
-    prepared = _prepared(settings, request, experiment)
-    plan = prepared.plan
-    trial = experiment.load([*prepared.sample, _must_report(settings)])
+    plan, _, sample = _prepare(settings, request, experiment)
+    trial = experiment.load([*sample, _must_report(settings)])
     trial.run("train", lambda training: experiment.validate(training, lambda line: None), run_dir=request.run_dir)
     varied = ", ".join(plan.space.describe())
     tell(f"a sweep of {varied} by {settings.search!r}: {plan.objective.direction} {plan.objective.name}")
 
 
-def _prepared(settings: TuneSettings, request: Request, experiment: Experiment) -> _Prepared:
-    """Raises UserError where something is wrong that can be seen without a training."""
+def _prepare(settings: TuneSettings, request: Request, experiment: Experiment) -> tuple[Plan, TrialCommand, list[str]]:
+    """The sweep, the command of its trials, and gin statements with some values of the space.
+
+    Raises:
+      UserError: something is wrong that can be seen without a training.
+    """
     _check_alone(environment.current())
-    epochs, train_seed = _number(request, "train.epochs"), _number(request, "train.seed") or 0
-    settings.search.check(max_trials=settings.max_trials, epochs=epochs)
-    sample = _checked_sample(settings, experiment)
-    model = _build_hypermodel(request, experiment.load(sample))
+    sample = _sample_space(settings, experiment)
+    training = experiment.load(sample).run("train", run_dir=request.run_dir)
+    settings.search.check(max_trials=settings.max_trials, epochs=training.epochs)
+    model = _build_hypermodel(training)
     space = Space(settings.space, model.find_space(), model.values) if model else Space(settings.space)
     objective = build_objective(settings.objective, settings.direction)
-    plan = Plan(RunDirectory(request.run_dir).path, settings, space, objective, epochs, train_seed)
+    plan = Plan(RunDirectory(request.run_dir).path, settings, space, objective, training.epochs, training.seed)
     launch = []
     if (workers := settings.workers_per_trial) > 1:
         is_horovod = trials.is_horovod(request.settings().get("train.strategy", ""))
         launch = [f"--workers={workers}", *settings.executor.launcher(is_horovod=is_horovod)]
-    command = TrialCommand([*experiment.arguments, f"--gin_param={_must_report(settings)}"], launch)
-    return _Prepared(plan, command, sample)
+    return plan, TrialCommand([*experiment.arguments, f"--gin_param={_must_report(settings)}"], launch), sample
 
 
 def _check_alone(variables: Mapping[str, str]) -> None:
@@ -149,12 +144,11 @@ def _check_alone(variables: Mapping[str, str]) -> None:
             "itself: start --mode=tune without horovodrun and write tune.workers_per_trial = 2."
         )
     member = tf_config.read_tf_config(variables)
-    several = [tf_config.VARIABLE] if member is not None and member.num_workers > 1 else []
-    if several := several or [name for name in CLUSTER_VARIABLES if variables.get(name)]:
+    if member is not None and member.num_workers > 1:
         raise UserError(
-            f"{several[0]} is set, so this is one of several processes. A sweep over several machines is led by one, "
-            f"and Ray runs its trials: unset {several[0]}, write tune.executor = @executor.Ray(), and start "
-            "--mode=tune once, on a node of the Ray cluster."
+            f"{tf_config.VARIABLE} is set, so this is one of several processes. A sweep over several machines is led "
+            f"by one, and Ray runs its trials: unset {tf_config.VARIABLE}, write tune.executor = @executor.Ray(), and "
+            "start --mode=tune once, on a node of the Ray cluster."
         )
 
 
@@ -163,16 +157,10 @@ def _must_report(settings: TuneSettings) -> str:
     return f"train.must_report = {settings.objective!r}"
 
 
-def _tell(text: str) -> None:
-    """Says what happens to the places; on standard error, which a live table leaves in order."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def _build_hypermodel(request: Request, configuration: Any) -> HyperModel | None:
+def _build_hypermodel(training: TrainSettings) -> HyperModel | None:
     """The model, where it is one of KerasTuner's kind. The chief builds on its processors: GPUs are for trials."""
-    settings = configuration.run("train", run_dir=request.run_dir)
-    model = hypermodel.builder_of(settings)
-    check_start_from(*settings.start)
+    model = hypermodel.builder_of(training)
+    check_start_from(*training.start)
     with contextlib.suppress(RuntimeError):  # TensorFlow runs already, as in --mode=validate
         tf.config.set_visible_devices([], "GPU")
     return model if isinstance(model, HyperModel) else None
@@ -187,32 +175,32 @@ def _report(run_dir: str, console: Console) -> None:
 
 
 def _run(
-    prepared: _Prepared,
-    identity: Identity,
-    oracle: OracleClient,
-    table: SweepTable,
-    still_ours: Callable[[], None],
-    tell: Callable[[str], None],
+    plan: Plan, identity: Identity, oracle: OracleClient, command: TrialCommand, journal: Journal, table: SweepTable
 ) -> None:
     """Trains the trials to the end of the sweep, which `table.sweep` then is."""
-    plan, settings = prepared.plan, prepared.plan.settings
-    hparams = HParamsTable(plan, table.sweep, tell)
-
-    def on_event(event: Mapping[str, Any]) -> None:
-        table.on_event(event)
-        hparams.on_event(event)
-
-    with contextlib.ExitStack() as leaving:
-        journal = Journal(plan.run_dir, on_event, still_ours)
-        leaving.callback(journal.close)
-        past = _load_journal(plan, identity, journal)
-        executor = settings.executor.open(prepared.command, settings.num_workers, run_dir=plan.run_dir, tell=_tell)
-        leaving.callback(executor.close)
+    past = _load_journal(plan, identity, journal)
+    with contextlib.closing(_open_executor(plan, command)) as executor:
         for event in past:
             table.on_event(event, is_replay=True)
         Chief(plan, oracle, journal, executor, on_wait=table.refresh).run(past)
-        best, count = table.sweep.best, len(table.sweep.trials)
-        journal.write(journals.ENDED, best=best and best.name, best_objective=best and best.objective, num_trials=count)
+    best = table.sweep.best
+    journal.write(
+        journals.ENDED,
+        best=best and best.name,
+        best_objective=best and best.objective,
+        num_trials=len(table.sweep.trials),
+    )
+
+
+def _open_executor(plan: Plan, command: TrialCommand) -> Executor:
+    """Its warnings go to standard error, which a live table leaves in order."""
+    settings = plan.settings
+    return settings.executor.open(
+        command,
+        settings.num_workers,
+        run_dir=plan.run_dir,
+        tell=lambda text: print(text, file=sys.stderr, flush=True),
+    )
 
 
 def _load_journal(plan: Plan, identity: Identity, journal: Journal) -> list[dict[str, Any]]:
@@ -253,7 +241,7 @@ def _identity(plan: Plan, request: Request) -> Identity:
     )
 
 
-def _checked_sample(settings: TuneSettings, experiment: Experiment) -> list[str]:
+def _sample_space(settings: TuneSettings, experiment: Experiment) -> list[str]:
     """Statements with some values of the space, once all of its paths were seen to be settings.
 
     Raises:
@@ -261,31 +249,41 @@ def _checked_sample(settings: TuneSettings, experiment: Experiment) -> list[str]
     """
     if not settings.space:
         return []
-    made = Space(settings.space)
-    _check_own_settings(settings)
-    made.check_paths(experiment.load)
-    return made.sample()
-
-
-def _check_own_settings(settings: TuneSettings) -> None:
-    """Raises UserError where the space varies what the sweep sets itself."""
+    space = Space(settings.space)
     taken = {"train.stop_after_epochs": "tune", "train.strategy": "the whole sweep"}
-    if settings.search.SETS_EPOCHS:
-        taken["train.epochs"] = "tune.search"
-    if settings.seeds_per_trial > 1:
-        taken["train.seed"] = "tune.seeds_per_trial"
-    for path in settings.space or ():
+    taken |= {"train.epochs": "tune.search"} if settings.search.SETS_EPOCHS else {}
+    taken |= {"train.seed": "tune.seeds_per_trial"} if settings.seeds_per_trial > 1 else {}
+    for path in settings.space:
         if path in taken or path.startswith("tune."):
             raise UserError(
                 f"tune.space[{path!r}]: this is set by {taken.get(path, 'the sweep itself')} and cannot be searched. "
                 "Remove it from the space."
             )
+    space.check_paths(experiment.load)
+    return space.sample()
 
 
-def _number(request: Request, name: str) -> int | None:
-    text = request.settings().get(name, "None")
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _write_result(plan: Plan, sweep: Sweep, experiment: Experiment, seconds: float) -> dict[str, Any]:
+    """best.gin, the configuration with the best values, and result.json, which names the best; the latter last."""
+    best, num_trials = sweep.best, len(sweep.trials)
+    values = best and plan.space.restored(best.values)
+    result: dict[str, Any] = {
+        "status": "done",
+        "mode": TUNE,
+        "objective": plan.objective.name,
+        "direction": plan.objective.direction,
+        "best": best and best.name,
+        "best_objective": best and best.objective,
+        "best_values": values,
+        "best_run_dir": best and plan.directory(best.name).path,
+        "num_trials": num_trials,
+        "trials_by_status": dict(collections.Counter(trial.status for trial in sweep.trials)),
+        "wall_seconds": seconds,
+    }
+    if best is not None:
+        statements = plan.space.statements(values or {})
+        head = [f"The best of {num_trials} trials: {best.name}, {plan.objective.name} {best.objective:.6g}."]
+        comment = "".join(f"# {line}\n" for line in [*head, *(f"  {line}" for line in statements)])
+        files.write_atomic(files.join(plan.run_dir, "best.gin"), comment + experiment.load(statements).text())
+    files.write_atomic(RunDirectory(plan.run_dir).result, to_json(result, indent=2) + "\n")
+    return result

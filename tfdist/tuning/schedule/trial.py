@@ -33,12 +33,13 @@ from tfdist.telemetry.logs.records import as_point
 from tfdist.telemetry.records import parse_line
 from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tuning.places.trials import EXIT_KILLED
 from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, PAUSED, STOPPED
-from tfdist.tuning.schedule.interruptions import OF_DISK
 from tfdist.tuning.search.objective import Objective
 
+OF_DISK = "its disk failed: "  # begins why a trial was interrupted
 MOST_DEATHS = 3  # of one run, by its own doing, without an evaluation in between
-_EXIT_HUNG_UP, EXIT_KILLED = 129, 137  # 128 + SIGHUP, 128 + SIGKILL
+_EXIT_HUNG_UP = 129  # 128 + SIGHUP
 # Ends that say nothing of the values. A policy may let who has saved leave with 0.
 _INTERRUPTIONS = (
     EXIT_DONE,
@@ -232,7 +233,7 @@ class ActiveTrial:
       rung: counted from 0; 0 where the search has none.
       epochs: that its runs are to have done at the end of the rung; None: until they end by themselves.
       is_partial: whether its training does not come to its end in this rung.
-      is_told: whether the journal has it as running.
+      is_journaled: whether the journal has it as running.
       is_open: whether something of the rung is still to be run.
       active_seconds: that its processes ran in this rung.
     """
@@ -244,7 +245,7 @@ class ActiveTrial:
     rung: int = 0
     epochs: int | None = None
     is_partial: bool = False
-    is_told: bool = False
+    is_journaled: bool = False
     is_open: bool = True
     active_seconds: float = 0.0
 

@@ -1,12 +1,13 @@
-"""KerasTuner's oracles, as the sweep uses them: asked and told by one thread, with the journal as their only memory.
+"""KerasTuner's oracles, as the sweep uses them: called by one thread, with the journal as their only memory.
 
 Invariant: an oracle that gets the same calls in the same order gives the same answers, and it writes no file. Those
 that stop trials answer `update_trial` with the status STOPPED for a trial that should end, and only then. The classes
-bear the names of those in `search.py`, which imports this module, and KerasTuner's oracles with it, when one is chosen.
+bear the names of those in `search.py`, which imports this module, and KerasTuner with it, when one is chosen.
 """
 
 from __future__ import annotations
 
+import collections
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,77 @@ from typing import Any
 
 import keras_tuner
 from keras_tuner import oracles
+from keras_tuner.engine.trial import Trial
 
 UNLIMITED = 10**9
+
+
+class OracleClient:
+    """Asks an oracle, which reads the objective under the name `metric`, for trials, and reports how they went.
+
+    `asked` counts the calls that asked for values, answered with values or not. A sweep that is started again makes the
+    same calls in the same order. An oracle that had nothing to give is not asked again before a trial has ended.
+    """
+
+    def __init__(self, oracle: keras_tuner.Oracle, metric: str) -> None:
+        self._oracle = oracle
+        self._metric = metric
+        self._ready: collections.deque[Trial] = collections.deque()
+        self._has_none = False
+        self.asked = 0
+        self.is_over = False
+
+    def take(self) -> Trial | None:
+        """The next trial; None where the oracle has none before another ends."""
+        if not (self._ready or self._has_none or self.is_over):
+            self._ask()
+        return self._ready.popleft() if self._ready else None
+
+    def replay(self, asked: int) -> None:
+        """Asks as often as it takes to have asked so often in all; `take` gives the answers later."""
+        while self.asked < asked:
+            self._ask()
+
+    def report(self, name: str, value: float, epoch: int) -> bool:
+        """Reports an evaluation; whether the oracle wants the trial to end."""
+        trial = self._oracle.update_trial(name, {self._metric: value}, step=epoch)
+        is_to_end = trial.status == "STOPPED"
+        if is_to_end:
+            trial.status = "RUNNING"
+        return is_to_end
+
+    def end(
+        self,
+        name: str,
+        value: float | None,
+        epoch: int,
+        message: str,
+        new: Sequence[Mapping[str, Any]],
+        values: Mapping[str, Any],
+    ) -> None:
+        """Reports the end of a trial, with its objective or without.
+
+        Args:
+          new: hyperparameters that its model asked for besides those known; `values` are those that they had.
+        """
+        trial = self._oracle.get_trial(name)
+        if new:
+            trial.hyperparameters.values.update(values)
+            made = keras_tuner.HyperParameters.from_config({"space": list(new), "values": {}})
+            trial.hyperparameters.merge(made, overwrite=False)
+        if value is not None:
+            self._oracle.update_trial(name, {self._metric: value}, step=epoch)
+        trial.status, trial.message = ("FAILED", message) if value is None else ("COMPLETED", None)
+        self._oracle.end_trial(trial)
+        self._has_none = False
+
+    def _ask(self) -> None:
+        self.asked += 1
+        trial = self._oracle.create_trial(f"ask-{self.asked}")
+        if trial.status == "RUNNING":
+            self._ready.append(trial)
+        self._has_none = trial.status != "RUNNING"
+        self.is_over = trial.status == "STOPPED"
 
 
 class Journaled:
@@ -31,10 +101,10 @@ class Journaled:
     def save(self) -> None:
         pass
 
-    def _save_trial(self, trial: keras_tuner.engine.trial.Trial) -> None:
+    def _save_trial(self, trial: Trial) -> None:
         pass
 
-    def score_trial(self, trial: keras_tuner.engine.trial.Trial) -> None:
+    def score_trial(self, trial: Trial) -> None:
         last = trial.metrics.get_history(self.objective.name)[-1]
         trial.score, trial.best_step = last.mean(), last.step
 
@@ -80,17 +150,17 @@ class _Stopping(Random):
     """Random values, and a trial ends early where `_is_poor` says so."""
 
     @keras_tuner.synchronized
-    def update_trial(self, trial_id: str, metrics: dict[str, float], step: int = 0) -> keras_tuner.engine.trial.Trial:
+    def update_trial(self, trial_id: str, metrics: dict[str, float], step: int = 0) -> Trial:
         trial = super().update_trial(trial_id, metrics, step)
         if self._is_poor(trial, step):
             trial.status = "STOPPED"
         return trial
 
-    def _is_poor(self, trial: keras_tuner.engine.trial.Trial, step: int) -> bool:
+    def _is_poor(self, trial: Trial, step: int) -> bool:
         """Whether a trial should end at an epoch."""
         raise NotImplementedError
 
-    def _costs(self, trial: keras_tuner.engine.trial.Trial) -> dict[int, float]:
+    def _costs(self, trial: Trial) -> dict[int, float]:
         """What a trial reported, by epoch: less is better, and what is not a number is the worst."""
         if not trial.metrics.exists(self.objective.name):
             return {}
@@ -110,7 +180,7 @@ class AshaStopping(_Stopping):
         self._rungs = find_rungs(min_epochs, max_epochs, factor)
         self._factor = factor
 
-    def _is_poor(self, trial: keras_tuner.engine.trial.Trial, step: int) -> bool:
+    def _is_poor(self, trial: Trial, step: int) -> bool:
         if step not in self._rungs:
             return False
         reached = {name: self._costs(other) for name, other in self.trials.items()}
@@ -125,7 +195,7 @@ class MedianStopping(_Stopping):
         super().__init__(**arguments)
         self._min_trials, self._min_epochs = min_trials, min_epochs
 
-    def _is_poor(self, trial: keras_tuner.engine.trial.Trial, step: int) -> bool:
+    def _is_poor(self, trial: Trial, step: int) -> bool:
         finished = [other for other in self.trials.values() if other.status == "COMPLETED"]
         means = [statistics.fmean(costs) for other in finished if (costs := self._costs_until(other, step))]
         own = self._costs_until(trial, step)
@@ -133,7 +203,7 @@ class MedianStopping(_Stopping):
             return False
         return min(own) > statistics.median(means)
 
-    def _costs_until(self, trial: keras_tuner.engine.trial.Trial, last_step: int) -> list[float]:
+    def _costs_until(self, trial: Trial, last_step: int) -> list[float]:
         return [cost for step, cost in self._costs(trial).items() if step <= last_step and cost < math.inf]
 
 
@@ -144,10 +214,3 @@ def find_rungs(min_epochs: int, max_epochs: int, factor: int) -> list[int]:
         rungs.append(min_epochs)
         min_epochs *= factor
     return rungs
-
-
-def learn(trial: keras_tuner.engine.trial.Trial, new: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> None:
-    """Adds to a trial what its model asked for besides, and the values that it got."""
-    trial.hyperparameters.values.update(values)
-    made = keras_tuner.HyperParameters.from_config({"space": list(new), "values": {}})
-    trial.hyperparameters.merge(made, overwrite=False)
