@@ -21,7 +21,7 @@ from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, b
 from tfdist.commands.launch import parse
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch import processes
-from tfdist.launch.horovod.rendezvous import serve_rendezvous
+from tfdist.launch.horovod import serve_rendezvous
 from tfdist.launch.hosted_worker import HostedWorker
 from tfdist.launch.supervise.output import STDOUT, Output
 from tfdist.launch.supervise.watch import Ending, blame
@@ -581,7 +581,7 @@ def test_a_worker_that_is_given_up_while_its_host_shows_something_passes_that_on
         def look(self, seconds: float) -> Seen:
             looks.set()
             is_given_up.wait(DEADLINE_SECONDS)
-            return Seen(0, 1, "Z", [(STDOUT, b"its last words\n")], {}, time.monotonic())
+            return Seen(0, 1, "Z", [(STDOUT, "its last words\n")], {}, time.monotonic())
 
     with (tmp_path / "said").open("wb") as said:
         output = Output(said.fileno(), said.fileno())

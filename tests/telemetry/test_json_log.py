@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pathlib
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import support
 
+from tfdist.telemetry.console import json_log
 from tfdist.telemetry.console.json_log import JsonLog
 from tfdist.telemetry.facts import Event
 
@@ -17,15 +17,17 @@ DIGITS = support.REPOSITORY / "configs" / "experiments" / "digits.gin"
 KEYS = {"time", "level", "job_id", "worker", "event", "epoch", "step", "loss", "gpu_memory_used", "message"}
 
 
-def test_levels_and_names_are_those_that_operators_know() -> None:
-    out = io.StringIO()
-    log = JsonLog(is_chief=True, stdout=out, device_memory=lambda: 7)
+def test_levels_and_names_are_those_that_operators_know(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(json_log, "device_memory_bytes", lambda: 7)
+    log = JsonLog(is_chief=True)
     log.event(Event(name="checkpoint_saved", level="info", step=3))
     log.event(Event(name="gradient_overflow", level="warning", step=4))
     log.event(Event(name="straggler", level="warning", message="worker 1 holds up the others"))
     log.event(Event(name="run_failed", level="error"))
     log.message("A sentence.", "error")
-    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert all(line.keys() >= KEYS and line["gpu_memory_used"] == 7 for line in lines)
     told = [(line["level"], line["event"], line["step"]) for line in lines]
     assert told == [

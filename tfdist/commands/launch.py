@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from tfdist import command_line
 from tfdist.command_line import flags, split_at_dashes
 from tfdist.errors import TfdistError, UserError
-from tfdist.launch import host, hosts, local
-from tfdist.launch.horovod import horovod
+from tfdist.launch import horovod, hosts, local
 from tfdist.launch.plan import Plan, worker_environment
 from tfdist.launch.ray import ray
 from tfdist.launch.ray.cluster import PLACEMENTS, Resources
@@ -28,7 +27,7 @@ from tfdist.launch.supervise.supervisor import Hosts, Start, Supervisor
 from tfdist.launch.supervise.watch import Patience
 from tfdist.telemetry.console.base import columns_of
 
-LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": host.start}
+LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": local.start_one}
 ON_RAY = ("ray", "ray_horovod")
 WITH_HOSTS = ("tf_config", "horovod")
 REMOTE_SHELL = "ssh -o BatchMode=yes -o ServerAliveInterval=10"
@@ -164,7 +163,7 @@ def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Pati
     on_this_host = options.launcher == "host"
     plan = Plan(
         num_workers=options.workers,
-        first_index=host.worker_index(os.environ) if on_this_host else 0,
+        first_index=local.read_worker_index(os.environ) if on_this_host else 0,
         command=(sys.executable, "-m", options.module, *workers_own),
         environment=worker_environment(os.environ, keep_cluster=on_this_host, columns=columns_of(sys.stdout)),
         pin_cpus=options.pin_cpus,

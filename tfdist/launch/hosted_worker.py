@@ -1,6 +1,7 @@
-"""A worker on another node as the supervision sees it: a `WorkerHost` there shows it, and what it shows is kept here.
+"""Workers on other nodes as the supervision sees them: a `WorkerHost` there shows each, and what it shows is kept here.
 
-Invariant: what the process wrote is passed on before its end is told; a host that is lost ends the worker.
+Invariant: what a process wrote is passed on before its end is told; a host that is lost ends the worker. Used by
+`hosts.py` and `ray/ray.py`, which find the hosts.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from tfdist.errors import EXIT_BUG
+from tfdist.launch.local import tf_config
+from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.output import STDERR, STDOUT, Output
 from tfdist.launch.worker_host import Seen
@@ -26,13 +31,12 @@ class HostLostError(Exception):
 
 
 class Host(Protocol):
-    """A `WorkerHost`, wherever it is."""
+    """A `WorkerHost`, wherever it is. The methods raise HostLostError, `send` aside, which then does nothing."""
 
-    def look(self, seconds: float) -> Seen:
-        """As `WorkerHost.look`; raises HostLostError."""
-
-    def send(self, signal_number: int) -> None:
-        """As `WorkerHost.send`; does nothing where the host is lost."""
+    def meet(self, address: str) -> str: ...
+    def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None: ...
+    def look(self, seconds: float) -> Seen: ...
+    def send(self, signal_number: int) -> None: ...
 
 
 class HostedWorker(Worker):
@@ -108,8 +112,9 @@ class HostedWorker(Worker):
 
     def _take(self, seen: Seen) -> None:
         for stream, data in seen.written:
-            _write_all(self._writing[stream], data)
-        for ending, content in seen.shown.items():
+            _write_all(self._writing[stream], data.encode("latin-1"))
+        for ending, text in seen.shown.items():
+            content = text.encode("latin-1")
             if not ending:
                 content = heartbeat.shifted(content, time.monotonic() - seen.now)
             part = self.heartbeat.with_name(f"{self.heartbeat.name}.part")
@@ -135,3 +140,59 @@ class HostedWorker(Worker):
 def _write_all(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
+
+
+class HostedStart:
+    """The workers of a plan, started and followed on threads of their own as soon as `thread` runs.
+
+    Args:
+      find_hosts: gives the node and the host of each worker; nothing where they are not wanted any more.
+      assign: gives the variables of each worker by the nodes; None: they find each other through TF_CONFIG.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        output: Output,
+        directory: Path,
+        find_hosts: Callable[[Sequence[HostedWorker]], Sequence[tuple[str, Host]]],
+        assign: Callable[[Sequence[str]], list[dict[str, str]]] | None,
+    ) -> None:
+        self._plan, self._find_hosts, self._assign = plan, find_hosts, assign
+        self.workers = [HostedWorker(plan.first_index + n, directory, output) for n in range(len(plan.places))]
+        self.thread = threading.Thread(target=self._run, name="tfdist-hosts-start", daemon=True)
+
+    def kill(self) -> None:
+        """Ends the workers, those too that are not there yet."""
+        for worker in self.workers:
+            worker.send(signal.SIGKILL)
+
+    def join(self) -> None:
+        """Waits until nothing is started or followed any more."""
+        self.thread.join()
+        for worker in self.workers:
+            worker.join()
+
+    def _run(self) -> None:
+        worker = self.workers[0]
+        try:
+            found = self._find_hosts(self.workers)
+            if not found:
+                return
+            addresses = []
+            for worker, (node, host) in zip(self.workers, found, strict=True):  # noqa: B007
+                addresses.append(host.meet(node))
+            own = [{"TF_CONFIG": tf_config(addresses, number)} for number in range(len(addresses))]
+            if self._assign is not None:
+                own = self._assign([node for node, _ in found])
+            for worker, (_, host), variables in zip(self.workers, found, own, strict=True):
+                variables = self._plan.launcher_variables | variables | self._plan.own_variables(worker.index)
+                if worker.begin(host):
+                    host.start(worker.index, self._plan.command[1:], variables)
+                    worker.follow()
+        except HostLostError as error:
+            worker.fail(f"worker {worker.index} could not be started: {error}")
+        except Exception as error:
+            for worker in self.workers:
+                worker.fail(f"worker {worker.index} could not be started: {error!r}", EXIT_BUG)
+            raise

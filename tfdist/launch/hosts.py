@@ -23,11 +23,10 @@ from typing import Any
 
 from tfdist.errors import UserError
 from tfdist.launch import local
-from tfdist.launch.horovod.rendezvous import serve_rendezvous
-from tfdist.launch.hosted_worker import HostedWorker, HostLostError
+from tfdist.launch.horovod import serve_rendezvous
+from tfdist.launch.hosted_worker import HostedStart, HostLostError
 from tfdist.launch.plan import Plan, host_of
 from tfdist.launch.processes import Worker
-from tfdist.launch.remote_worker import decode_seen
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.worker_host import Seen
 
@@ -131,52 +130,48 @@ def start(plan: Plan, output: Output, *, remote_shell: str, is_horovod: bool = F
     hosts = [host_of(slot) for slot in plan.hosts]
     with contextlib.ExitStack() as at_end:
         directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
-        workers = [HostedWorker(index, directory, output) for index in range(len(hosts))]
         at_end.callback(output.drain, _DRAIN_SECONDS)
         assign = None
         if is_horovod:
             address = _find_address(hosts)
             listens_on = address if address in LOOPBACK else ""
             assign = at_end.enter_context(serve_rendezvous(address, listens_on=listens_on))
-        starting = _Starting(plan, hosts, workers, remote_shell, assign)
-        at_end.callback(starting.end)
+        shells = [_ShellHost(host, remote_shell, plan.environment) for host in hosts]
+        starting = HostedStart(plan, output, directory, lambda _: list(zip(hosts, shells, strict=True)), assign)
+        at_end.callback(starting.join)
+        for shell in shells:
+            at_end.callback(shell.close)
+        at_end.callback(starting.kill)
         starting.thread.start()
-        yield workers
+        yield starting.workers
 
 
 class _ShellHost:
     """The `remote_worker` on a host, through a remote shell."""
 
-    def __init__(self, host: str, remote_shell: str) -> None:
+    def __init__(self, host: str, remote_shell: str, environment: Mapping[str, str]) -> None:
         agent = [sys.executable, "-m", "tfdist.launch.remote_worker"]
         if not is_here(host):
             line = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(agent)}"
             agent = [*shlex.split(remote_shell), host, line]
+        self._host = host
+        self._inherited = {} if is_here(host) else {n: v for n, v in environment.items() if not _is_of_host(n)}
         self._popen = subprocess.Popen(agent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._writing = threading.Lock()
         self._asking = threading.Lock()
 
+    def meet(self, address: str) -> str:
+        return str(self._ask("meet", address))
+
+    def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
+        self._ask("start", index, arguments, self._inherited | dict(variables))
+
     def look(self, seconds: float) -> Seen:
-        return decode_seen(self.ask("look", seconds))
+        return Seen(**self._ask("look", seconds))
 
     def send(self, signal_number: int) -> None:
         with contextlib.suppress(HostLostError):
             self._write("send", [signal_number])
-
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """What a method returns; raises HostLostError where it fails or the connection is lost."""
-        with self._asking:
-            self._write(name, arguments)
-            assert self._popen.stdout is not None
-            line = self._popen.stdout.readline()
-        try:
-            answer = json.loads(line)
-        except ValueError as error:
-            shown = f"; received {line[:80]!r}" if line else f" (status {self._popen.poll()})"
-            raise HostLostError(f"the connection to its host ended{shown}") from error
-        if "error" in answer:
-            raise HostLostError(answer["error"])
-        return answer["value"]
 
     def close(self) -> None:
         """Ends the connection, and with it the worker."""
@@ -189,6 +184,20 @@ class _ShellHost:
             os.killpg(self._popen.pid, signal.SIGKILL)
             self._popen.wait()
 
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        with self._asking:
+            self._write(name, arguments)
+            assert self._popen.stdout is not None
+            line = self._popen.stdout.readline()
+        try:
+            answer = json.loads(line)
+        except ValueError as error:
+            shown = f"; received {line[:80]!r}" if line else f" (status {self._popen.poll()})"
+            raise HostLostError(f"the connection to {self._host} ended{shown}") from error
+        if "error" in answer:
+            raise HostLostError(f"{self._host}: {answer['error']}")
+        return answer["value"]
+
     def _write(self, name: str, arguments: Sequence[Any]) -> None:
         request = json.dumps({"name": name, "arguments": list(arguments)}) + "\n"
         try:
@@ -197,56 +206,7 @@ class _ShellHost:
                 self._popen.stdin.write(request.encode())
                 self._popen.stdin.flush()
         except (OSError, ValueError) as error:
-            raise HostLostError(f"the connection to its host ended: {error}") from error
-
-
-class _Starting:
-    """Opens the connections, starts the workers, and follows each on a thread of its own."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        hosts: Sequence[str],
-        workers: Sequence[HostedWorker],
-        remote_shell: str,
-        assign: Callable[[Sequence[str]], list[dict[str, str]]] | None,
-    ) -> None:
-        self._plan, self._hosts, self._workers, self._assign = plan, hosts, workers, assign
-        self._shells = [_ShellHost(host, remote_shell) for host in hosts]
-        self.thread = threading.Thread(target=self._run, name="tfdist-hosts-start", daemon=True)
-
-    def end(self) -> None:
-        """Ends what there is of the workers."""
-        for worker in self._workers:
-            worker.send(signal.SIGKILL)
-        for shell in self._shells:
-            shell.close()
-        self.thread.join()
-        for worker in self._workers:
-            worker.join()
-
-    def _run(self) -> None:
-        addresses: list[str] = []
-        worker = self._workers[0]
-        try:
-            for number, worker in enumerate(self._workers):  # noqa: B007
-                addresses.append(self._shells[number].ask("meet", self._hosts[number]))
-            own = self._assign(self._hosts) if self._assign else []
-            if all(host in LOOPBACK for host in self._hosts):
-                own = [{"HOROVOD_GLOO_IFACE": "lo"} | variables for variables in own]
-            own = own or [{"TF_CONFIG": local.tf_config(addresses, number)} for number in range(len(addresses))]
-            for number, worker in enumerate(self._workers):
-                self._start(worker, self._shells[number], own[number])
-        except HostLostError as error:
-            worker.fail(f"worker {worker.index} could not be started on {self._hosts[worker.index]}: {error}")
-
-    def _start(self, worker: HostedWorker, shell: _ShellHost, own: Mapping[str, str]) -> None:
-        plan, host = self._plan, self._hosts[worker.index]
-        inherited = {} if is_here(host) else {n: v for n, v in plan.environment.items() if not _is_of_host(n)}
-        variables = plan.launcher_variables | dict(own) | plan.own_variables(worker.index)
-        if worker.begin(shell):
-            shell.ask("start", worker.index, inherited, plan.command[1:], variables)
-            worker.follow()
+            raise HostLostError(f"the connection to {self._host} ended: {error}") from error
 
 
 def is_here(host: str) -> bool:

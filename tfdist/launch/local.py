@@ -1,4 +1,7 @@
-"""The launcher tf_config: N processes on this machine that find each other through TF_CONFIG.
+"""Processes on this machine that find each other through TF_CONFIG: all workers (launcher tf_config), or one (host).
+
+With the launcher host the same command on each host makes a cluster that heals: when a worker is lost, those of the
+other hosts end with status 4, each host's supervisor starts its own again, and they wait until all are back.
 
 Invariant: no other program can take a worker's port while the workers run. The launcher keeps each port bound, not
 listening and with SO_REUSEADDR, which on Linux lets the worker (its server sets that too) listen there, and keeps the
@@ -15,9 +18,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tfdist.errors import UserError
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import GPU_VARIABLE, Process, Worker, deal
 from tfdist.launch.supervise.output import STDERR, STDOUT, Output
+from tfdist.strategies.cluster.tf_config import read_tf_config
 from tfdist.telemetry.heartbeat import VARIABLE as HEARTBEAT_VARIABLE
 
 HOST = "127.0.0.1"
@@ -37,6 +42,26 @@ def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
         gpus = [{GPU_VARIABLE: ",".join(part)} for part in deal(named, len(ports))] if named else [{}] * len(ports)
         own = {index: {"TF_CONFIG": tf_config(addresses, index), **gpus[index]} for index in range(len(addresses))}
         yield at_end.enter_context(start_each(plan, output, own))
+
+
+def read_worker_index(environment: Mapping[str, str]) -> int:
+    """Which worker of the cluster that TF_CONFIG describes this host's is.
+
+    Raises:
+      UserError: TF_CONFIG does not say.
+    """
+    cluster = read_tf_config(environment)
+    if cluster is None:
+        raise UserError(
+            "--launcher=host starts the worker that TF_CONFIG names, and TF_CONFIG is not set. Set it on each host, or "
+            "leave --launcher out to start all workers on this machine."
+        )
+    return cluster.worker_index
+
+
+def start_one(plan: Plan, output: Output) -> contextlib.AbstractContextManager[Sequence[Worker]]:
+    """Starts this host's worker, with TF_CONFIG as it was given."""
+    return start_each(plan, output, {plan.first_index: {}})
 
 
 @contextlib.contextmanager

@@ -8,12 +8,10 @@ Invariant: the worker does not outlive this process, nor this process the launch
 
 from __future__ import annotations
 
-import base64
+import dataclasses
 import json
-import os
 import signal
 import sys
-from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.launch.worker_host import Seen, WorkerHost
@@ -26,46 +24,16 @@ def main() -> None:
     host = WorkerHost(None)
     for line in sys.stdin:
         request = json.loads(line)
-        name, arguments = request["name"], request["arguments"]
-        if name == "send":
-            host.send(*arguments)
+        if request["name"] == "send":
+            host.send(*request["arguments"])
             continue
         try:
-            answer = {"value": _call(host, name, arguments)}
+            value = getattr(host, request["name"])(*request["arguments"])
+            answer = {"value": dataclasses.asdict(value) if isinstance(value, Seen) else value}
         except (OSError, TfdistError) as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)
     host.send(signal.SIGKILL)
-
-
-def _call(host: WorkerHost, name: str, arguments: list[Any]) -> Any:
-    if name == "meet":
-        return host.meet(*arguments)
-    if name == "start":
-        index, variables, *rest = arguments
-        os.environ.update(variables)
-        return host.start(index, *rest)
-    return encode_seen(host.look(*arguments))
-
-
-def encode_seen(seen: Seen) -> list[Any]:
-    """A `Seen` as JSON carries it."""
-    written = [[stream, base64.b64encode(data).decode()] for stream, data in seen.written]
-    shown = {name: base64.b64encode(data).decode() for name, data in seen.shown.items()}
-    return [seen.status, seen.pid, seen.state, written, shown, seen.now]
-
-
-def decode_seen(value: list[Any]) -> Seen:
-    """The `Seen` that `encode_seen` made `value` of."""
-    status, pid, state, written, shown, now = value
-    return Seen(
-        status,
-        pid,
-        state,
-        [(stream, base64.b64decode(data)) for stream, data in written],
-        {name: base64.b64decode(data) for name, data in shown.items()},
-        now,
-    )
 
 
 if __name__ == "__main__":

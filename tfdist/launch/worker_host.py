@@ -30,7 +30,7 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """A worker's process at one moment.
+    """A worker's process at one moment. Texts are bytes as Latin-1, for JSON.
 
     Attributes:
       status: as a shell gives it; None while it runs.
@@ -43,8 +43,8 @@ class Seen:
     status: int | None
     pid: int | None
     state: str
-    written: list[tuple[int, bytes]]
-    shown: dict[str, bytes]
+    written: list[tuple[int, str]]
+    shown: dict[str, str]
     now: float
 
 
@@ -62,7 +62,7 @@ class WorkerHost:
         self._files = tempfile.TemporaryDirectory(prefix="tfdist-worker-")
         self._heartbeat = Path(self._files.name) / "heartbeat"
         self._news = threading.Condition()
-        self._written: list[tuple[int, bytes]] = []
+        self._written: list[tuple[int, str]] = []
         self._readers: list[threading.Thread] = []
         self._process: Process | None = None
         self._port: socket.socket | None = None
@@ -97,7 +97,7 @@ class WorkerHost:
         shown = {}
         for path in self._heartbeat.parent.iterdir():
             if not path.name.endswith(".part"):
-                shown[path.name.removeprefix(self._heartbeat.name)] = path.read_bytes()
+                shown[path.name.removeprefix(self._heartbeat.name)] = path.read_text("latin-1")
         return Seen(status, self._process.pid, self._process.state, written, shown, time.monotonic())
 
     def send(self, signal_number: int) -> None:
@@ -108,7 +108,7 @@ class WorkerHost:
     def _read(self, pipe: IO[bytes], stream: int) -> None:
         while chunk := os.read(pipe.fileno(), _CHUNK_BYTES):
             with self._news:
-                self._written.append((stream, chunk))
+                self._written.append((stream, chunk.decode("latin-1")))
                 self._news.notify_all()
         with self._news:
             self._news.notify_all()

@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import EXIT_BUG, TfdistError
-from tfdist.launch import local
-from tfdist.launch.horovod.rendezvous import serve_rendezvous
-from tfdist.launch.hosted_worker import HostedWorker, HostLostError
+from tfdist.launch.horovod import serve_rendezvous
+from tfdist.launch.hosted_worker import HostedStart, HostedWorker, HostLostError
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
 from tfdist.launch.ray import cluster
@@ -43,14 +39,24 @@ class _RayHost:
         self._ray = ray
         self._actor = actor
 
+    def meet(self, address: str) -> str:
+        return str(self._call(self._actor.meet, address))
+
+    def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
+        self._call(self._actor.start, index, arguments, variables)
+
     def look(self, seconds: float) -> Seen:
-        try:
-            return self._ray.get(self._actor.look.remote(seconds))
-        except self._ray.exceptions.RayError as error:
-            raise HostLostError(cluster.reason(error)) from error
+        seen: Seen = self._call(self._actor.look, seconds)
+        return seen
 
     def send(self, signal_number: int) -> None:
         self._actor.send.remote(signal_number)
+
+    def _call(self, method: Any, *arguments: Any) -> Any:
+        try:
+            return self._ray.get(method.remote(*arguments))
+        except self._ray.exceptions.RayError as error:
+            raise HostLostError(cluster.reason(error)) from error
 
 
 @contextlib.contextmanager
@@ -79,114 +85,76 @@ def start(
     with contextlib.ExitStack() as at_end:
         ray = at_end.enter_context(cluster.connected("A run on Ray", working_dir=working_dir))
         directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
-        meeting = (
-            at_end.enter_context(serve_rendezvous(ray.util.get_node_ip_address(), listens_on=""))
-            if is_horovod
-            else None
-        )
-        workers = [HostedWorker(plan.first_index + number, directory, output) for number in range(len(plan.places))]
+        assign = None
+        if is_horovod:
+            assign = at_end.enter_context(serve_rendezvous(ray.util.get_node_ip_address(), listens_on=""))
         at_end.callback(output.drain, _DRAIN_SECONDS)
         started_in = os.getcwd() if working_dir is None else None
-        starting = _Starting(ray, plan, workers, resources, meeting, output.say, may_shrink, started_in)
-        at_end.callback(starting.end)
+        places = _Places(ray, resources, output.say, may_shrink, started_in)
+        starting = HostedStart(plan, output, directory, places.find, assign)
+        at_end.callback(starting.join)
+        at_end.callback(places.remove)
+        at_end.callback(starting.thread.join)
+        at_end.callback(starting.kill)
         starting.thread.start()
-        yield workers
+        yield starting.workers
 
 
-class _Starting:
-    """Places the workers, starts them, and follows each on a thread of its own."""
+class _Places:
+    """Where Ray puts the workers: a placement group, and an actor at each of its places."""
 
     def __init__(
-        self,
-        ray: Any,
-        plan: Plan,
-        workers: Sequence[HostedWorker],
-        resources: Resources,
-        meeting: Callable[[Sequence[str]], list[dict[str, str]]] | None,
-        say: Callable[[str], None],
-        may_shrink: bool,
-        directory: str | None,
+        self, ray: Any, resources: Resources, say: Callable[[str], None], may_shrink: bool, directory: str | None
     ) -> None:
-        self._ray, self._plan, self._workers, self._resources = ray, plan, workers, resources
-        self._meeting, self._say, self._may_shrink, self._directory = meeting, say, may_shrink, directory
-        self._begun = time.monotonic()
+        self._ray, self._resources, self._say = ray, resources, say
+        self._may_shrink, self._directory = may_shrink, directory
         self._group: Any = None
         self._actors: list[Any] = []
-        self.thread = threading.Thread(target=self._run, name="tfdist-ray", daemon=True)
 
-    def end(self) -> None:
-        """Ends what there is of the workers."""
-        for worker in self._workers:
-            worker.send(signal.SIGKILL)
-        self.thread.join()
+    def find(self, workers: Sequence[HostedWorker]) -> list[tuple[str, _RayHost]]:
+        """The node and the actor of each worker; nothing where they ended before Ray had a place for all."""
+        ray = self._ray
+        try:
+            if not self._wait_for_group(workers):
+                return []
+            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+            kind = ray.remote(WorkerHost)
+            for number in range(len(workers)):
+                place = strategy(placement_group=self._group, placement_group_bundle_index=number)
+                options = self._resources.options | {"max_concurrency": _CALLS_AT_ONCE, "scheduling_strategy": place}
+                self._actors.append(kind.options(**options).remote(self._directory))
+            nodes = ray.get([actor.__ray_call__.remote(_node_address) for actor in self._actors])
+        except ray.exceptions.RayError as error:
+            raise HostLostError(cluster.reason(error)) from error
+        order = sorted(range(len(nodes)), key=nodes.__getitem__)  # the workers of a node have numbers side by side
+        hosts = ", ".join(f"worker {w.index} on {nodes[n]}" for w, n in zip(workers, order, strict=True))
+        self._say(f"Ray placed {hosts}.")
+        return [(nodes[number], _RayHost(ray, self._actors[number])) for number in order]
+
+    def remove(self) -> None:
+        """Ends the actors, and gives the places back."""
         for actor in self._actors:
             self._ray.kill(actor)
-        for worker in self._workers:
-            worker.join()
         if self._group is not None:
             self._ray.util.remove_placement_group(self._group)
 
-    def _run(self) -> None:
-        try:
-            if self._find_places():
-                self._start()
-        except (self._ray.exceptions.RayError, TfdistError) as error:
-            for worker in self._workers:
-                worker.fail(f"worker {worker.index} could not be started: {error}")
-        except Exception as error:
-            for worker in self._workers:
-                worker.fail(f"worker {worker.index} could not be started: {error!r}", EXIT_BUG)
-            raise
-
-    @property
-    def _is_wanted(self) -> bool:
-        return all(worker.poll() is None for worker in self._workers)
-
-    def _find_places(self) -> bool:
+    def _wait_for_group(self, workers: Sequence[HostedWorker]) -> bool:
         """Whether all have a place, as Ray found it; waits as long as they are wanted."""
-        resources, count = self._resources, len(self._workers)
+        resources, count, begun = self._resources, len(workers), time.monotonic()
         strategy = resources.placement.upper()
         self._group = self._ray.util.placement_group([resources.bundle] * count, strategy=strategy)
-        told = self._begun + FIRST_WORD_SECONDS - NEXT_WORD_SECONDS
-        while self._is_wanted:
+        told = begun + FIRST_WORD_SECONDS - NEXT_WORD_SECONDS
+        while all(worker.poll() is None for worker in workers):
             if self._group.wait(ASK_SECONDS):
                 return True
             now = time.monotonic()
-            if self._may_shrink and now - self._begun > PLACE_SECONDS:
-                last = self._workers[-1]
+            if self._may_shrink and now - begun > PLACE_SECONDS:
+                last = workers[-1]
                 last.fail(f"worker {last.index}: Ray has had no place for it for {PLACE_SECONDS:g} s")
             elif now - told >= NEXT_WORD_SECONDS:
                 told = now
                 self._say(f"Waiting for Ray to place {count} × {resources}; {cluster.room(self._ray)}.")
         return False
-
-    def _start(self) -> None:
-        ray, plan = self._ray, self._plan
-        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        kind = ray.remote(WorkerHost)
-        self._actors = [
-            kind.options(
-                **self._resources.options,
-                max_concurrency=_CALLS_AT_ONCE,
-                scheduling_strategy=strategy(placement_group=self._group, placement_group_bundle_index=number),
-            ).remote(self._directory)
-            for number in range(len(self._workers))
-        ]
-        nodes = ray.get([actor.__ray_call__.remote(_node_address) for actor in self._actors])
-        order = sorted(range(len(nodes)), key=nodes.__getitem__)  # the workers of a node have numbers side by side
-        actors = [self._actors[number] for number in order]
-        addresses = ray.get([actor.meet.remote(nodes[n]) for actor, n in zip(actors, order, strict=True)])
-        for number, (worker, actor) in enumerate(zip(self._workers, actors, strict=True)):
-            if self._meeting is None:
-                found = {"TF_CONFIG": local.tf_config(addresses, number)}
-            else:
-                found = self._meeting([nodes[n] for n in order])[number]
-            variables = plan.launcher_variables | plan.own_variables(worker.index) | found
-            if worker.begin(_RayHost(ray, actor)):
-                ray.get(actor.start.remote(worker.index, plan.command[1:], variables))
-                worker.follow()
-        hosts = ", ".join(f"worker {w.index} on {nodes[n]}" for w, n in zip(self._workers, order, strict=True))
-        self._say(f"Ray placed {hosts}.")
 
 
 def _node_address(_: object) -> str:

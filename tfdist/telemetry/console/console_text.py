@@ -9,10 +9,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
-
-ALWAYS = math.inf  # the importance of what a line always has
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,51 +92,35 @@ def epoch_line(plan: Plan, summary: EpochSummary, *, width: int | None = None) -
 
     Beyond `width` columns the rate, the seconds, the step and then metrics from the back are left out.
     """
-    step = f"step {summary.step:>{len(str(plan.total_steps or summary.step))}}"
-    train, evaluation = _number_texts(summary.metrics), _number_texts(summary.eval_metrics)
+    epoch = epoch_text(plan, summary.epoch)
+    step = f"  step {summary.step:>{len(str(plan.total_steps or summary.step))}}"
+    metrics, evaluation = _number_texts(summary.metrics), _number_texts(summary.eval_metrics)
     if evaluation:
-        evaluation[0] = f"eval {evaluation[0]}"
-    count = max(len(train), len(evaluation))
-    # An evaluation's metric is left out after the training's at its place, but before the training's first.
+        metrics += [f" | eval {evaluation[0].lstrip()}", *evaluation[1:]]
     rate = summary.examples_per_second
-    groups: list[list[tuple[float, str]]] = [
-        [
-            (ALWAYS, epoch_text(plan, summary.epoch)),
-            (0, step),
-            *((2 * (count - place) + 1 if place == 0 else 2 * (count - place) - 1, t) for place, t in enumerate(train)),
-        ],
-        [(2 * (count - place), text) for place, text in enumerate(evaluation)],
-        [(-1, f"{summary.seconds:.1f} s"), *([] if rate is None else [(-2, rate_text(rate, None))])],
-    ]
-    return _fit(groups, width)
+    took = [f" | {summary.seconds:.1f} s", "" if rate is None else f"  {rate_text(rate, None)}"]
+    lines = [[epoch, step, *metrics, *took[:count]] for count in (2, 1, 0)]
+    return _choose(lines + [[epoch, *metrics[:count]] for count in range(len(metrics), -1, -1)], width)
 
 
 def progress_line(plan: Plan, progress: Progress, seconds_left: float | None, *, width: int | None = None) -> str:
-    """`epoch  3/10  step 40/68  loss 0.1234  12,345 examples/s  0:00:12 left`, or the most of it that `width` holds.
-
-    Of the metrics the first is left out last, after the rate.
-    """
+    """`epoch  3/10  step 40/68  loss 0.1234  12,345 examples/s  0:00:12 left`, or the most of it that `width` holds."""
     steps = "" if plan.steps_per_epoch is None else f"/{plan.steps_per_epoch}"
     place = f"{epoch_text(plan, progress.epoch)}  step {progress.step_in_epoch}{steps}"
-    numbers = _number_texts(progress.metrics)
-    metrics = [(1.0 if index == 0 else float(-index), text) for index, text in enumerate(numbers)]
-    return _fit([[(ALWAYS, place), *metrics, (0.0, rate_text(progress.examples_per_second, seconds_left))]], width)
+    rate, metrics = f"  {rate_text(progress.examples_per_second, seconds_left)}", _number_texts(progress.metrics)
+    return _choose([[place, *metrics, rate], [place, *metrics[:1], rate], [place, *metrics[:1]], [place]], width)
 
 
-def _fit(groups: Sequence[Sequence[tuple[float, str]]], width: int | None) -> str:
-    """One line of the texts, without those of least importance where it were longer: no word and no number is cut."""
-    while True:
-        line = " | ".join("  ".join(text for _, text in group) for group in groups if group)
-        least = min(importance for group in groups for importance, _ in group)
-        if width is None or len(line) <= width or least == ALWAYS:
-            return line
-        groups = [[part for part in group if part[0] != least] for group in groups]
+def _choose(lines: list[list[str]], width: int | None) -> str:
+    """The first of the lines that is not longer than `width`, or the last: no word and no number is cut."""
+    texts = ["".join(parts) for parts in lines]
+    return next((text for text in texts if width is None or len(text) <= width), texts[-1])
 
 
 def _number_texts(metrics: Mapping[str, Any]) -> list[str]:
-    """`loss 0.1234` for each number among the metrics."""
+    """`  loss 0.1234` for each number among the metrics."""
     numbers = {n: v for n, v in metrics.items() if not isinstance(v, list | tuple) and not getattr(v, "shape", ())}
-    return [f"{name} {number_text(float(value))}" for name, value in numbers.items()]
+    return [f"  {name} {number_text(float(value))}" for name, value in numbers.items()]
 
 
 def number_text(number: float) -> str:

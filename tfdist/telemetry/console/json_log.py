@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from collections.abc import Mapping
+from typing import Any
 
 from tfdist.telemetry.account.resources import device_memory_bytes
 from tfdist.telemetry.console.base import PROGRESS_LINE_SECONDS, Console, write_line
@@ -24,27 +24,12 @@ FATAL = ("training_diverged", "run_failed", "left_unsaved")
 
 
 class JsonLog(Console):
-    """`Console` of any worker.
+    """`Console` of any worker; the chief alone logs epochs and progress."""
 
-    Args:
-      is_chief: whether it logs epochs and progress too.
-      device_memory: gives the bytes in use on the process's accelerators; None where there are none.
-    """
-
-    def __init__(
-        self,
-        is_chief: bool,
-        *,
-        stdout: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        device_memory: Callable[[], float | None] = device_memory_bytes,
-    ) -> None:
+    def __init__(self, is_chief: bool) -> None:
         self._is_chief = is_chief
-        self._stdout = stdout or sys.stdout
-        self._clock = clock
-        self._device_memory = device_memory
         self._run: RunFacts | None = None
-        self._last_time = clock()
+        self._last_time = time.monotonic()
 
     def belongs_to(self, run: RunFacts) -> None:
         self._run = run
@@ -53,7 +38,7 @@ class JsonLog(Console):
         self._write("INFO", event="training", total_steps=plan.total_steps, total_epochs=plan.total_epochs)
 
     def update(self, progress: Progress) -> None:
-        if self._clock() - self._last_time >= PROGRESS_LINE_SECONDS:
+        if time.monotonic() - self._last_time >= PROGRESS_LINE_SECONDS:
             self._write_figures(progress, "progress", progress.metrics)
 
     def end_epoch(self, summary: EpochSummary) -> None:
@@ -68,7 +53,7 @@ class JsonLog(Console):
         self._write(level, event=event.name, step=event.step, message=event.message, details=event.details)
 
     def _write_figures(self, figures: Progress | EpochSummary, event: str, metrics: Mapping[str, Any]) -> None:
-        self._last_time = self._clock()
+        self._last_time = time.monotonic()
         if self._is_chief:
             place = {"event": event, "epoch": figures.epoch, "step": figures.step, "loss": metrics.get("loss")}
             self._write("INFO", **place, examples_per_second=figures.examples_per_second, metrics=metrics)
@@ -77,10 +62,10 @@ class JsonLog(Console):
         line = {
             "time": time_text(now()),
             "level": level,
-            "job_id": self._run.run_id if self._run is not None else None,
-            "worker": self._run.worker if self._run is not None else None,
+            "job_id": self._run and self._run.run_id,
+            "worker": self._run and self._run.worker,
             **dict.fromkeys(("event", "epoch", "step", "loss")),
-            "gpu_memory_used": self._device_memory(),
+            "gpu_memory_used": device_memory_bytes(),
             "message": None,
         }
-        write_line(self._stdout, to_json(line | fields))
+        write_line(sys.stdout, to_json(line | fields))

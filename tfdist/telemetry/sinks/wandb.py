@@ -93,4 +93,8 @@ class Wandb(Tracker):
             self._run.mark_preempting()
         self._run.finish(exit_code=1 if status in (FAILED, PREEMPTED) else 0)
         if self._mirror is not None:
+            import wandb
+
+            if wandb.run is None:  # no run of the user's is active, which this would end
+                wandb.teardown()  # `finish` does not wait until the service has written the end of its log
             self._mirror.close()

@@ -1,6 +1,7 @@
-"""Where the processes of a Horovod run find each other: Horovod's own rendezvous server, in the launcher.
+"""The launcher horovod: N processes on this machine that find each other through Horovod's own rendezvous server.
 
-Invariant: the server ends with the context.
+Invariant: the server, which runs in the launcher, ends with its context. Where all workers are on this machine, they
+and the server listen on the loopback interface alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,26 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from tfdist.errors import UserError
+from tfdist.launch.local import HOST, start_each
+from tfdist.launch.plan import Plan
+from tfdist.launch.processes import Worker
+from tfdist.launch.supervise.output import Output
+
+TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"  # of a silent worker: on one machine only a stopped one is silent
+
+
+@contextlib.contextmanager
+def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
+    """Starts the workers; none is left when the context ends, whatever ends it.
+
+    Raises:
+      UserError: Horovod is not installed.
+    """
+    with serve_rendezvous(HOST, listens_on=HOST) as assign_variables:
+        default = {TIMEOUT: plan.environment.get(TIMEOUT, "3600")}
+        own = {index: default | each for index, each in enumerate(assign_variables([HOST] * len(plan.places)))}
+        with start_each(plan, output, own) as workers:
+            yield workers
 
 
 @contextlib.contextmanager
@@ -44,6 +65,8 @@ def serve_rendezvous(address: str, *, listens_on: str) -> Iterator[Callable[[Seq
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
         }
+        if set(nodes) <= {"127.0.0.1", "localhost"}:
+            common["HOROVOD_GLOO_IFACE"] = "lo"
         return [common | create_slot_env_vars(slot) for slot in slots]
 
     try:
