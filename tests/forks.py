@@ -35,7 +35,10 @@ from typing import Any, NoReturn
 REPOSITORY = Path(__file__).resolve().parent.parent
 MODULES = ("tfdist.main", "tfdist.launch", "tfdist.doctor")
 OF_TESTS = ("crashes.", "equivalence.", "keras_fit.", "strategies.", "training.", "workers.")
-IMPORTED = ("tensorflow", "keras", "tfdist.experiment", "sklearn.datasets", "h5py")
+IMPORTED = (
+    *("tensorflow", "keras", "tfdist.experiment", "tfdist.config", "tfdist.tuning.find_rate", "h5py"),
+    *("sklearn.datasets", "sklearn.model_selection", "tensorboard.summary.writer.record_writer", "google_crc32c"),
+)
 READ_LATE = (
     *("TF_CONFIG", "TFDIST_", "PYTHONPATH", "STORAGE_EMULATOR_HOST", "XDG_CACHE_HOME", "KERASTUNER_"),
     *("no_proxy", "NO_PROXY", "GCS_RE"),
