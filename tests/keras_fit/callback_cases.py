@@ -156,6 +156,13 @@ CASES: dict[str, Case] = {
     ),
     "in_a_list": Case(("CallbackList",), lambda _: [Spy()]),
 }
+# One process, of one replica or of two, trains all; of two processes each kind trains half, and both what is shared.
+_NAMES = tuple(CASES)
+_OF_BOTH = ("spy_on_batches", "of_epochs", "of_batches")
+TRAINED = dict.fromkeys(("fit", "one_device", "mirrored2"), _NAMES) | {
+    engine: (*_OF_BOTH, *(name for name in _NAMES[first::2] if name not in _OF_BOTH))
+    for first, engine in enumerate(("multi_worker", "horovod"))
+}
 NOT_COVERED = {
     "BackupAndRestore": "is read as settings of our own checkpoints: training/test_backup.py",
     "OrbaxCheckpoint": "needs the package orbax-checkpoint and the JAX backend",
@@ -231,7 +238,11 @@ def main(engine: str, directory: str) -> None:
         strategy = STRATEGIES[engine]()
         strategy.connect()
         fit, scope = tfdist.fit, strategy.scope
-    found = {name: done(case, pathlib.Path(directory, name), fit, scope()) for name, case in CASES.items()}
+    found = {
+        name: done(case, pathlib.Path(directory, name), fit, scope())
+        for name, case in CASES.items()
+        if name in TRAINED[engine]
+    }
     pathlib.Path(directory, f"{rank()}.pickle").write_bytes(pickle.dumps(found))
 
 

@@ -15,7 +15,7 @@ import support
 import tensorflow as tf
 from equivalence.runs import HOROVOD, LAUNCH
 from keras_fit.behaviors import classifier
-from keras_fit.callback_cases import CASES, NOT_COVERED
+from keras_fit.callback_cases import CASES, NOT_COVERED, TRAINED
 from keras_fit.test_behaviors import differences
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -50,8 +50,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(tmp_path_factory.mktemp("callbacks"))
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "case"),
+    [
+        pytest.param(strategy, case, marks=HOROVOD.marks if strategy == "horovod" else ())
+        for strategy in WORKERS
+        for case in TRAINED[strategy]
+    ],
+)
 def test_hooks_logs_and_weights_are_those_of_fit(trained: Trained, strategy: str, case: str) -> None:
     (expected,) = (found[case] for found in trained.of("fit"))
     for found in trained.of(strategy):

@@ -117,11 +117,10 @@ def test_workers_that_are_lost_in_every_way_cost_no_more_than_time(
         ("terminated", 1, 3),  # start 1
         ("killed", 1, 8),  # start 2, which is the second command's first
         ("stopped", 0, 14),
-        ("never_starts", 1, 4),
-        *([] if is_horovod else [("port_taken", 1, 5)]),  # horovodrun listens before it starts anybody
+        # What hangs is noticed by the same code under both, and horovodrun listens before it starts anybody.
+        *([] if is_horovod else [("never_starts", 1, 4), ("port_taken", 1, 5)]),
         ("raises", 1, 20),
-        ("blocked", 1, 27),
-        *([] if is_horovod else [("input_stuck", 0, 34)]),
+        *([] if is_horovod else [("blocked", 1, 27), ("input_stuck", 0, 34)]),
     ]
     plan_faults(run.directory, *faults)
     timeout = f"{strategy}.{'Horovod' if is_horovod else 'MultiWorker'}.peer_timeout_seconds = 10.0"
@@ -138,7 +137,7 @@ def test_workers_that_are_lost_in_every_way_cost_no_more_than_time(
     failed, hung = details(run, "worker_failed"), details(run, "worker_hung")
     taken = [] if is_horovod else [(1, 2)]
     assert [(event["place"], event["status"]) for event in failed] == [(1, 137), *taken, (1, 1)]
-    assert [event["place"] for event in hung] == [0, 1, 1, *([] if is_horovod else [0])], done.output
+    assert [event["place"] for event in hung] == [0, *([] if is_horovod else [1, 1, 0])], done.output
     restarts = details(run, "restarted")
     assert [event["restart"] for event in restarts] == list(range(1, len(failed) + len(hung) + 1))
     assert len(details(run, "restart_backoff")) == len(restarts)
@@ -148,10 +147,12 @@ def test_workers_that_are_lost_in_every_way_cost_no_more_than_time(
     assert any(killed in line for line in done.said("ended with status 137"))
     assert done.said("worker 0 (host") and done.said("hangs: it is stopped, as by SIGSTOP")
     assert done.said("its stacks cannot be shown: it is stopped")
+    if is_horovod:
+        return
     assert done.said("worker 1") and done.said("the others waited for it, and it did not come")
     assert "waiting for worker 1" in done.output and "waited 10 s and gives up" in done.output
     assert done.said("faulty.py")  # in the stacks of who is blocked
-    assert is_horovod or done.said("its input pipeline is stuck in Python code")
+    assert done.said("its input pipeline is stuck in Python code")
     stored = [path.read_text() for path in sorted((run.directory / "telemetry").glob("stacks-worker-*.txt"))]
     assert len(stored) > 3 and "tfdist/training/loop/loop.py" in stored[-1]  # of who waits
     assert [bool(event["step"]) for event in run.events("worker_hung")][:2] == [True, False]  # one came to no step

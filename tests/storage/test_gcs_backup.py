@@ -26,7 +26,7 @@ BACKED_UP = (
 KILLED_AT = (9, 26)
 
 
-@pytest.mark.parametrize("strategy", ["one_device", "multi_worker", pytest.param("horovod", marks=pytest.mark.horovod)])
+@pytest.mark.parametrize("strategy", ["one_device", "multi_worker"])
 def test_a_run_that_is_killed_goes_on_from_its_backup_and_ends_as_if_it_was_not(
     gcs: GcsServer, tmp_path: pathlib.Path, strategy: str
 ) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import pathlib
 import zipfile
+from collections.abc import Callable
 
 import h5py
 import numpy as np
@@ -35,14 +36,25 @@ def weights(directory: pathlib.Path) -> list[np.ndarray]:
     return found
 
 
-def check(directory: pathlib.Path, step: str) -> None:
+@pytest.fixture(scope="module")
+def fitting(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pathlib.Path]:
+    """The run that has memory for all, by the step with the marked batch."""
+    root = tmp_path_factory.mktemp("fitting")
+
+    def run(step: str) -> pathlib.Path:
+        if not (root / step).exists():
+            trained(root / step, "one_device", "1", "0", step).check()
+        return root / step
+
+    return run
+
+
+def check(directory: pathlib.Path, step: str, fitting: pathlib.Path) -> None:
     """The run has ended with the weights of one that had memory for all."""
     failures = json.loads((directory / "rollbacks.json").read_text())
     assert 1 <= len(failures) <= 3 and {each["microbatches"] for each in failures} == {2}
     assert failures[0]["step"] == int(step)
     assert json.loads((directory / "result.json").read_text())["steps"] == 7
-    fitting = directory.parent / "fitting"
-    trained(fitting, "one_device", "1", "0", step).check()
     for ours, theirs in zip(weights(directory), weights(fitting), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
@@ -52,21 +64,19 @@ def check(directory: pathlib.Path, step: str) -> None:
     ("strategy", "step", "megabytes"), [("mirrored2", "1", "1050"), ("one_device", "5", MEGABYTES)]
 )
 def test_a_run_that_is_short_of_memory_ends_as_one_that_is_not(
-    tmp_path: pathlib.Path, strategy: str, step: str, megabytes: str
+    tmp_path: pathlib.Path, fitting: Callable[[str], pathlib.Path], strategy: str, step: str, megabytes: str
 ) -> None:
     done = trained(tmp_path / "run", strategy, "auto", megabytes, step).check()
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert len(result["starts"]) == 1  # no other process was needed
     assert "times as many microbatches" in result["notes"][0] and "found no memory" in done.stdout + done.stderr
-    check(tmp_path / "run", step)
+    check(tmp_path / "run", step, fitting(step))
 
 
-@pytest.mark.parametrize("strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.horovod)])
-def test_of_two_workers_one_is_short_of_memory(tmp_path: pathlib.Path, strategy: str) -> None:
+def test_of_two_workers_one_is_short_of_memory(tmp_path: pathlib.Path, fitting: Callable[[str], pathlib.Path]) -> None:
     launch = ("-m", "tfdist.launch", "--workers=2", "--max_restarts=3", "--backoff_seconds=0.1")
-    launch += ("--launcher=horovod",) if strategy == "horovod" else ()
-    trained(tmp_path / "run", strategy, "auto", "800", "5", launch=launch).check()
-    check(tmp_path / "run", "5")
+    trained(tmp_path / "run", "multi_worker", "auto", "800", "5", launch=launch).check()
+    check(tmp_path / "run", "5", fitting("5"))
 
 
 def test_without_auto_the_run_ends_with_advice(tmp_path: pathlib.Path) -> None:

@@ -28,8 +28,7 @@ class UnevenSource(RandomAccessSource):
         self.structure = (tf.TensorSpec([None, 8, 8, 1], tf.float32), tf.TensorSpec([None], tf.int32))
 
     def gatherer(self):
-        rank = os.environ.get("HOROVOD_RANK")
-        is_slow = int(rank if rank else json.loads(os.environ["TF_CONFIG"])["task"]["index"]) == 1
+        is_slow = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1
 
         def rows(indices):
             time.sleep({SLOW_SECONDS} if is_slow else 0.0)
@@ -43,14 +42,13 @@ class UnevenSource(RandomAccessSource):
 """
 
 
-@pytest.mark.parametrize("launcher", ["tf_config", pytest.param("horovod", marks=pytest.mark.horovod)])
-def test_a_slow_worker_is_named_and_the_others_are_told_to_be_idle(tmp_path: pathlib.Path, launcher: str) -> None:
+def test_a_slow_worker_is_named_and_the_others_are_told_to_be_idle(tmp_path: pathlib.Path) -> None:
     (tmp_path / "uneven.py").write_text(MODULE)
     settings = ["import uneven", "train.train_data = @uneven.UnevenSource", "train.eval_data = None"]
     settings += ["train.steps = 25", "train.epochs = None", "train.steps_per_call = 1", "train.global_batch_size = 16"]
     finished = support.run_python(
         [
-            *("-m", "tfdist.launch", "--workers=2", f"--launcher={launcher}", "--"),
+            *("-m", "tfdist.launch", "--workers=2", "--"),
             f"--gin_file={support.REPOSITORY / 'configs/experiments/digits.gin'}",
             *(f"--gin_param={setting}" for setting in settings),
             f"--run_dir={tmp_path / 'run'}",

@@ -154,17 +154,15 @@ def test_a_killed_head_ends_the_sweep_and_another_cluster_resumes_it(
     assert [e["epoch"] for e in sweep.of("trial_reported", trial="0000")] == [*range(1, EPOCHS + 1)]
 
 
-@pytest.mark.parametrize("strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.horovod)])
 def test_a_trial_of_two_workers_has_a_node_for_each(
-    tmp_path: pathlib.Path, gin_file: pathlib.Path, cluster: RayCluster, strategy: str
+    tmp_path: pathlib.Path, gin_file: pathlib.Path, cluster: RayCluster
 ) -> None:
     sweep = Sweep(tmp_path / "sweep")
-    horovod = ("from tfdist.strategies import horovod", "train.strategy = @horovod.Horovod()")
-    command = arguments(gin_file, sweep.directory, *ON_RAY, *TWO_WORKERS, *(horovod if strategy == "horovod" else ()))
+    command = arguments(gin_file, sweep.directory, *ON_RAY, *TWO_WORKERS)
     with running(command, tmp_path / "log", cluster.variables) as chief:
         assert chief.end() == 0, chief.output
     result = json.loads((sweep.directory / "trials/0000/result.json").read_text())
-    assert result["strategy"] == strategy and result["num_workers"] == 2 and sweep.result["best"] == "0000"
+    assert result["strategy"] == "multi_worker" and result["num_workers"] == 2 and sweep.result["best"] == "0000"
     (placed,) = [
         line
         for line in (sweep.directory / "trials/0000/output.log").read_text().splitlines()

@@ -22,7 +22,8 @@ from tfdist.tuning.schedule.chief import MAX_INTERRUPTIONS
 
 RATE = "keras.optimizers.SGD.learning_rate"
 SEVERAL = """\
-import sys
+import json, sys
+import tensorflow
 from tfdist.main import main
 for number, arguments in enumerate(json.loads(sys.argv[1])):
     print(f"status {main(arguments)}", flush=True)
@@ -84,7 +85,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Do
         ),
     }
     commands = [arguments(gin_file, directory / name, *parameters) for name, parameters in kinds.items()]
-    finished = support.run_python(["-c", f"import json\n{SEVERAL}", json.dumps(commands)], timeout=400).check()
+    finished = support.run_python(["-c", SEVERAL, json.dumps(commands)], timeout=400).check()
     assert finished.stdout.count("status 0") == len(kinds), finished.outputs()
     return Done(directory, finished.stdout)
 
@@ -307,7 +308,7 @@ def test_a_sweep_that_has_saved_nothing_makes_room_for_another(tmp_path: pathlib
         arguments(gin_file, sweep.directory, *wrong, "train.epochs = 1"),
         arguments(gin_file, sweep.directory, "tune.max_trials = 1", "train.epochs = 1"),
     ]
-    finished = support.run_python(["-c", f"import json\n{SEVERAL}", json.dumps(commands)], timeout=100).check()
+    finished = support.run_python(["-c", SEVERAL, json.dumps(commands)], timeout=100).check()
     assert [line for line in finished.stdout.splitlines() if line.startswith("status")] == ["status 2", "status 0"]
     assert len(sweep.of("sweep_started")) == 1 and [e["status"] for e in sweep.ends] == ["done"]
 
@@ -325,7 +326,7 @@ def test_what_the_first_trial_cannot_do_ends_the_sweep_with_its_message(
         arguments(gin_file, tmp_path / name, "tune.max_trials = 3", "train.epochs = 1", *parameters)
         for name, parameters in wrong.items()
     ]
-    finished = support.run_python(["-c", f"import json\n{SEVERAL}", json.dumps(commands)], timeout=100).check()
+    finished = support.run_python(["-c", SEVERAL, json.dumps(commands)], timeout=100).check()
     assert finished.stdout.count("status 2") == 3, finished.outputs()
     assert "tune.objective is 'val_acuracy', which is not reported" in finished.stderr
     assert "Reported: loss, sparse_categorical_accuracy, val_loss, val_sparse_categorical_accuracy." in finished.stderr
@@ -347,7 +348,7 @@ def test_a_finished_sweep_can_have_more_trials_and_no_other_sweep_in_its_place(
         arguments(gin_file, sweep.directory, *BAYESIAN, "tune.objective = 'val_loss'"),
         arguments(gin_file, sweep.directory, *BAYESIAN, "train.global_batch_size = 32"),
     ]
-    finished = support.run_python(["-c", f"import json\n{SEVERAL}", json.dumps(commands)], timeout=100).check()
+    finished = support.run_python(["-c", SEVERAL, json.dumps(commands)], timeout=100).check()
     statuses = [line for line in finished.stdout.splitlines() if line.startswith("status")]
     assert statuses == ["status 0", "status 0", "status 2", "status 2"], finished.outputs()
     assert [e["num_trials"] for e in sweep.of("sweep_ended")] == [6, 6, 7]
@@ -366,7 +367,7 @@ def test_a_process_that_has_computed_with_tensorflow_can_sweep_too(
         arguments(gin_file, tmp_path / "run", *parameters, mode="train"),
         arguments(gin_file, tmp_path / "sweep", *parameters),
     ]
-    script = f"import json, sys\nsys.path.append({str(gin_file.parent)!r})\n{SEVERAL}"
+    script = f"import sys\nsys.path.append({str(gin_file.parent)!r})\n{SEVERAL}"
     finished = support.run_python(["-c", script, json.dumps(commands)], timeout=100).check()
     assert finished.stdout.count("status 0") == 2, finished.outputs()
     assert [e["status"] for e in Sweep(tmp_path / "sweep").ends] == ["done"] * 3
