@@ -73,19 +73,11 @@ flags.DEFINE_multi_string(
 flags.DEFINE_multi_string(
     "prices",
     [],
-    "--mode=plan: dollars for an hour of a device, and of a spot machine's: a100_40=3.67,v5e=1.20/0.25; without it the "
-    "table's",
+    "--mode=plan: dollars for an hour of a device: a100_40=3.67,v5e=1.20; without it the table's",
     flag_values=FLAGS,
 )
 flags.DEFINE_string("hardware", None, "--mode=plan: a table of devices of your own", flag_values=FLAGS)
 flags.DEFINE_float("budget_usd", None, "--mode=plan: the most it may cost", lower_bound=0.0, flag_values=FLAGS)
-flags.DEFINE_float(
-    "spot_hours",
-    None,
-    "--mode=plan: plans for spot machines too, each of which is taken away after so many hours on the average",
-    lower_bound=0.01,
-    flag_values=FLAGS,
-)
 flags.DEFINE_float("deadline", None, "--mode=plan: the most hours it may take", lower_bound=0.0, flag_values=FLAGS)
 flags.DEFINE_string("from_run", None, "--mode=plan: a run whose measurements count", flag_values=FLAGS)
 flags.DEFINE_bool("verbose", False, "show TensorFlow's own log, and tracebacks of errors", flag_values=FLAGS)
@@ -367,17 +359,12 @@ def train(settings: Any, request: Any) -> None:
 
 def plan(given: flags.FlagValues, settings: Any, run_dir: str) -> None:
     """Says where a training fits and what it costs, from the flags of this mode."""
-    from tfdist.planning import choosing, planning
+    from tfdist.planning import planning
+    from tfdist.planning.estimate import Limits
 
-    options = planning.Options(
-        devices=given.devices,
-        prices=given.prices,
-        spot_hours=given.spot_hours,
-        hardware=given.hardware,
-        limits=choosing.Limits(given.budget_usd, given.deadline),
-        from_run=given.from_run,
-    )
-    planning.plan(settings, options, run_dir, print)
+    limits = Limits(given.budget_usd, given.deadline)
+    chosen_by = {name: given[name].value for name in ("devices", "prices", "hardware", "from_run")}
+    planning.plan(settings, run_dir, print, limits=limits, **chosen_by)
 
 
 def validate(loaded: Any, checks: Mapping[str, Callable[[Any], None]], run_dir: str) -> None:
