@@ -194,7 +194,7 @@ def _rdma(each: Estimate) -> dict[str, Any]:
     return {
         "uses_network": uses_network,
         "environment": {"NCCL_DEBUG": "WARN", **between} if is_nccl else {},
-        "note": "Empty values are this cluster's own: the network interface that python -m tfdist.doctor shows."
+        "note": "Empty values are this cluster's own: the network interface of the workers' addresses."
         if between
         else "Nothing has to be set.",
     }
