@@ -265,8 +265,6 @@ def keep_compiled(given: flags.FlagValues) -> None:
     """Has the TensorFlow of a training keep what XLA compiles, if this process imports it."""
     if given.mode == "train":
         run_dir = os.path.expanduser(run_dir_of(given))
-        if damaged := xla_cache.remove_damaged(run_dir):
-            print(f"warning: {damaged[0]} is damaged. XLA compiles again.", file=sys.stderr)
         if "tensorflow" not in sys.modules:
             try:
                 xla_cache.keep_compiled(run_dir, os.environ)
@@ -440,21 +438,11 @@ def is_installed(module: str) -> bool:
         return sys.modules.get(module) is not None
 
 
-def leave(arguments: Sequence[str]) -> NoReturn:
-    """Runs the command and ends the process; after a sweep without taking down TensorFlow, which takes some seconds.
-
-    Such a process has computed nothing and has closed what it opened; its trials are processes of their own. From here
-    on Ctrl-C has nothing to save, and no traceback to show.
-    """
+def leave(arguments: Sequence[str]) -> int:
+    """Runs the command, after which Ctrl-C has nothing to save, and no traceback to show; returns its exit status."""
     status = main(arguments)
-    with contextlib.suppress(UserError):  # which `main` has told
-        if parse(arguments).mode == "tune":
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(status)
+    return status
 
 
 def command() -> None:
