@@ -1,9 +1,9 @@
 """What tfdist itself has to do for each member of a run, with many members.
 
-No member trains: a member is a thread, a file or a socket that says what a worker would say, and what is timed is
-tfdist's own code on the side that talks to all of them. `ours` is with --members, `peer` with a quarter of them. A
-ratio of 4 is a cost that grows as the members do, 16 one that grows with their square. Objects go to the tests' Cloud
-Storage over HTTP on this machine, so there the requests count and not the seconds.
+No member trains: a member is a thread or a file that says what a worker would say, and what is timed is tfdist's own
+code on the side that talks to all of them. `ours` is with --members, `peer` with a quarter of them. A ratio of 4 is a
+cost that grows as the members do, 16 one that grows with their square. Objects go to the tests' Cloud Storage over HTTP
+on this machine, so there the requests count and not the seconds.
 
     python benchmarks/control_paths.py [--json=FILE] [--part=PART] [--members=1024] [--rounds=3]
 """
@@ -12,26 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-import control_members
 import numpy as np
 from emulator import BUCKET, emulator
-from measuring import HERE, Figure, choose_size, figures_of, interleaved, ratio, report
+from measuring import Figure, choose_size, figures_of, interleaved, ratio, report
 
 from tfdist.checkpoint import catalog, restore
 from tfdist.checkpoint.format.tensor_files import TensorSpec, plan
@@ -44,18 +37,14 @@ from tfdist.launch.supervise.hangs import Deadlines, Watcher
 from tfdist.launch.supervise.vitals import look
 from tfdist.storage import files as stored
 from tfdist.storage import lease
-from tfdist.strategies.base import Topology
-from tfdist.strategies.cluster import rendezvous, tf_config
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.console.console import NullConsole
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
 
-PARTS = ("meeting", "watching", "agreeing", "files", "bucket")
+PARTS = ("watching", "files", "bucket")
 MOST_GROWTH = 6.0  # with four times as many members; 4 is linear
-PATIENCE_SECONDS = 600.0
 ANSWER_SECONDS = 0.0005  # of a server on the same network
-CALLS = 20
 
 Sample = Callable[[int], Mapping[str, float]]  # with so many members: seconds, or requests, by what they were for
 
@@ -92,40 +81,6 @@ def timed(act: Callable[[], object]) -> float:
     begun = time.perf_counter()
     act()
     return time.perf_counter() - begun
-
-
-# Meeting
-
-
-def meeting(members: str, rounds: str) -> list[Figure]:
-    def sample(count: int) -> dict[str, float]:
-        config = {"TF_CONFIG": json.dumps({"cluster": control_members.cluster_of(count, 2222, 0).jobs} | TASK)}
-        with met(count) as cluster:
-            of_workers = timed(lambda: rendezvous.rendezvous(cluster, timeout_seconds=PATIENCE_SECONDS))
-        return {
-            "TF_CONFIG read": timed(lambda: tf_config.read_tf_config(config)),
-            "a worker's rendezvous": of_workers,
-        }
-
-    return growth(sample, members, rounds)
-
-
-TASK = {"task": {"type": "worker", "index": 0}}
-
-
-@contextlib.contextmanager
-def met(count: int) -> Iterator[tf_config.Cluster]:
-    """The cluster of a first member whose peers look for it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, str(HERE / "control_members.py"), str(port), str(count)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as others:
-        assert others.stdout
-        others.stdout.readline()
-        try:
-            yield control_members.cluster_of(count, port, 0)
-        finally:
-            others.kill()
 
 
 # Watching
@@ -183,29 +138,6 @@ class Once(threading.Event):
     def wait(self, timeout: float | None = None) -> bool:
         self.rounds += 1
         return self.rounds > 1
-
-
-def agreeing(members: str, rounds: str) -> list[Figure]:
-    from tfdist.training.loop.outcome import NUM_VOTES, Vote
-    from tfdist.training.watch.stragglers import Stragglers
-
-    def sample(count: int) -> dict[str, float]:
-        strategy: Any = types.SimpleNamespace(topology=Topology(0, count, 1))
-        stragglers = Stragglers(strategy, types.SimpleNamespace(straggler=lambda **told: None))  # type: ignore[arg-type]
-        own = np.full(count, 0.01) + np.arange(count) * 1e-7
-
-        def call() -> None:
-            votes = Vote().tensor(stragglers.news())
-            answers = np.concatenate([votes.numpy()[:NUM_VOTES], own]).tolist()  # as summed over the workers
-            Vote.of(answers)
-            stragglers.observe(
-                step=1, steps=1, seconds=0.1, input_seconds=0.0, peer_seconds=0.0, news=answers[NUM_VOTES:]
-            )
-
-        call()
-        return {"votes and stragglers of one call": timed(lambda: [call() for _ in range(CALLS)]) / CALLS}
-
-    return growth(sample, members, rounds)
 
 
 # Files and objects

@@ -2,8 +2,7 @@
 
 Bytes are counted by the system in worker processes that read an epoch one after another. Speeds are examples/s of
 iterators that have been running for a while, ours and the peer's in turn; a peer with settings is the best of several,
-found in the call. The state is what a run has to keep in order to resume at the next batch. Takes some five minutes
-on two cores.
+found in the call. Takes some five minutes on two cores.
 
     python benchmarks/input.py [--json=FILE] [--part=PART]
 """
@@ -39,7 +38,7 @@ from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Source
 from tfdist.strategies.base import Topology
 
-PARTS = ("memory", "records", "photo_records", "photo_folder", "state", "first_batch", "bytes_per_worker")
+PARTS = ("memory", "records", "photo_records", "photo_folder", "first_batch", "bytes_per_worker")
 ALONE = Topology(worker_index=0, num_workers=1, num_local_replicas=1)
 NUM_IMAGES = choose_size(60_000, 512)
 NUM_PHOTOS = choose_size(1_000, 16)
@@ -167,30 +166,6 @@ def decoded(images: tf.Tensor) -> tf.Tensor:
 
 def _resized(images: tf.Tensor) -> tf.Tensor:
     return tf.image.resize(images, RESIZED, antialias=True)
-
-
-def state() -> list[Figure]:
-    """What must be kept to continue with the next batch, against the checkpoint of a shuffling iterator."""
-    generator = np.random.default_rng(0)
-    images = generator.integers(0, 256, (NUM_IMAGES, *input_files.SMALL_IMAGE), dtype=np.uint8)
-    labels = np.arange(NUM_IMAGES)
-    source, step = ArraySource((images, labels)), 1234
-    kept = json.dumps({**dataclasses.asdict(plan_of(source, BATCH)), "step": step}).encode()
-    settings = json.loads(kept)
-    first_step = settings.pop("step")
-    resumed = next(iter(build_pipeline(source, BatchPlan(**settings), ALONE, first_step=first_step)))
-    uninterrupted = next(iter(ours(source, BATCH).skip(step)))
-    assert np.array_equal(resumed["examples"][1], uninterrupted["examples"][1])
-    peer = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(SHUFFLE_BUFFER).repeat().batch(BATCH)
-    iterator = iter(peer)
-    next(iterator)
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        tf.train.Checkpoint(iterator=iterator).write(str(Path(scratch) / "iterator"))
-        saved = sum(path.stat().st_size for path in Path(scratch).iterdir())
-    dispose(iterator)
-    size = float(len(kept))
-    name = "state to resume, bytes; peer: checkpoint of from_tensor_slices → shuffle(10,000) → batch"
-    return [Figure(name, size, 1024, (size, size), size, saved, "bytes", at_most=True, value_unit="bytes")]
 
 
 def first_batch() -> list[Figure]:

@@ -46,7 +46,6 @@ def conv(batch: int) -> Workload:
 
 
 SHALLOW = convnet("shallow convnet", input_shape=(28, 28, 1), batch=256, num_examples=4096)
-MODELLED = mlp("dense 2 MB, batch 1024", 784, (512, 256), batch=1024, num_examples=4096)
 SMALL_VARIABLES = mlp("62 small variables", num_features=32, hidden_units=(32,) * 30, batch=128, num_examples=8192)
 # What communication costs does not depend on the batch, so its part does: hence two of them for two models.
 WITH_GOALS = (
@@ -80,17 +79,6 @@ def horovod() -> list[Figure]:
 def all_with_and_without(alone: OneDevice, together: Strategy) -> list[Figure]:
     figures = [with_and_without(alone, together, workload, goal) for workload, goal in WITH_GOALS[FIRST_WORKLOAD:]]
     return [*figures, with_and_without(alone, together, dense(512), None, reduce_precision="bfloat16")]
-
-
-def rate() -> list[Figure]:
-    """Steps/s of any number of workers, in `value`; the size of packs is given, so that all send the same messages."""
-    strategy = MultiWorker()
-    one_thread()
-    strategy.connect()
-    train = tfdist_training(strategy, MODELLED)
-    sample = sampled(strategy, train, steps_per_sample(strategy, train))
-    rates = [sample() for _ in range(ROUNDS)]
-    return of_chief(strategy, [ratio("steps/s", rates, [1.0] * ROUNDS, None)])
 
 
 def connected(strategy: Strategy) -> tuple[OneDevice, Strategy]:

@@ -1,39 +1,43 @@
 """What a sweep costs beside the trainings in it, and beside KerasTuner's own.
 
-The parts: how busy two workers are while one trial takes twice as long as the others; how often an oracle is asked, and
-how long the command lasts after its last trial, beside KerasTuner's chief with two workers over gRPC; what is added to
-each trial, beside KerasTuner's tuner in one process. Takes twenty minutes.
+The parts: how busy two workers are while one trial takes twice as long as the others; what is added to each trial,
+beside KerasTuner's tuner in one process. Takes ten minutes.
 
     python benchmarks/tuning.py [--part=PART] [--quick] [--json=FILE]
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import datetime
 import itertools
 import json
+import os
 import statistics
-from collections.abc import Sequence
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-from measuring import Figure, as_table, choose_size, ratio, report
-from tuning_sweeps import Sweep, keras_sweep, tfdist_sweep
+from measuring import HERE, Figure, as_table, choose_size, ratio, report
 
 PARTS = {
     "busy": ({"rounds": 3, "num_trials": 17, "seconds": 2.0}, {"rounds": 1, "num_trials": 9, "seconds": 2.0}),
-    "ending": ({"rounds": 3}, {"rounds": 1}),
     "added": ({"rounds": 5, "num_trials": 8, "epochs": 3}, {"rounds": 2, "num_trials": 4, "epochs": 3}),
 }
 SMOKE = {
     "busy": {"rounds": 1, "num_trials": 3, "seconds": 0.1},
-    "ending": {"rounds": 1},
     "added": {"rounds": 1, "num_trials": 2, "epochs": 1},
 }
+MOST_SECONDS = 300.0  # of one sweep
 SPACE = (
     "tune.space = {'keras.optimizers.Adam.learning_rate': @space.log_uniform(low=1e-4, high=1e-1), "
     "'tuning_experiment.build.units': @space.integer(low=8, high=128, sampling='log'), "
     "'tuning_experiment.build.dropout': @space.uniform(low=0.0, high=0.6)}"
 )
-MAX_EPOCHS = choose_size(9, 3)  # of Hyperband, with factor 3
-HYPERBAND = "tune.search = @search.Hyperband(factor=3)"
 
 
 def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
@@ -56,9 +60,8 @@ def busy(*, rounds: int, num_trials: int, seconds: float) -> list[Figure]:
         numbers = f"tune.space = {{'tuning_experiment.Pause.number': @space.choice(values={list(range(count))})}}"
         pause = ("train.callbacks = [@tuning_experiment.Pause()]", f"tuning_experiment.Pause.seconds = {seconds}")
         search = ("tune.search = @search.Grid()", "tune.num_workers = 2", "train.epochs = 1", numbers)
-        with tfdist_sweep(*search, *pause, *parameters) as running:
-            running.wait()
-        return running
+        with tfdist_sweep(*search, *pause, *parameters) as done:
+            return done
 
     usual = statistics.median(event["seconds"] for event in sweep(choose_size(6, 3)).of("trial_ended")[2:])
     straggler = (
@@ -74,39 +77,6 @@ def busy(*, rounds: int, num_trials: int, seconds: float) -> list[Figure]:
     return [ratio(name, ours, available, 0.97, unit="s")]
 
 
-def ending(*, rounds: int) -> list[Figure]:
-    """How often the oracle of a Hyperband sweep with two workers is asked, and what comes after the last trial.
-
-    KerasTuner's trials sleep for about as long as ours take.
-    """
-    calls: list[list[float]] = [[], []]
-    trials: list[list[float]] = [[], []]
-    tails: list[list[float]] = [[], [], []]
-    for seed in range(rounds):
-        settings = (f"train.epochs = {MAX_EPOCHS}", f"tune.seed = {seed}", "tune.num_workers = 2")
-        with tfdist_sweep(HYPERBAND, SPACE, *settings) as ours:
-            ours.wait()
-            written = (ours.directory / "sweep" / "result.json").stat().st_mtime
-        with keras_sweep("hyperband", MAX_EPOCHS, seed, seconds=0.4, num_workers=2) as theirs:
-            theirs.wait()
-        asked = theirs.of("asked")
-        calls[0].append(ours.of("trial_ended")[-1]["asked"])
-        calls[1].append(len(asked))
-        trials[0].append(len(ours.of("trial_started")))
-        trials[1].append(sum(event["status"] == "RUNNING" for event in asked))
-        tails[0].append(written - ours.of("trial_ended")[-1]["at"])
-        tails[1].append(ours.ended - ours.of("trial_ended")[-1]["at"])
-        tails[2].append(theirs.ended - theirs.of("trial_ended")[-1]["at"])
-    one = [1.0] * rounds
-    return [
-        ratio("Hyperband: oracle calls ÷ trials", calls[0], trials[0], 1.1, unit="calls", at_most=True),
-        ratio("… of KerasTuner's chief", calls[1], trials[1], None, unit="calls"),
-        ratio("from the last trial's end to result.json", tails[0], one, 1.0, unit="s", at_most=True),
-        ratio("… to the command's end, the report drawn", tails[1], one, None, unit="s"),
-        ratio("… to the end of KerasTuner's chief", tails[2], one, None, unit="s"),
-    ]
-
-
 def added(*, rounds: int, num_trials: int, epochs: int) -> list[Figure]:
     """What a trial takes besides its training; one worker, the same model and epochs, random values.
 
@@ -118,12 +88,10 @@ def added(*, rounds: int, num_trials: int, epochs: int) -> list[Figure]:
     settings = ("tune.search = @search.Random()", f"tune.max_trials = {num_trials}", f"train.epochs = {epochs}", SPACE)
     for seed in range(rounds):
         with tfdist_sweep(*settings, f"tune.seed = {seed}") as ours:
-            ours.wait()
             results = [ours.directory / "sweep" / "trials" / f"{i:04d}" / "result.json" for i in range(num_trials)]
             training = [[json.loads(result.read_text())["wall_seconds"] for result in results]]
-        with keras_sweep("random", epochs, seed, max_trials=num_trials) as theirs:
-            theirs.wait()
-        training.append([event["seconds"] for event in theirs.of("fit")])
+        with keras_sweep(epochs, seed, num_trials) as theirs:
+            training.append([event["seconds"] for event in theirs.of("fit")])
         for who, sweep in enumerate((ours, theirs)):
             ends = [event["at"] for event in sweep.of("trial_ended")]
             lasted = [after - before for before, after in itertools.pairwise(ends)]
@@ -136,7 +104,65 @@ def added(*, rounds: int, num_trials: int, epochs: int) -> list[Figure]:
     ]
 
 
-MEASURES = {"busy": busy, "ending": ending, "added": added}
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A sweep that has ended.
+
+    Attributes:
+      directory: where its files are within `tfdist_sweep` or `keras_sweep`.
+      events: what it wrote, each with `at`, in seconds since 1970.
+    """
+
+    directory: Path
+    events: list[dict[str, Any]]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """The events of a kind."""
+        return [event for event in self.events if event["event"] == kind]
+
+
+@contextlib.contextmanager
+def tfdist_sweep(*parameters: str) -> Iterator[Sweep]:
+    """A sweep by the command, of tuning.gin with these parameters."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-", ignore_cleanup_errors=True) as scratch:
+        given = [f"--gin_param={parameter}" for parameter in parameters]
+        command = ["-m", "tfdist.main", f"--gin_file={HERE / 'tuning.gin'}", *given, "--mode=tune"]
+        yield _run([*command, f"--run_dir={scratch}/sweep"], scratch, "sweep/sweep.jsonl")
+
+
+@contextlib.contextmanager
+def keras_sweep(max_epochs: int, seed: int, max_trials: int) -> Iterator[Sweep]:
+    """A random search by tuning_peer.py."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-", ignore_cleanup_errors=True) as scratch:
+        arguments = map(str, (f"{scratch}/log", scratch, max_epochs, seed, max_trials))
+        yield _run([str(HERE / "tuning_peer.py"), *arguments], scratch, "log")
+
+
+def _run(arguments: Sequence[str], directory: str, log: str) -> Sweep:
+    """Runs a sweep; ends the benchmark where it does not end well."""
+    paths = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    local = {"TF_CPP_MIN_LOG_LEVEL": "3", "no_proxy": "127.0.0.1,localhost", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, **local, "PYTHONPATH": paths}
+    with open(f"{directory}/output", "w") as output:
+        ended = subprocess.run(
+            [sys.executable, *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            timeout=MOST_SECONDS,
+        )
+    if ended.returncode:
+        sys.exit(f"a sweep ended with status {ended.returncode}:\n{Path(directory, 'output').read_text()[-3000:]}")
+    events = [json.loads(line) for line in Path(directory, log).read_text().splitlines()]
+    return Sweep(Path(directory), [{**event, "at": _seconds(event["time"])} for event in events])
+
+
+def _seconds(moment: float | str) -> float:
+    return moment if isinstance(moment, float) else datetime.datetime.fromisoformat(moment).timestamp()
+
+
+MEASURES = {"busy": busy, "added": added}
 
 
 if __name__ == "__main__":

@@ -1,17 +1,12 @@
-"""A sweep by KerasTuner's own tuners: `python tuning_peer.py LOG SEARCH MAX_EPOCHS SEED SECONDS MAX_TRIALS`.
+"""A random search by KerasTuner's own tuner: `python tuning_peer.py LOG DIRECTORY MAX_EPOCHS SEED MAX_TRIALS`.
 
-What happens is appended to LOG, an object a line. Alone it is KerasTuner in one process; with KERASTUNER_TUNER_ID it is
-the chief or a worker, as KerasTuner documents it. SECONDS above 0 take the place of training, for each epoch so many;
-MAX_TRIALS is of the random search.
-Run by tuning.py.
+What happens is appended to LOG, an object a line. Run by tuning.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -57,53 +52,21 @@ class Digits(keras_tuner.HyperModel):
         return history
 
 
-class Counted:
-    """Tells the calls of an oracle."""
+class Random(keras_tuner.oracles.RandomSearchOracle):
+    """Tells when trials end."""
 
     log: Log
-
-    def create_trial(self, tuner_id: str) -> Any:
-        trial = super().create_trial(tuner_id)
-        self.log.write("asked", status=trial.status)
-        return trial
 
     def end_trial(self, trial: Any) -> None:
         super().end_trial(trial)
         self.log.write("trial_ended")
 
 
-class Hyperband(Counted, keras_tuner.oracles.HyperbandOracle):
-    pass
-
-
-class Random(Counted, keras_tuner.oracles.RandomSearchOracle):
-    pass
-
-
-class Sleeping(keras_tuner.Tuner):
-    """Sleeps for as long as the epochs are said to take."""
-
-    seconds = 0.0
-
-    def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> float:
-        values = trial.hyperparameters.values
-        time.sleep(self.seconds * (values["tuner/epochs"] - values["tuner/initial_epoch"]))
-        return {OBJECTIVE.name: values["learning_rate"]}
-
-
-def main(path: str, search: str, max_epochs: str, seed: str, seconds: str, max_trials: str) -> None:
+def main(path: str, directory: str, max_epochs: str, seed: str, max_trials: str) -> None:
     log = Log(path)
-    common = {"objective": OBJECTIVE, "seed": int(seed) + 1}
-    if search == "hyperband":
-        oracle = Hyperband(**common, max_epochs=int(max_epochs), factor=3)
-    else:
-        oracle = Random(**common, max_trials=int(max_trials))
+    oracle = Random(objective=OBJECTIVE, seed=int(seed) + 1, max_trials=int(max_trials))
     oracle.log = log
-    kind = keras_tuner.Tuner
-    if float(seconds):
-        Sleeping.seconds, kind = float(seconds), Sleeping
-    directory = os.environ.get("TUNING_DIRECTORY") or tempfile.mkdtemp(prefix="tfdist-benchmark-")
-    tuner = kind(oracle, Digits(log), directory=directory)
+    tuner = keras_tuner.Tuner(oracle, Digits(log), directory=directory)
     x, y = digits()
     fit = {"validation_data": digits(1280, 1797), "epochs": int(max_epochs), "batch_size": BATCH_SIZE, "verbose": 0}
     tuner.search(x, y, **fit)

@@ -28,7 +28,7 @@ from sweep_journals import Journal as WrittenJournal
 from tuning.sweeps import Sweep, running, write_experiment
 from tuning.sweeps import arguments as sweep_arguments
 
-from tfdist import main, xla_cache
+from tfdist import main
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.commands import report as report_command
@@ -796,18 +796,6 @@ def test_a_journal_is_read_or_refused(tmp_path: pathlib.Path, damage: str) -> No
         journal.write("trial_started" if events else "sweep_started", **(started if events else written.header))
         journal.close()
         assert len(Journal(str(tmp_path)).read()) == len(events) + 1
-
-
-def test_a_damaged_entry_of_the_cache_of_xla_goes(tmp_path: pathlib.Path) -> None:
-    """B1: TensorFlow would fail at it at each start."""
-    whole = b"\x0a\x03abc\x12\x02de\x1a\x05\x00\x01\x02\x03\x04"
-    contents = {"whole": whole, "half": whole[:-3], "empty": b"", "zeros": bytes(20), "binary": BINARY, "text": b"[]"}
-    folder = tmp_path / xla_cache.NAME / "x86"
-    folder.mkdir(parents=True)
-    for name, content in contents.items():
-        (folder / f"{name}.pb").write_bytes(content)
-    assert sorted(path.stem for path in xla_cache.remove_damaged(str(tmp_path))) == sorted(set(contents) - {"whole"})
-    assert [path.name for path in folder.iterdir()] == ["whole.pb"]
 
 
 # Two processes

@@ -73,19 +73,11 @@ flags.DEFINE_multi_string(
 flags.DEFINE_multi_string(
     "prices",
     [],
-    "--mode=plan: dollars for an hour of a device, and of a spot machine's: a100_40=3.67,v5e=1.20/0.25; without it the "
-    "table's",
+    "--mode=plan: dollars for an hour of a device: a100_40=3.67,v5e=1.20; without it the table's",
     flag_values=FLAGS,
 )
 flags.DEFINE_string("hardware", None, "--mode=plan: a table of devices of your own", flag_values=FLAGS)
 flags.DEFINE_float("budget_usd", None, "--mode=plan: the most it may cost", lower_bound=0.0, flag_values=FLAGS)
-flags.DEFINE_float(
-    "spot_hours",
-    None,
-    "--mode=plan: plans for spot machines too, each of which is taken away after so many hours on the average",
-    lower_bound=0.01,
-    flag_values=FLAGS,
-)
 flags.DEFINE_float("deadline", None, "--mode=plan: the most hours it may take", lower_bound=0.0, flag_values=FLAGS)
 flags.DEFINE_string("from_run", None, "--mode=plan: a run whose measurements count", flag_values=FLAGS)
 flags.DEFINE_bool("verbose", False, "show TensorFlow's own log, and tracebacks of errors", flag_values=FLAGS)
@@ -273,8 +265,6 @@ def keep_compiled(given: flags.FlagValues) -> None:
     """Has the TensorFlow of a training keep what XLA compiles, if this process imports it."""
     if given.mode == "train":
         run_dir = os.path.expanduser(run_dir_of(given))
-        if damaged := xla_cache.remove_damaged(run_dir):
-            print(f"warning: {damaged[0]} is damaged. XLA compiles again.", file=sys.stderr)
         if "tensorflow" not in sys.modules:
             try:
                 xla_cache.keep_compiled(run_dir, os.environ)
@@ -367,17 +357,12 @@ def train(settings: Any, request: Any) -> None:
 
 def plan(given: flags.FlagValues, settings: Any, run_dir: str) -> None:
     """Says where a training fits and what it costs, from the flags of this mode."""
-    from tfdist.planning import choosing, planning
+    from tfdist.planning import planning
+    from tfdist.planning.estimate import Limits
 
-    options = planning.Options(
-        devices=given.devices,
-        prices=given.prices,
-        spot_hours=given.spot_hours,
-        hardware=given.hardware,
-        limits=choosing.Limits(given.budget_usd, given.deadline),
-        from_run=given.from_run,
-    )
-    planning.plan(settings, options, run_dir, print)
+    limits = Limits(given.budget_usd, given.deadline)
+    chosen_by = {name: given[name].value for name in ("devices", "prices", "hardware", "from_run")}
+    planning.plan(settings, run_dir, print, limits=limits, **chosen_by)
 
 
 def validate(loaded: Any, checks: Mapping[str, Callable[[Any], None]], run_dir: str) -> None:
@@ -453,21 +438,11 @@ def is_installed(module: str) -> bool:
         return sys.modules.get(module) is not None
 
 
-def leave(arguments: Sequence[str]) -> NoReturn:
-    """Runs the command and ends the process; after a sweep without taking down TensorFlow, which takes some seconds.
-
-    Such a process has computed nothing and has closed what it opened; its trials are processes of their own. From here
-    on Ctrl-C has nothing to save, and no traceback to show.
-    """
+def leave(arguments: Sequence[str]) -> int:
+    """Runs the command, after which Ctrl-C has nothing to save, and no traceback to show; returns its exit status."""
     status = main(arguments)
-    with contextlib.suppress(UserError):  # which `main` has told
-        if parse(arguments).mode == "tune":
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(status)
+    return status
 
 
 def command() -> None:

@@ -19,6 +19,7 @@ REQUIREMENTS = {
     "jinja2": "jinja2",
     "keras": "keras",
     "numpy": "numpy",
+    "packaging": "packaging",
     "psutil": "psutil",
     "rich": "rich",
     "tensorboard": "tensorboard",

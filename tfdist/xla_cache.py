@@ -65,48 +65,13 @@ def remove_unreadable(error: BaseException, run_dir: str) -> bool:
     Once in a process: what fails again has another cause.
     """
     cache = os.path.abspath(os.path.join(run_dir, NAME))
-    is_tensorflows = type(error).__module__.startswith("tensorflow.") and "serialized" in str(error).lower()
-    if not is_tensorflows or cache in _removed or os.path.islink(cache) or not os.path.isdir(cache):
+    is_tensorflows = type(error).__module__.startswith("tensorflow.")
+    is_about_cache = "serialized" in str(error).lower() or f"{NAME}{os.sep}" in str(error)
+    if not (is_tensorflows and is_about_cache and os.path.isdir(cache)) or cache in _removed or os.path.islink(cache):
         return False
     _removed.add(cache)
     shutil.rmtree(cache, ignore_errors=True)
     return True
-
-
-def remove_damaged(run_dir: str) -> list[pathlib.Path]:
-    """Removes what is not whole, as after a loss of power, since TensorFlow would fail at it again and again; its
-    paths.
-    """
-    cache = pathlib.Path(run_dir, NAME)
-    found = [path for path in cache.glob("*/*.pb") if not cache.is_symlink() and not _is_whole(path.read_bytes())]
-    for path in found:
-        path.unlink(missing_ok=True)
-    return found
-
-
-def _is_whole(data: bytes) -> bool:
-    """Whether it is a protocol buffer with fields up to its end, see protobuf.dev/programming-guides/encoding."""
-    position = 0
-
-    def read_number() -> int:
-        nonlocal position
-        number = shift = 0
-        while True:
-            byte = data[position]
-            position, number, shift = position + 1, number | (byte & 127) << shift, shift + 7
-            if byte < 128:
-                return number
-
-    try:
-        while position < len(data):
-            field, kind = divmod(read_number(), 8)
-            if not field or kind not in (0, 1, 2, 5):
-                return False
-            size = read_number() if kind in (0, 2) else 0
-            position += {0: 0, 1: 8, 2: size, 5: 4}[kind]
-    except IndexError:
-        return False
-    return 0 < position == len(data)
 
 
 def _kind_of_processor() -> str:

@@ -87,8 +87,8 @@ def test_alone_it_says_whom_it_did_not_reach_and_what_cannot_be_written(gcs: Gcs
     arguments = [
         "--json",
         "--peer_seconds=1",
-        "--bucket=gs://bucket/a",
-        "--bucket=gs://other/a",
+        "--run_dir=gs://bucket/a",
+        "--run_dir=gs://other/a",
         f"--run_dir={in_the_way}",
     ]
     config = tf_config([f"127.0.0.1:{mine}", f"127.0.0.1:{absent}"], 0)

@@ -15,15 +15,15 @@ import pytest
 from support import REPOSITORY, clean_environment, run_python
 
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.planning.choosing import Limits, chosen
-from tfdist.planning.estimate import Traced, Training, estimates, memory_of
-from tfdist.planning.hardware import Group, devices
+from tfdist.planning.estimate import Limits, Traced, Training, checkpoints, estimates, memory_of
+from tfdist.planning.hardware import Group, read_devices
+from tfdist.planning.planning import chosen
 from tfdist.planning.traced_step import Step
 
 SCHEMA = REPOSITORY / "tfdist" / "planning" / "plan.schema.json"
 DIGITS = ["--gin_file=configs/experiments/digits.gin", "--gin_param=train.epochs = 2"]
 PRICES = "--prices=l4=0.7,a100_40=3.7,v5e=1.2"
-KNOWN = devices()
+KNOWN = read_devices()
 STEP = Step(
     rows=1,
     num_microbatches=1,
@@ -106,18 +106,11 @@ def test_the_cheapest_comes_first_and_limits_hold() -> None:
     assert len(quick) == 1 and quick[0].hours == min(each.hours for each in found)
 
 
-def test_spot_machines_cost_less_and_take_longer_the_more_of_them_there_are() -> None:
-    of_spot = dataclasses.replace(training(), policy=CheckpointPolicy(), spot_hours=8.0)
-    for count, machines in ((8, 1), (16, 2)):
-        on_demand, spot = (
-            next(estimates(of_spot, Group(KNOWN["h200"], count, is_spot=is_spot), None)) for is_spot in (False, True)
-        )
-        assert spot.failure_seconds == 8 * 3600 / machines and on_demand.failure_seconds == 3600
-        interval, cost = spot.interval_seconds, spot.checkpoint_seconds
-        assert interval == pytest.approx((2 * cost * spot.failure_seconds) ** 0.5)  # Young
-        assert spot.lost_share == pytest.approx(cost / interval + (interval / 2 + 300) / spot.failure_seconds)
-        assert spot.hours == pytest.approx(on_demand.hours * (1 + spot.lost_share) / (1 + on_demand.lost_share))
-        assert spot.price == pytest.approx(spot.hours * count * KNOWN["h200"].spot_usd_per_hour)
+def test_checkpoints_come_at_youngs_interval_and_their_cost_and_steps_done_twice_count() -> None:
+    interval, lost = checkpoints(CheckpointPolicy(mean_seconds_between_failures=7200), 0.2)
+    assert interval == pytest.approx((2 * 0.2 * 7200) ** 0.5)  # Young
+    assert lost == pytest.approx(0.2 / interval + interval / 2 / 7200)
+    assert checkpoints(None, 0.2) == (None, 0.0)
 
 
 def plan(run_dir: Path, *flags: str) -> Any:
@@ -158,34 +151,6 @@ def test_a_plan_for_horovod_trains(tmp_path: Path) -> None:
     launch = ["-m", "tfdist.launch", "--workers=2", "--launcher=horovod", "--", *files]
     trained = run_python([*launch, "--gin_param=train.fast_check = True"], cwd=REPOSITORY).check()
     assert "train: horovod, 2 workers, 2 replicas" in trained.stdout
-
-
-@pytest.mark.slow
-def test_a_plan_for_spot_machines_saves_as_often_as_they_need(tmp_path: Path) -> None:
-    plan(tmp_path, "--devices=l4:1", "--spot_hours=2").check()
-    found = json.loads((tmp_path / "plan.json").read_text())
-    jsonschema.validate(found, json.loads(SCHEMA.read_text()))
-    assert found["resourceAllocation"]["is_spot"] and found["faultTolerance"]["mean_seconds_between_failures"] == 7200
-    assert [each["is_spot"] for each in found["alternatives"]] == [False]
-    assert found["cost_estimate"]["usd"] < found["alternatives"][0]["usd"]
-    files = [*DIGITS, f"--gin_file={tmp_path}/plan.gin", f"--run_dir={tmp_path}/run"]
-    run_python(["-m", "tfdist.main", *files], cwd=REPOSITORY).check()
-    configured = (tmp_path / "run" / "config.gin").read_text()
-    assert "CheckpointPolicy.mean_seconds_between_failures = 7200.0" in configured
-    assert "train.checkpoint = @" in configured
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "lacks"),
-    [
-        (["--prices=l4=0.7"], "none of the devices has one, such as --prices"),
-        (["--gin_param=train.checkpoint = 'off'"], "train.checkpoint is 'off'"),
-    ],
-)
-def test_spot_machines_need_a_price_and_checkpoints(tmp_path: Path, flags: list[str], lacks: str) -> None:
-    refused = plan(tmp_path, "--devices=l4:1", "--spot_hours=2", *flags)
-    assert refused.status == 2 and lacks in refused.stderr and "Traceback" not in refused.stderr
 
 
 @pytest.mark.slow
@@ -264,10 +229,3 @@ def test_the_peak_of_a_process_is_predicted() -> None:
         found[part] = float(re.findall(r"MB (\S+)", ended.stdout)[-1])
     told, measured = found["predicted"], found["measured"]
     assert 0.85 <= told / measured <= 1.2
-
-
-def test_the_schema_stands_on_the_page() -> None:
-    page = (REPOSITORY / "docs" / "plan.md").read_text()
-    (told,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
-    assert json.loads(told) == json.loads(SCHEMA.read_text())
-    jsonschema.Draft202012Validator.check_schema(json.loads(told))

@@ -15,7 +15,6 @@ import json
 import os
 import socket
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,8 +41,7 @@ Run it on all machines at once, as the run itself: with TF_CONFIG set, or throug
 FLAGS = flags.FlagValues()
 flags.DEFINE_multi_string("gin_file", None, "the run's, to compare between the workers", flag_values=FLAGS)
 flags.DEFINE_multi_string("gin_param", None, "the run's", flag_values=FLAGS)
-flags.DEFINE_string("run_dir", None, "the run's: written, read and deleted from", flag_values=FLAGS)
-flags.DEFINE_multi_string("bucket", None, "another place to try in this way, gs://…", flag_values=FLAGS)
+flags.DEFINE_multi_string("run_dir", None, "the run's: written, read and deleted from", flag_values=FLAGS)
 command_line.define_seconds("peer_seconds", 30.0, "to wait for the others, with TF_CONFIG", FLAGS)
 flags.DEFINE_integer("largest_mib", 64, "largest all-reduce, 0 for none", lower_bound=0, flag_values=FLAGS)
 flags.DEFINE_multi_string(
@@ -63,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(arguments: Sequence[str]) -> int:
     """Examines and says what was found; the exit status."""
-    options = parse(arguments)
+    options = command_line.parse(FLAGS, arguments, about=ABOUT)
     if options.compile_for:
         from tfdist.commands import compile_for
 
@@ -114,19 +112,18 @@ class Doctor:
         self._read_cluster()
         is_horovod = self.cluster is None and marks.first_set(marks.HOROVOD_MARKS, self.environment) is not None
         needs = ["horovod"] * is_horovod
-        needs += ["google-cloud-storage"] * any((p or "").startswith("gs://") for p in self._places())
+        needs += ["google-cloud-storage"] * any(p.startswith("gs://") for p in self.options.run_dir)
         self.tell(*versions.check_versions(needs, driver=versions.driver_version()))
-        host = network.Host()
-        self.tell(*check_machine(has_rdma=bool(host.adapters())))
+        adapters = network.list_adapters()
+        self.tell(*check_machine(has_rdma=bool(adapters)))
         num_gpus = self._devices()
         peers = network.other_hosts(self.cluster) if self.cluster else []
-        self.tell(*network.check_network(self.environment, num_gpus=num_gpus or 0, peers=peers, host=host))
+        self.tell(*network.check_network(self.environment, num_gpus=num_gpus or 0, peers=peers, adapters=adapters))
         self._storage()
         if num_gpus is None:
             return  # without TensorFlow there is nothing more to see
         facts = facts_of.collect(versions=versions.all_versions(), settings=settings, num_devices=num_gpus)
         if self.cluster is not None and self.cluster.num_workers > 1:
-            self.tell(*network.check_port(self.cluster))
             self._measure("multi_worker", facts)
         elif is_horovod:
             self._measure("horovod", facts)
@@ -134,9 +131,6 @@ class Doctor:
             self.tell(
                 fine("workers", "neither TF_CONFIG nor Horovod's environment is set: this machine is examined alone")
             )
-
-    def _places(self) -> list[str]:
-        return [place for place in dict.fromkeys((*self.options.bucket, self.options.run_dir)) if place]
 
     def _settings(self) -> dict[str, str] | None:
         """What the gin files state; their mistakes end the doctor as they would end the run."""
@@ -179,11 +173,11 @@ class Doctor:
     def _storage(self) -> None:
         from tfdist.doctor.bucket import check_storage
 
-        for place in self._places():
+        for place in self.options.run_dir:
             self.tell(check_storage(place))
-        if not self._places():
+        if not self.options.run_dir:
             why = "A run ends at its start when its directory cannot be written."
-            self.tell(Finding(NOTE, "storage", "no run directory was given", why, "Give --run_dir or --bucket=gs://…"))
+            self.tell(Finding(NOTE, "storage", "no run directory was given", why, "Give --run_dir."))
 
     def _measure(self, name: str, facts: Mapping[str, Any]) -> None:
         """Connects the strategy as a run does, compares the workers through it, and times its all-reduce."""
@@ -211,14 +205,10 @@ class Doctor:
             self.tell(Finding(PROBLEM, "allreduce", f"{name}: {first}", why, hint))
 
     def _compare_workers(self, strategy: Any, facts: Mapping[str, Any]) -> None:
-        """Compares this worker's facts and clock with those of each other one. A collective."""
+        """Compares this worker's facts with those of each other one. A collective."""
         everybodys = [json.loads(each) for each in strategy.gather_bytes(json.dumps(facts).encode())]
-        began = time.time()  # by now everything is connected
-        clocks = strategy.gather_from_workers([began])[:, 0]
-        error = time.time() - began
         for worker, theirs in enumerate(everybodys):
             if worker != self.worker:
-                self.tell(*facts_of.check_clock(f"worker {worker}", float(clocks[worker]) - began, error))
                 self.tell(*facts_of.compare(facts, theirs, f"worker {worker}"))
 
 
@@ -237,8 +227,3 @@ def make_strategy(name: str, peer_seconds: float) -> Any:
     from tfdist.strategies.multi_worker import MultiWorker
 
     return MultiWorker(peer_timeout_seconds=peer_seconds)
-
-
-def parse(arguments: Sequence[str]) -> flags.FlagValues:
-    """The flags; raises UserError for arguments that cannot be read."""
-    return command_line.parse(FLAGS, arguments, about=ABOUT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 import uuid
@@ -11,39 +12,36 @@ from tfdist.errors import TfdistError, UserError
 from tfdist.storage import files, troubles
 
 GROUP = "storage"
-PROBE_BYTES = 4 << 20
+MEBIBYTES = 4
 
 
 def check_storage(path: str) -> Finding:
     """Writes, reads and deletes some megabytes below `path`; leaves nothing."""
-    name = files.join(path, f".doctor-{uuid.uuid4().hex[:12]}") if path else ""
-    data = os.urandom(PROBE_BYTES)
-    seconds: dict[str, float] = {}
+    name = files.join(path, f".doctor-{uuid.uuid4().hex[:12]}")
+    data = os.urandom(MEBIBYTES << 20)
     try:
         troubles.check_writable(path)
         try:
-            began = time.perf_counter()
+            moments = [time.perf_counter()]
             files.write_new(name, [memoryview(data)])
-            seconds["write"] = time.perf_counter() - began
-            began = time.perf_counter()
-            same = files.read(name) == data
-            seconds["read"] = time.perf_counter() - began
+            moments.append(time.perf_counter())
+            is_same = files.read(name) == data
+            moments.append(time.perf_counter())
         finally:
-            began = time.perf_counter()
             files.remove(name)
-            seconds["delete"] = time.perf_counter() - began
-        left = files.exists(name)
+        moments.append(time.perf_counter())
+        problem = "" if is_same else "gave back other bytes"
+        problem = "keeps a deleted file" if files.exists(name) else problem
     except UserError as error:
         return _failed(path, str(error))
     except (OSError, TfdistError) as error:
-        return _failed(path, f"{path!r}: {' '.join(str(error).split())}")
-    if not same or left:
-        return _failed(path, f"{path!r} gave back other bytes" if not same else f"{path!r} keeps a deleted file")
-    rates = ", ".join(
-        f"{word} {PROBE_BYTES / 2**20 / max(seconds[step], 1e-9):,.0f} MiB/s"
-        for word, step in (("written at", "write"), ("read at", "read"))
-    )
-    return fine(GROUP, f"{path}: {rates}, deleted in {seconds['delete'] * 1e3:.0f} ms", path=path, seconds=seconds)
+        problem = " ".join(str(error).split())
+    if problem:
+        return _failed(path, f"{path!r}: {problem}")
+    write, read, delete = (after - before for before, after in itertools.pairwise(moments))
+    rates = f"written at {MEBIBYTES / write:,.0f} MiB/s, read at {MEBIBYTES / read:,.0f} MiB/s"
+    seconds = {"write": write, "read": read, "delete": delete}
+    return fine(GROUP, f"{path}: {rates}, deleted in {delete * 1e3:.0f} ms", path=path, seconds=seconds)
 
 
 def _failed(path: str, what: str) -> Finding:

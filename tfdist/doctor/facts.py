@@ -16,7 +16,6 @@ from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, fine
 GROUP = "workers"
 PACKAGE = Path(__file__).resolve().parents[1]
 MOST_SHOWN = 5
-CLOCK_SECONDS = 1.0  # more apart than this, logs laid side by side read wrong
 # Differences in these make collectives differ or code behave otherwise; others may be there on one machine only.
 MUST_AGREE = ("python", "tensorflow", "keras", "numpy", "horovod")
 
@@ -46,49 +45,23 @@ def settings_digest(settings: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def check_clock(name: str, ahead_seconds: float, error_seconds: float) -> list[Finding]:
-    """A finding where another worker's clock is off by more than what may be an error of measuring."""
-    if abs(ahead_seconds) - error_seconds <= CLOCK_SECONDS:
-        return []
-    where = "ahead of" if ahead_seconds > 0 else "behind"
-    return [
-        Finding(
-            WARNING,
-            GROUP,
-            f"{name} has its clock {abs(ahead_seconds):.1f} s {where} this one's",
-            "Logs of workers cannot be laid side by side, and signatures for a bucket are refused from 15 minutes.",
-            "Let both machines take their time from one server: timedatectl set-ntp true.",
-        )
-    ]
-
-
 def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> list[Finding]:
     """Findings about how another worker differs from this one."""
     findings = _versions(mine["versions"], theirs["versions"], name)
+    who = f"{name} ({theirs['host']})"
     if mine["code"] != theirs["code"]:
-        findings.append(
-            Finding(
-                PROBLEM,
-                GROUP,
-                f"{name} ({theirs['host']}) has other code of tfdist: {theirs['code']}, here {mine['code']}",
-                "Workers that run other code wait in other collectives, which hangs or gives wrong sums.",
-                "Put one commit, or one image, on all machines.",
-            )
-        )
+        what = f"{who} has other code of tfdist: {theirs['code']}, here {mine['code']}"
+        why = "Workers that run other code wait in other collectives, which hangs or gives wrong sums."
+        findings.append(Finding(PROBLEM, GROUP, what, why, "Put one commit, or one image, on all machines."))
     findings += _settings(mine["settings"], theirs["settings"], name)
     if mine["num_devices"] != theirs["num_devices"]:
-        findings.append(
-            Finding(
-                PROBLEM,
-                GROUP,
-                f"{name} ({theirs['host']}) has {theirs['num_devices']} GPUs, this machine {mine['num_devices']}",
-                "MultiWorkerMirroredStrategy takes all GPUs of each machine and wants the same number of each.",
-                "Hide the surplus, CUDA_VISIBLE_DEVICES=0,1, or see what `devices` says on the machine with fewer.",
-            )
-        )
+        what = f"{who} has {theirs['num_devices']} GPUs, this machine {mine['num_devices']}"
+        why = "MultiWorkerMirroredStrategy takes all GPUs of each machine and wants the same number of each."
+        hint = "Hide the surplus, CUDA_VISIBLE_DEVICES=0,1, or see what `devices` says on the machine with fewer."
+        findings.append(Finding(PROBLEM, GROUP, what, why, hint))
     if not findings:
         digest = f", configuration {settings_digest(mine['settings'])}" if mine["settings"] is not None else ""
-        findings.append(fine(GROUP, f"{name} ({theirs['host']}) has the same versions, code {mine['code']}{digest}"))
+        findings.append(fine(GROUP, f"{who} has the same versions, code {mine['code']}{digest}"))
     return findings
 
 
@@ -106,29 +79,17 @@ def _settings(mine: Mapping[str, str] | None, theirs: Mapping[str, str] | None, 
     if mine is None and theirs is None:
         return []
     if mine is None or theirs is None:
-        who = "this worker" if mine is None else name
-        return [
-            Finding(
-                WARNING,
-                GROUP,
-                f"{who} was given no gin file, so configurations cannot be compared",
-                "Workers with other settings wait in other collectives.",
-                "Give the doctor the same --gin_file and --gin_param on all machines as the run will get.",
-            )
-        ]
+        what = f"{'this worker' if mine is None else name} was given no gin file, so configurations cannot be compared"
+        why = "Workers with other settings wait in other collectives."
+        hint = "Give the doctor the same --gin_file and --gin_param on all machines as the run will get."
+        return [Finding(WARNING, GROUP, what, why, hint)]
     differing = [key for key in sorted(mine.keys() | theirs.keys()) if mine.get(key) != theirs.get(key)]
     if not differing:
         return []
     lines = [f"{key}: {theirs.get(key, 'not set')} there, {mine.get(key, 'not set')} here" for key in differing]
     more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
     head = f"{name} has another configuration, {settings_digest(theirs)}, here {settings_digest(mine)}:"
-    return [
-        Finding(
-            PROBLEM,
-            GROUP,
-            "\n".join([head, *lines[:MOST_SHOWN], *more]),
-            "Workers with other settings train another model or wait in other collectives.",
-            "Give all workers the same gin files and --gin_param.",
-            {"differing": differing},
-        )
-    ]
+    what = "\n".join([head, *lines[:MOST_SHOWN], *more])
+    why = "Workers with other settings train another model or wait in other collectives."
+    hint = "Give all workers the same gin files and --gin_param."
+    return [Finding(PROBLEM, GROUP, what, why, hint, {"differing": differing})]

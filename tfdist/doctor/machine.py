@@ -26,54 +26,36 @@ def check_machine(*, shared_memory: Path = SHARED_MEMORY, has_rdma: bool = False
 def _shared_memory(directory: Path) -> Finding:
     try:
         about = os.statvfs(directory)
-    except OSError as error:
-        return Finding(
-            WARNING,
-            GROUP,
-            f"{directory} cannot be looked at: {error.strerror}",
-            "NCCL and Horovod pass data between processes of a machine through it.",
-            "Mount a tmpfs there: docker run --shm-size=2g, or for Kubernetes as in examples/clusters/jobset.yaml.",
-        )
-    free = about.f_bavail * about.f_frsize
+        free = about.f_bavail * about.f_frsize
+    except OSError:  # it is not there
+        free = 0
+    what = f"{directory} has {free / GIBIBYTE:.2f} GiB free"
     if free >= ENOUGH_SHARED_BYTES:
-        return fine(GROUP, f"{directory} has {free / GIBIBYTE:.1f} GiB free", shared_bytes=free)
-    return Finding(
-        WARNING,
-        GROUP,
-        f"{directory} has only {free / GIBIBYTE:.2f} GiB free",
+        return fine(GROUP, what, shared_bytes=free)
+    why = (
         "NCCL and Horovod pass data between processes of a machine through it and fail, some with a bus error, when it "
-        "is full. Docker gives 64 MiB by itself.",
-        "Give the container more: docker run --shm-size=2g, or sizeLimit in examples/clusters/jobset.yaml.",
-        {"shared_bytes": free},
+        "is full. Docker gives 64 MiB by itself."
     )
+    hint = "Give the container more: docker run --shm-size=2g, or sizeLimit in examples/clusters/jobset.yaml."
+    return Finding(WARNING, GROUP, what, why, hint, {"shared_bytes": free})
 
 
 def _open_files(soft: int, hard: int) -> Finding:
     if soft == resource.RLIM_INFINITY or soft >= ENOUGH_FILES:
-        return fine(GROUP, f"{_shown(soft)} open files are allowed", open_files=soft)
-    return Finding(
-        PROBLEM if soft < FEW_FILES else WARNING,
-        GROUP,
-        f"only {_shown(soft)} open files are allowed",
+        shown = "any number of" if soft == resource.RLIM_INFINITY else soft
+        return fine(GROUP, f"{shown} open files are allowed", open_files=soft)
+    why = (
         "Connections to the other workers, a bucket and data files all count; past the limit a run ends with 'Too many "
-        "open files', often hours after its start.",
-        f"Run: ulimit -n {_shown(hard) if hard != resource.RLIM_INFINITY else 65536} before it"
-        + ("." if hard == resource.RLIM_INFINITY or hard >= ENOUGH_FILES else ", and have the hard limit raised."),
-        {"open_files": soft},
+        "open files', often hours after its start."
     )
+    hint = f"Run before it: ulimit -n {hard if hard != resource.RLIM_INFINITY else 65536}"
+    level = PROBLEM if soft < FEW_FILES else WARNING
+    return Finding(level, GROUP, f"only {soft} open files are allowed", why, hint, {"open_files": soft})
 
 
 def _locked_memory(soft: int) -> Finding:
     if soft == resource.RLIM_INFINITY:
         return fine(GROUP, "memory can be locked without a limit, as RDMA wants it")
-    return Finding(
-        WARNING,
-        GROUP,
-        f"only {soft // 1024} KiB of memory can be locked",
-        "RDMA registers memory by locking it; NCCL then fails with 'ibv_reg_mr failed' or goes by TCP.",
-        "Run: ulimit -l unlimited (docker run --ulimit=memlock=-1; under Slurm, slurmd's LimitMEMLOCK=infinity).",
-    )
-
-
-def _shown(limit: int) -> str:
-    return "any number of" if limit == resource.RLIM_INFINITY else str(limit)
+    why = "RDMA registers memory by locking it; NCCL then fails with 'ibv_reg_mr failed' or goes by TCP."
+    hint = "Run: ulimit -l unlimited (docker run --ulimit=memlock=-1; under Slurm, slurmd's LimitMEMLOCK=infinity)."
+    return Finding(WARNING, GROUP, f"only {soft // 1024} KiB of memory can be locked", why, hint)

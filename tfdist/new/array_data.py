@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import UserError
-from tfdist.new.asking import asked, target_among
-from tfdist.new.found import Found, Given, classes_of, is_test
+from tfdist.new.found import Found, Given, classes_of, is_test, target_among
 
 
 def find(given: Given) -> Found:
     """The examples of an `.npz` file of two arrays, or of two `.npy` files, of which `--target` is one."""
     arrays = _loaded(given.file)
     if isinstance(arrays, np.ndarray):
-        target = given.target or asked("target", "Which .npy file holds what is to be predicted?")
+        if given.target is None:
+            raise UserError("--target is missing: which .npy file holds what is to be predicted? Write --target=FILE")
+        target = given.target
         x, y, inputs = arrays, _loaded(target), None
     else:
         target = target_among(given.target, arrays.files, given.file)

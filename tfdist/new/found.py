@@ -12,9 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, suggest
 
+KINDS = ("table", "images", "text", "arrays", "tfds")
 PREDICTIONS = ("class", "number")
+_ENDINGS = {
+    "table": (".csv", ".tsv", ".parquet", ".pq"),
+    "text": (".txt",),
+    "arrays": (".npz", ".npy"),
+}
 _MOST_CLASSES = 100
 _EXAMPLES_A_CLASS = 10
 
@@ -40,7 +46,7 @@ class Found:
     """Data that was looked at.
 
     Attributes:
-      kind: of `asking.KINDS`, which names the template.
+      kind: of KINDS, which names the template.
       told: the data in a few words.
       target: what is predicted, in a word.
       classes: the values of the target in the order of their labels; None for a number.
@@ -89,3 +95,26 @@ def classes_of(target: str, values: np.ndarray, predict: str | None) -> list[Any
     if values.dtype.kind not in "iuf":
         raise UserError(f"{target!r} holds {classes[0]!r} and so on, no numbers. Leave out --predict=number.")
     return None
+
+
+def kind_of(file: str) -> str:
+    """The kind of data that a file holds, by its ending; raises UserError where that says nothing."""
+    path = Path(file)
+    if path.is_dir():
+        return "images"
+    if not path.exists():
+        raise UserError(f"There is no file {file!r}. Write --file=FILE, or --data=tfds for the name of a data set.")
+    for kind, endings in _ENDINGS.items():
+        if path.suffix.lower() in endings:
+            return kind
+    known = ", ".join(f"{kind} ({', '.join(endings)})" for kind, endings in _ENDINGS.items())
+    raise UserError(f"{file} is of no kind that its ending tells: {known}, images (a directory). Write --data=KIND")
+
+
+def target_among(given: str | None, names: Sequence[str], where: str) -> str:
+    """The name of what is predicted; raises UserError where it is none of the names."""
+    if given in names:
+        return given
+    problem = f"--target={given} is not there.{suggest(given, names)}" if given else "--target is missing."
+    known = f"has {', '.join(names)}. Write --target={names[-1]}" if names else "has no column with values."
+    raise UserError(f"{problem} {where} {known}")

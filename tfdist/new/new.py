@@ -15,8 +15,7 @@ from pathlib import Path
 from tfdist import command_line
 from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import EXIT_DONE, UserError
-from tfdist.new.asking import KINDS, asked, kind_of
-from tfdist.new.found import PREDICTIONS, Found, Given
+from tfdist.new.found import KINDS, PREDICTIONS, Found, Given, kind_of
 from tfdist.new.writing import write
 
 PROGRAM = "python -m tfdist.new"
@@ -24,7 +23,7 @@ ABOUT = f"""\
 {PROGRAM} DIR [FLAGS]
 
 Writes an experiment for your data into DIR, which must be new or empty: a module with the data and the model, gin files
-for training and for a sweep, a test, and a README. What no flag tells and the file does not show is asked for.
+for training and for a sweep, a test, and a README.
 """
 MOST_TRIALS = 10_000  # of a search that its minutes end
 FLAGS = flags.FlagValues()
@@ -73,8 +72,9 @@ def run(arguments: Sequence[str]) -> int:
     directory = Path(operands[0])
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         raise UserError(f"{directory} is there and not an empty directory. Write the name of a new one.")
-    file = values.file or asked("file", "Where is the data?")
-    found = look_at(Given(values.data or kind_of(file), file, values.target, values.predict))
+    if not values.file:
+        raise UserError("--file is missing: where is the data? Write --file=FILE")
+    found = look_at(Given(values.data or kind_of(values.file), values.file, values.target, values.predict))
     write(directory, found)
     if found.note:
         print(found.note)

@@ -16,8 +16,7 @@ import numpy as np
 from tfdist.data.formats.input_files import file_version
 from tfdist.data.tables.table_files import BOOLEAN, FLOAT, INTEGER, NUMERIC, STRING, TableFile, read_table
 from tfdist.errors import UserError
-from tfdist.new.asking import target_among
-from tfdist.new.found import Found, Given, classes_of, is_test
+from tfdist.new.found import Found, Given, classes_of, is_test, target_among
 
 OTHER_INDICES = 2  # of a category: values that the training rows lack, and missing ones
 

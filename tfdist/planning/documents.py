@@ -1,4 +1,4 @@
-"""A plan for programs: plan.json, whose schema is plan.schema.json, and plan.gin, which a training takes.
+"""A plan for people, for programs (plan.json, whose schema is plan.schema.json), and for a training (plan.gin).
 
 Invariant: what plan.gin sets is what the estimate is of. Both planners' names of the fields are there, those of the one
 in camel case; what they share stands in both.
@@ -11,20 +11,21 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.checkpoint.policy import AUTO
-from tfdist.planning.choosing import Limits
 from tfdist.planning.estimate import (
     ALLOCATED,
+    COMPILED,
+    ESTIMATED,
     HOROVOD,
     MEASURED,
     MESSAGE_SECONDS,
     OPTIMIZER,
-    SPOT_WAIT_SECONDS,
     USABLE,
     Estimate,
+    Limits,
     Training,
 )
 from tfdist.planning.measured import Measured
+from tfdist.telemetry.console.formatting import in_bytes
 from tfdist.training.run.settings import TrainSettings
 
 CLASSES = {
@@ -34,6 +35,11 @@ CLASSES = {
     HOROVOD: "Horovod",
     "tpu": "TPU",
 }
+HEADERS = (
+    *("devices", "strategy", "precision", "microbatches", "largest", "memory", "step", "MFU", "hours", "USD"),
+    *("time by", "memory by"),
+)
+BASES = {MEASURED: "run", COMPILED: "compiler", ESTIMATED: "graph"}  # in the table's words
 WARM_UP_EPOCHS = 5  # Goyal et al., "Accurate, Large Minibatch SGD", 2017
 ASSUMPTIONS = (
     "A step takes the longer of its products and its bytes, at the makers' peak rates, and its all-reduce besides: it "
@@ -67,7 +73,7 @@ def document(best: Sequence[Estimate], training: Training, limits: Limits, measu
         "checkpointStrategy": checkpoint,
         "faultTolerance": {
             "resumes": training.policy is not None,
-            "mean_seconds_between_failures": None if training.policy is None else first.failure_seconds,
+            "mean_seconds_between_failures": training.policy and training.policy.mean_seconds_between_failures,
             "restarts": "python -m tfdist.launch starts all workers again after a failure",
             "lost_share": first.lost_share,
         },
@@ -104,15 +110,6 @@ def uncertain(each: Estimate) -> list[str]:
             f"{len(each.step.uncertain)} operations have shapes that depend on values, and count with the most that "
             f"these can be: {', '.join(each.step.uncertain[:3])}."
         )
-    if each.utilization > 0.5 and not each.basis[0].startswith(MEASURED):
-        told.append("A step near the peak rate is rare: expect more hours, and measure some with --from_run.")
-    if each.price is None:
-        told.append("No price is known: write --prices.")
-    if each.group.is_spot:
-        told.append(
-            f"A spot machine is assumed to last for --spot_hours on the average, and another to be there "
-            f"{SPOT_WAIT_SECONDS} s after it."
-        )
     return told
 
 
@@ -131,11 +128,6 @@ def gin(each: Estimate, settings: TrainSettings) -> str:
     ]
     if choice.recomputes and settings.recompute is None:
         lines.append("train.recompute = 'auto'")
-    if each.group.is_spot:
-        lines.insert(2, "from tfdist.checkpoint import policy")
-        lines.append(f"policy.CheckpointPolicy.mean_seconds_between_failures = {each.failure_seconds!r}")
-        if settings.checkpoint == AUTO:
-            lines.append("train.checkpoint = @policy.CheckpointPolicy()")
     return "\n".join(lines) + "\n"
 
 
@@ -190,7 +182,6 @@ def _resources(each: Estimate) -> dict[str, Any]:
     return {
         "device": each.group.device.kind,
         "count": each.group.count,
-        "is_spot": each.group.is_spot,
         "memory_bytes": int(each.memory_bytes),
         "memory_of_device_bytes": int(each.group.device.memory_bytes),
     }
@@ -203,7 +194,7 @@ def _rdma(each: Estimate) -> dict[str, Any]:
     return {
         "uses_network": uses_network,
         "environment": {"NCCL_DEBUG": "WARN", **between} if is_nccl else {},
-        "note": "Empty values are this cluster's own: the network interface that python -m tfdist.doctor shows."
+        "note": "Empty values are this cluster's own: the network interface of the workers' addresses."
         if between
         else "Nothing has to be set.",
     }
@@ -212,7 +203,7 @@ def _rdma(each: Estimate) -> dict[str, Any]:
 def _checkpoint(each: Estimate, training: Training) -> dict[str, Any]:
     return {
         "state_bytes": each.step.state_bytes,
-        "every_seconds": each.interval_seconds if training.policy is not None else None,
+        "every_seconds": each.interval_seconds,
         "cost_seconds": each.checkpoint_seconds if training.policy is not None else None,
         "rule": "Young's interval, which train.checkpoint = 'auto' keeps to by itself",
     }
@@ -220,3 +211,54 @@ def _checkpoint(each: Estimate, training: Training) -> dict[str, Any]:
 
 def _cost(each: Estimate) -> dict[str, Any]:
     return {"hours": each.hours, "device_hours": each.device_hours, "usd": each.price}
+
+
+def page(best: Sequence[Estimate], training: Training) -> str:
+    """The plan, the next best, and what both rest on."""
+    first = best[0]
+    step, number, choice = first.step, first.choice.num_microbatches, first.choice
+    groups = ", ".join(f"{name} {count:,}" for name, count in step.parameters.items())
+    rows = [HEADERS, *map(_row, best)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        f"{sum(step.parameters.values()):,} parameters ({groups})",
+        f"a replica: weights {in_bytes(step.parameter_bytes)}, optimizer {in_bytes(step.slot_bytes)}, gradients "
+        f"{in_bytes(step.gradient_bytes)}, tensors at the peak {in_bytes(step.tensor_bytes)}",
+        f"a step of it: {step.flops * number:.3g} flops, {in_bytes(step.bytes_moved * number)} moved, "
+        f"{in_bytes(step.reduced_bytes if first.group.count > 1 else 0)} reduced; {training.total_steps:,} steps",
+        "",
+        *("  ".join(map(str.rjust, row, widths)).rstrip() for row in rows),
+        "",
+        f"plan: {first.group}, {first.strategy}, {choice.precision}, "
+        f"{number} microbatch{'es' if number > 1 else ''} of {choice.rows} examples"
+        + (", gradient checkpointing" if choice.recomputes else "")
+        + (f", train.sharding = {choice.sharding!r}" if choice.sharding else ""),
+        f"all-reduce {1e3 * first.reduce_seconds:.3g} ms beside {1e3 * first.compute_seconds:.3g} ms of products and "
+        f"{1e3 * first.memory_seconds:.3g} ms of memory",
+    ]
+    if first.interval_seconds is not None:
+        lines.append(
+            f"a checkpoint of {in_bytes(step.state_bytes)} every {first.interval_seconds:.0f} s, "
+            f"{100 * first.lost_share:.2g} % of the time lost to checkpoints and repeated steps"
+        )
+    lines.append(f"time: {first.basis[0]}; memory: {first.basis[1]}")
+    return "\n".join([*lines, *(f"uncertain: {each}" for each in uncertain(first))])
+
+
+def _row(each: Estimate) -> tuple[str, ...]:
+    return (
+        str(each.group),
+        each.strategy,
+        each.choice.precision,
+        f"{each.choice.num_microbatches} × {each.choice.rows}",
+        str(each.largest_rows),
+        f"{in_bytes(each.memory_bytes)} of {each.group.device.memory_gib:g} GiB",
+        f"{1e3 * each.step_seconds:.3g} ms",
+        f"{100 * each.utilization:.2g} %",
+        f"{each.hours:.3g}",
+        "–" if each.price is None else f"{each.price:.4g}",
+        *(
+            "run" if of.startswith(MEASURED) else "compiler" if of.startswith(COMPILED) else "graph"
+            for of in each.basis
+        ),
+    )

@@ -18,7 +18,6 @@ from tfdist.planning.traced_step import ALLOCATED, Step
 
 USABLE = 0.9  # of a device's memory: an assumption; the driver, its libraries and workspaces of kernels need the rest
 MESSAGE_SECONDS = 10e-6  # of a message, however small: the assumption of benchmarks/scaling.md
-SPOT_WAIT_SECONDS = 300  # until there is another spot machine and the run goes on: an assumption
 MOST_MICROBATCHES = 64
 OPTIMIZER = "optimizer"
 HOROVOD = "horovod"
@@ -62,7 +61,6 @@ class Training:
       compiled: memory, flops and bytes that a TPU's compiler tells of a step; None: there is none.
       policy: of its checkpoints.
       horovod: whether Horovod is to be used where several GPUs are.
-      spot_hours: after how many a spot machine is taken away, on the average; there is a policy then.
     """
 
     global_batch_size: int
@@ -72,14 +70,6 @@ class Training:
     compiled: Callable[[Group, Choice], tuple[float, float, float] | None]
     policy: CheckpointPolicy | None
     horovod: bool = False
-    spot_hours: float | None = None
-
-    def mean_seconds_between_failures(self, group: Group) -> float:
-        """The policy's, or of spot machines, of which each ends the run; infinite without checkpoints."""
-        if group.is_spot:
-            assert self.spot_hours is not None
-            return 3600 * self.spot_hours / group.num_machines
-        return math.inf if self.policy is None else self.policy.mean_seconds_between_failures
 
     def strategy(self, group: Group) -> str:
         """The name of its module."""
@@ -114,8 +104,8 @@ class Estimate:
       compute_seconds, memory_seconds: what products and what moving bytes take at the most that the device can do.
       reduce_seconds: of the all-reduces, as if nothing else went on meanwhile.
       utilization: of the device's arithmetic, with a step of `step_seconds`.
-      failure_seconds: between two failures, on the average.
-      lost_share: of the time, to checkpoints, to steps done twice and to waiting for another spot machine.
+      interval_seconds: between checkpoints; None: there are none.
+      lost_share: of the time, to checkpoints and to steps done twice.
       price: in US dollars; None: nobody said what a device costs.
       basis: what the step's time rests on, and what its memory does.
     """
@@ -132,12 +122,15 @@ class Estimate:
     step_seconds: float
     utilization: float
     checkpoint_seconds: float
-    interval_seconds: float
-    failure_seconds: float
+    interval_seconds: float | None
     lost_share: float
     hours: float
     price: float | None
     basis: tuple[str, str]
+
+    def __str__(self) -> str:
+        price = "" if self.price is None else f" and {self.price:.4g} USD"
+        return f"{self.group} with {self.hours:.3g} hours{price}"
 
     @property
     def num_workers(self) -> int:
@@ -147,6 +140,22 @@ class Estimate:
     @property
     def device_hours(self) -> float:
         return self.hours * self.group.count
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a plan must not exceed; None: anything goes."""
+
+    budget_usd: float | None = None
+    deadline_hours: float | None = None
+
+    def __str__(self) -> str:
+        limits = {"budget_usd": self.budget_usd, "deadline": self.deadline_hours}
+        return " and ".join(f"--{flag}={limit:g}" for flag, limit in limits.items() if limit is not None)
+
+    def allow(self, estimate: Estimate) -> bool:
+        is_paid = self.budget_usd is None or (estimate.price is not None and estimate.price <= self.budget_usd)
+        return is_paid and (self.deadline_hours is None or estimate.hours <= self.deadline_hours)
 
 
 def estimates(training: Training, group: Group, measured: Measured | None) -> Iterator[Estimate]:
@@ -220,8 +229,7 @@ def _estimate(
     if measured is not None and measured.is_of(group):
         seconds, of_time = training.global_batch_size / measured.examples_per_second, f"{MEASURED} {measured.path}"
     cost = (measured.write_seconds if measured else None) or FIRST_COST
-    failures = training.mean_seconds_between_failures(group)
-    interval, lost = checkpoints(failures, cost, SPOT_WAIT_SECONDS if group.is_spot else 0.0)
+    interval, lost = checkpoints(training.policy, cost)
     hours = training.total_steps * seconds * (1 + lost) / 3600
     return Estimate(
         group=group,
@@ -237,7 +245,6 @@ def _estimate(
         utilization=compute / seconds,
         checkpoint_seconds=cost,
         interval_seconds=interval,
-        failure_seconds=failures,
         lost_share=lost,
         hours=hours,
         price=None if group.usd_per_hour is None else hours * group.usd_per_hour,
@@ -253,17 +260,13 @@ def all_reduce_seconds(num_bytes: float, group: Group) -> float:
     return 2 * (count - 1) * (MESSAGE_SECONDS + num_bytes / count / speed)
 
 
-def checkpoints(failures: float, cost: float, wait: float) -> tuple[float, float]:
-    """Seconds between checkpoints of such a cost, and the share of the time that is not spent on the training.
-
-    Args:
-      failures: seconds between two of them, on the average; infinite: there are no checkpoints.
-      wait: seconds after each until the run goes on.
-    """
-    if failures == math.inf:
-        return math.inf, 0.0
+def checkpoints(policy: CheckpointPolicy | None, cost: float) -> tuple[float | None, float]:
+    """Seconds between checkpoints of such a cost, and the share of the time that is not spent on the training."""
+    if policy is None:
+        return None, 0.0
+    failures = policy.mean_seconds_between_failures
     schedule = Schedule(CheckpointPolicy(mean_seconds_between_failures=failures), steps_per_epoch=None)
     schedule.saved(1, 0.0, cost_seconds=cost)
     interval = schedule.interval_seconds
     assert interval is not None
-    return interval, cost / interval + (interval / 2 + wait) / failures
+    return interval, cost / interval + interval / 2 / failures

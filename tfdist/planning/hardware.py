@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 
@@ -24,7 +25,7 @@ class Device:
       link_bytes_per_second: each way, to the others of its machine or slice.
       network_bytes_per_second: its share of the machine's network; None: not known.
       per_machine: how many a machine or a slice has at the most.
-      usd_per_hour, spot_usd_per_hour: of one, on demand and as long as nobody else wants it; None: not known.
+      usd_per_hour: of one; None: not known.
       names: parts of what the driver calls it.
     """
 
@@ -36,7 +37,6 @@ class Device:
     network_bytes_per_second: float | None = None
     per_machine: int
     usd_per_hour: float | None = None
-    spot_usd_per_hour: float | None = None
     names: Sequence[str] = ()
     is_tpu: bool = False
 
@@ -51,28 +51,27 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """So many devices of one kind, on demand or as spot machines."""
+    """So many devices of one kind."""
 
     device: Device
     count: int
-    is_spot: bool = False
 
     def __str__(self) -> str:
-        return f"{self.device.kind}:{self.count}{' spot' if self.is_spot else ''}"
+        return f"{self.device.kind}:{self.count}"
 
     @property
     def num_machines(self) -> int:
-        """Machines, or slices of TPUs, each of which may be taken away by itself."""
+        """Machines, or slices of TPUs."""
         return math.ceil(self.count / self.device.per_machine)
 
     @property
     def usd_per_hour(self) -> float | None:
         """Of all of them; None: nobody said what one costs."""
-        price = self.device.spot_usd_per_hour if self.is_spot else self.device.usd_per_hour
+        price = self.device.usd_per_hour
         return None if price is None else self.count * price
 
 
-def devices(path: str | None = None) -> dict[str, Device]:
+def read_devices(path: str | None = None) -> dict[str, Device]:
     """The table, by kind. Raises UserError where a table of the user's own cannot be read."""
     try:
         table = tomllib.loads(pathlib.Path(path or TABLE).read_text(encoding="utf-8"))
@@ -96,27 +95,13 @@ def groups(texts: Sequence[str], known: Mapping[str, Device]) -> list[Group]:
 
 
 def priced(texts: Sequence[str], known: Mapping[str, Device]) -> dict[str, Device]:
-    """The devices with what `--prices` says that one costs for an hour, in US dollars: 'a100_40=3.67/1.80'."""
+    """The devices with what `--prices` says that one costs for an hour, in US dollars: 'a100_40=3.67'."""
     found = dict(known)
     for text in [part for given in texts for part in given.split(",")]:
-        kind, _, amounts = text.partition("=")
+        kind, _, amount = text.partition("=")
         if kind not in known:
             raise UserError(f"--prices={text} names none of {', '.join(known)}.{suggest(kind, known)}")
-        on_demand, *spot = (_price(amount) for amount in amounts.split("/"))
-        if on_demand is None or len(spot) > 1 or None in spot:
-            raise UserError(
-                f"--prices={text}: {amounts!r} is no price. Write dollars for an hour of one, {kind}=1.20, or with "
-                f"that of a spot machine, {kind}=1.20/0.45"
-            )
-        found[kind] = dataclasses.replace(
-            known[kind], usd_per_hour=on_demand, spot_usd_per_hour=spot[0] if spot else None
-        )
+        if not re.fullmatch(r"\d+(\.\d*)?", amount):
+            raise UserError(f"--prices={text}: {amount!r} is no price. Write dollars for an hour of one, {kind}=1.20")
+        found[kind] = dataclasses.replace(known[kind], usd_per_hour=float(amount))
     return found
-
-
-def _price(text: str) -> float | None:
-    try:
-        amount = float(text)
-    except ValueError:
-        return None
-    return amount if 0 <= amount < math.inf else None

@@ -12,10 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from tfdist.errors import UserError
-from tfdist.planning import documents, page
-from tfdist.planning.choosing import Limits, chosen
-from tfdist.planning.estimate import OPTIMIZER, Choice, Estimate, Traced, Training, estimates
-from tfdist.planning.hardware import Group, devices, groups, priced
+from tfdist.planning import documents
+from tfdist.planning.estimate import OPTIMIZER, Choice, Estimate, Limits, Traced, Training, estimates
+from tfdist.planning.hardware import Group, groups, priced, read_devices
 from tfdist.planning.measured import read
 from tfdist.planning.traced_step import Step, step_of
 from tfdist.storage import files, lease
@@ -30,43 +29,28 @@ from tfdist.training.run.settings import TrainSettings
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 SMALLER = 8  # times: the smaller of the microbatches that are traced
+NEXT_BEST = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The flags of the mode, as the user gives them."""
-
-    devices: Sequence[str] = ()
-    prices: Sequence[str] = ()
-    spot_hours: float | None = None
-    hardware: str | None = None
-    limits: Limits = dataclasses.field(default_factory=Limits)
-    from_run: str | None = None
-
-
-def plan(settings: TrainSettings, options: Options, run_dir: str, tell: Callable[[str], None]) -> list[Estimate]:
-    """Prints a page, and writes plan.json and plan.gin.
-
-    Returns:
-      The plan, and the next best.
+def plan(
+    settings: TrainSettings,
+    run_dir: str,
+    tell: Callable[[str], None],
+    *,
+    devices: Sequence[str],
+    prices: Sequence[str],
+    hardware: str | None,
+    limits: Limits,
+    from_run: str | None,
+) -> None:
+    """Prints a page, and writes plan.json and plan.gin; `devices` and so on are the mode's flags.
 
     Raises:
       UserError: something given is wrong, or nothing meets the limits.
     """
     _check(settings)
-    wanted = groups(options.devices, priced(options.prices, devices(options.hardware)))
-    if options.spot_hours is not None:
-        spot = [dataclasses.replace(each, is_spot=True) for each in wanted if each.device.spot_usd_per_hour is not None]
-        if not spot or settings.policy is None:
-            lacks = (
-                "train.checkpoint is 'off'" if spot else "none of the devices has one, such as --prices=l4=0.56/0.22"
-            )
-            raise UserError(
-                f"--spot_hours={options.spot_hours:g} plans for spot machines, which need a price and checkpoints: "
-                f"{lacks}."
-            )
-        wanted += spot
-    measured = None if options.from_run is None else read(options.from_run)
+    wanted = groups(devices, priced(prices, read_devices(hardware)))
+    measured = None if from_run is None else read(from_run)
     directory = RunDirectory(run_dir)
     directory.create()
     with contextlib.ExitStack() as leaving:
@@ -76,54 +60,44 @@ def plan(settings: TrainSettings, options: Options, run_dir: str, tell: Callable
         compiler = None
         if any(group.device.is_tpu for group in wanted) and is_installed():
             compiler = leaving.enter_context(open_compiler(tell))
-        training = training_of(
-            settings,
-            several=any(group.count > 1 for group in wanted),
-            compiler=compiler,
-            spot_hours=options.spot_hours,
-        )
+        training = training_of(settings, several=any(group.count > 1 for group in wanted), compiler=compiler)
         found: list[Estimate] = []
         for group in wanted:
             try:
                 found += estimates(training, group, measured)
             except UserError as error:  # a TPU cannot run it, or has no room for it
                 tell(f"{group} is left out. {error}")
-        best = chosen(found, options.limits)
-        document = documents.document(best, training, options.limits, measured)
+        best = chosen(found, limits)
+        document = documents.document(best, training, limits, measured)
         files.write_atomic(files.join(directory.path, "plan.json"), to_json(document, indent=2) + "\n")
         files.write_atomic(files.join(directory.path, "plan.gin"), documents.gin(best[0], settings))
-        tell(page.text(best, training))
+        tell(documents.page(best, training))
         tell(
             f"{files.join(directory.path, 'plan.json')}; to train so, write behind the experiment's files: "
             f"--gin_file={directory.path}/plan.gin"
         )
-    return best
 
 
 def _check(settings: TrainSettings) -> None:
     """Raises UserError where the training is spread in a way that no estimate knows."""
     spread = {
-        "train.sharding": settings.sharding not in (None, OPTIMIZER),
-        "train.deterministic": settings.canonical_replicas is not None,
-        "train.strategy": bool(settings.strategy.stages),
+        "sharding": settings.sharding not in (None, OPTIMIZER),
+        "deterministic": settings.canonical_replicas is not None,
+        "strategy": bool(settings.strategy.stages),
     }
-    for name, is_so in spread.items():
-        if is_so:
-            raise UserError(
-                f"--mode=plan does not know {name} = {getattr(settings, name.partition('.')[2])!r}. Plan without it: "
-                f"write --gin_param='{name} = …' with a plain value after the files."
-            )
+    for name in (name for name, is_so in spread.items() if is_so):
+        raise UserError(
+            f"--mode=plan does not know train.{name} = {getattr(settings, name)!r}. Plan without it: write "
+            f"--gin_param='train.{name} = …' with a plain value after the files."
+        )
 
 
-def training_of(
-    settings: TrainSettings, *, several: bool, compiler: Compiler | None = None, spot_hours: float | None = None
-) -> Training:
+def training_of(settings: TrainSettings, *, several: bool, compiler: Compiler | None = None) -> Training:
     """What a plan has to know of an experiment; its step is traced as it is asked for.
 
     Args:
       several: whether several replicas are among what is planned.
       compiler: of TPUs; None: they are estimated as other devices are.
-      spot_hours: after how many a spot machine is taken away, on the average.
     """
     sizes = sorted({max(1, settings.global_batch_size // SMALLER), settings.global_batch_size})
 
@@ -171,8 +145,36 @@ def training_of(
         compiled=compiled,
         policy=settings.policy,
         horovod=isinstance(settings.strategy, Horovod),
-        spot_hours=spot_hours,
     )
+
+
+def chosen(found: Sequence[Estimate], limits: Limits) -> list[Estimate]:
+    """The plan and the next best, one of each group of devices.
+
+    Raises:
+      UserError: nothing fits, or nothing meets the limits; with the nearest that there is.
+    """
+    if not found:
+        raise UserError(
+            "The training fits on none of these devices, or its batch cannot be split among them. Name larger ones or "
+            "more of them by --devices, or write a smaller train.global_batch_size."
+        )
+    if limits.budget_usd is not None and all(each.price is None for each in found):
+        raise UserError("--budget_usd needs to know what these devices cost. Write, for example, --prices=a100_40=3.67")
+    allowed = sorted(filter(limits.allow, found), key=_cost)
+    if not allowed:
+        cheapest, quickest = min(found, key=_cost), min(found, key=lambda each: each.hours)
+        raise UserError(
+            f"No plan meets {limits}. The cheapest is {cheapest}, the quickest {quickest}. Write limits that allow one "
+            "of these, or more devices."
+        )
+    best = {str(each.group): each for each in reversed(allowed)}
+    return sorted(best.values(), key=_cost)[: 1 + NEXT_BEST]
+
+
+def _cost(each: Estimate) -> tuple[float, float]:
+    """Cheaper first, then quicker; those whose price nobody knows come last, by hours of devices."""
+    return (each.price, each.hours) if each.price is not None else (float("inf"), each.device_hours)
 
 
 def topology_of(group: Group) -> str | None:
