@@ -21,11 +21,3 @@ def test_replicas_draw_apart_and_the_first_as_one_device(mirrored: Callable[[str
     assert [call[0] for call in both] == [call[0] for call in alone]
     rows = [row for call in both for mask in call for row in mask]
     assert len({tuple(row) for row in rows}) == len(rows) == 8
-
-
-def test_one_device_draws_the_same_again_for_the_same_seed() -> None:
-    strategy = OneDevice()
-    strategy.connect()
-    first, again = drawn_masks(strategy), drawn_masks(strategy)
-    assert first == again
-    assert first[0] != first[1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tfdist.checkpoint import catalog
 from tfdist.errors import PeerLostError, UserError
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.run.directory.starts import find_checkpoint_dir
+from tfdist.training.run.starts import find_checkpoint_dir
 
 OF_DISK = "its disk failed: "  # begins why a trial was interrupted
 MOST_IN_A_ROW = 10  # for each trial that runs at the same time
