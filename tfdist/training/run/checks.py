@@ -29,7 +29,7 @@ from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
 from tfdist.telemetry.console.formatting import curve
-from tfdist.training.loop.backup import is_backup
+from tfdist.training.loop.callbacks import is_backup
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly

@@ -19,8 +19,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.telemetry.records import remove_stale
 from tfdist.telemetry.result import TRAIN, TUNE, RunResult, Start, Starts, read_mode, read_result
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.loop.backup import KERAS_FILE
-from tfdist.training.loop.backup import NAME as BACKUP
+from tfdist.training.loop.callbacks import BACKUP, KERAS_FILE
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.training.run.starts import read_starts

@@ -136,7 +136,7 @@ def open_run(
     time_account.begin_run()
     directory = RunDirectory(request.run_dir, find_checkpoint_dir(request.run_dir))
     if settings is not None:
-        directory = RunDirectory(request.run_dir, None if settings.backup is None else settings.backup.directory)
+        directory = RunDirectory(request.run_dir, getattr(settings.backup, "backup_dir", None))
     waiting = request.console(True)
     heartbeat.tell(run_dir=directory.path)
     heartbeat.beat(heartbeat.CONNECTING)

@@ -36,9 +36,8 @@ from tfdist.settings.declaration import Settings, setting
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.reduced_precision import PRECISIONS as REDUCED
 from tfdist.tasks.base import Task
-from tfdist.training.loop.backup import Backup, find_backup
 from tfdist.training.loop.boundaries import LengthSettings
-from tfdist.training.loop.callbacks import check_callbacks, takes_weights
+from tfdist.training.loop.callbacks import check_callbacks, find_backup, policy_of_backup, takes_weights
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
 from tfdist.training.recovery.rollback import Rollback
 from tfdist.training.run.telling import TellingSettings
@@ -332,15 +331,15 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         return self.start_from
 
     @property
-    def backup(self) -> Backup | None:
-        """What a keras.callbacks.BackupAndRestore among the callbacks says of the checkpoints."""
+    def backup(self) -> keras.callbacks.BackupAndRestore | None:
+        """The callback that says where, when and how many checkpoints there are; None where the policy does."""
         return find_backup(self.callbacks)
 
     @property
     def policy(self) -> CheckpointPolicy | None:
         """Of the checkpoints; None where there are none."""
         backup = self.backup
-        return policy_of(self.checkpoint) if backup is None else backup.policy(self.checkpoint)
+        return policy_of(self.checkpoint) if backup is None else policy_of_backup(backup, self.checkpoint)
 
     @property
     def splits(self) -> bool:
