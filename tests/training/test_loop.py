@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pathlib
 from typing import Any
 
@@ -224,3 +225,13 @@ def test_a_run_that_stops_after_some_epochs_goes_on_to_the_same_end(tmp_path: pa
 def test_stopping_after_some_epochs_needs_checkpoints(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match=r"train\.checkpoint is 'off'"):
         run(tmp_path, epochs=3, stop_after_epochs=1, checkpoint="off")
+
+
+@pytest.mark.slow
+def test_many_trainings_in_one_process_bring_no_warning(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "tensorflow"):
+        for index in range(6):
+            run(tmp_path / str(index), epochs=1)
+    assert "retracing" not in caplog.text
