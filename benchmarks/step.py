@@ -19,7 +19,7 @@ from workloads import Workload, mlp
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.one_device import OneDevice
-from tfdist.training.watch.pace import Pace
+from tfdist.training.loop.boundaries import Pace
 
 PARTS = ("one_device", "mirrored")
 LOOP_ROUNDS = 40

@@ -24,16 +24,14 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import compute_again
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
+from tfdist.training.loop.boundaries import Pace
 from tfdist.training.loop.learner import build_learner
 from tfdist.training.loop.outcome import Vote
-from tfdist.training.run.canonical import sums_as_written
-from tfdist.training.run.tuned import COMPILED, xla_variants
+from tfdist.training.run.assembly import sums_as_written
+from tfdist.training.run.tuned import COMPILED, UNCOMPILED, Call, XlaTrial, xla_variants
 from tfdist.training.step.gradients import LocalGradients
-from tfdist.training.step.layers.recurrent import read_weights_once
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
-from tfdist.training.watch.pace import Pace
-from tfdist.training.watch.xla_trial import UNCOMPILED, Call, XlaTrial
 
 Train = Callable[[int], None]
 SHUFFLE_BUFFER = 10_000  # examples
@@ -105,7 +103,6 @@ def tfdist_learner_and_training(
     )
 
     compute_again(learner.model, recompute, patches)
-    read_weights_once(learner.model, patches)
 
     def step_of(xla: str) -> TrainStep:
         compiles_pass, compiles_update = COMPILED[xla]

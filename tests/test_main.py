@@ -518,10 +518,7 @@ def other_weights(tmp_path: Path) -> str:
     [
         (["train.train_data = @mine.text_labels", "train.eval_data = None"], ["labels are text", "0, 1, 2"]),
         (["train.train_data = @mine.text_inputs", "train.eval_data = None"], ["gives the model text", "TextVector"]),
-        (["train.train_data = @mine.one_nan"], ["training data holds", "x holds nan in example 7"]),
-        (["train.eval_data = @mine.one_nan"], ["evaluation data holds", "x holds nan in example 7"]),
         (["train.eval_data = @mine.rows_of_four"], ["do not fit the data", "float32[None, 4]"]),
-        (["train.train_data = @mine.infinite_weights", "train.eval_data = None"], ["sample_weight holds inf in exam"]),
         (
             ["train.callbacks = [@keras.callbacks.EarlyStopping(monitor='val_acuracy')]"],
             ["EarlyStopping monitors 'val_acuracy'", "Did you mean 'val_accuracy'", "Reported: loss, accuracy, val_"],
@@ -543,6 +540,21 @@ def test_what_cannot_be_learned_is_told_before_training_and_by_validate(
     given = [param("import mine"), param("import keras"), *map(param, settings)]
     for mode in ("validate", "train"):
         check_refused(answer(DIGITS, *given, "--run_dir=run", f"--mode={mode}"), *words)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["train.train_data = @mine.one_nan"], ["first batch of the training data holds", "x holds nan in example"]),
+        (["train.eval_data = @mine.one_nan"], ["first batch of the evaluation data holds", "x holds nan in example"]),
+        (["train.train_data = @mine.infinite_weights", "train.eval_data = None"], ["sample_weight holds inf in exam"]),
+    ],
+)
+def test_values_that_are_not_finite_are_told_by_validate(
+    answer: Callable[..., Finished], settings: list[str], words: list[str]
+) -> None:
+    given = [param("import mine"), *map(param, settings)]
+    check_refused(answer(DIGITS, *given, "--mode=validate"), *words)
 
 
 # The user's own code

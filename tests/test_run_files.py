@@ -436,24 +436,6 @@ def test_a_run_that_has_more_steps_than_are_asked_for_says_so(runs: Runs, tmp_pa
     assert (result["steps"], result["epochs"]) == (2 * STEPS_PER_EPOCH, 2)
 
 
-def test_a_copy_is_a_run_of_its_own_and_what_was_moved_the_same_run(runs: Runs, tmp_path: pathlib.Path) -> None:
-    copies = [runs.copy("killed", tmp_path / name) for name in ("one", "two")]
-    for copy in copies:
-        assert_weights(run(copy), runs.weights)
-    finished = runs.copy("finished", tmp_path / "finished")
-    assert run(finished) is None
-    for copy, original in zip([*copies, finished], [runs.killed, runs.killed, runs.finished], strict=True):
-        (said,) = told(copy, "run_copied")
-        assert said.startswith(f"{copy} is a copy of {original}:")
-    assert len({(each / "telemetry" / "run_id").read_text() for each in (runs.killed, *copies)}) == 3
-    moved, link = copies[0].rename(tmp_path / "moved"), tmp_path / "link"
-    link.symlink_to(copies[1])
-    for directory in (moved, link):
-        before = (directory / "telemetry" / "run_id").read_text()
-        run(directory, epochs=4)
-        assert (directory / "telemetry" / "run_id").read_text() == before and len(told(directory, "run_copied")) == 1
-
-
 def test_a_finished_run_misses_its_model(runs: Runs, tmp_path: pathlib.Path) -> None:
     directory = runs.copy("finished", tmp_path / "run")
     (directory / "export" / "model.keras").unlink()

@@ -21,12 +21,11 @@ from tfdist.telemetry.result import RunResult
 from tfdist.training.loop.learner import build_model, check_fit
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import check_start_from
-from tfdist.training.run import assembly, model_files
-from tfdist.training.run.checking import checks
-from tfdist.training.run.checking.fast_check import shortened
-from tfdist.training.run.checking.metric_sums import check_metric_sums
+from tfdist.training.recovery.weights import check_exported, find_weights, put_weights
+from tfdist.training.run import assembly, checks
+from tfdist.training.run.checks import shortened
 from tfdist.training.run.compiled import parts_of
-from tfdist.training.run.directory.claim import Claim
+from tfdist.training.run.metric_sums import check_metric_sums
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings
@@ -53,9 +52,8 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
         _check_fast(settings, request)
         return None
     model, strategy = hypermodel.builder_of(settings), settings.strategy
-    claim = Claim.of(settings, request.settings, begins_empty=request.begins_empty)
     check = functools.partial(check_start_from, *settings.start)
-    opening = open_run(request, strategy, mode="train", claim=claim, check=check, to_tell=settings)
+    opening = open_run(request, strategy, mode="train", settings=settings, check=check)
     with contextlib.ExitStack() as at_end, opening as run, Patches() as patches:
         if run.place.is_finished and not request.repeats_end:
             _clear_backup(run, settings, at_end)
@@ -122,11 +120,11 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
       UserError: something given is wrong, or there are no such weights.
     """
     task, strategy = settings.task, settings.strategy
-    check = functools.partial(model_files.check_exported, request.run_dir, settings.weights)
+    check = functools.partial(check_exported, request.run_dir, settings.weights)
     with open_run(request, strategy, mode="evaluate", check=check) as run:
         model = hypermodel.builder_of_trained(settings, request.run_dir, strategy)
         set_precision(settings.precision)
-        found = model_files.find_weights(run, settings.weights, settings.policy, setting="evaluate.weights")
+        found = find_weights(run, settings.weights, settings.policy, setting="evaluate.weights")
         source = assembly.open_source(run, settings.data, "evaluation")
         if task is None:
             model, _, task = parts_of(strategy, model, None, None, source.structure)
@@ -135,7 +133,7 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
             metrics = MetricGroup(task.metric_specs())
             check_fit(built, task, source.structure, [metrics])
         check_metric_sums(built, task, source.structure, run.topology)
-        model_files.put_weights(run, built, found)
+        put_weights(run, built, found)
         evaluator = assembly.evaluator_of(run, built, metrics, task, source, settings.global_batch_size)
         results = evaluator.evaluate()
         assert results is not None  # nothing asks it to leave

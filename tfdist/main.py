@@ -29,7 +29,7 @@ from tfdist.errors import (
     suggest,
 )
 from tfdist.requirements import REQUIREMENTS, check_tensorflow, missing_requirement
-from tfdist.training.watch.profiled_steps import ProfiledSteps
+from tfdist.training.run.request import ProfiledSteps
 
 MODES = {
     "train": "train, evaluate, export; what the run leaves is in --run_dir",

@@ -26,7 +26,7 @@ import tfdist
 from tfdist.checkpoint import policy
 from tfdist.errors import EXIT_NOT_SAVED, UserError
 from tfdist.training.loop.callback_model import COMPILED
-from tfdist.training.run.model_files import load_weights
+from tfdist.training.recovery.weights import load_weights
 from tfdist.training.step.layers.layer_state import ThreadLosses
 from tfdist.training.step.optimizer import REDUCTION
 

@@ -32,7 +32,6 @@ REPLACED = {  # attributes of Keras's objects that some room replaces
         "assign",
         "assign_add",
         "assign_sub",
-        "inner_loop",
         "momentum",
         "_moments",
         "_losses",

@@ -12,7 +12,7 @@ from support import REPOSITORY
 from tfdist.errors import UserError
 from tfdist.settings.checks import COUNT, FUNCTION, SECONDS, SEED, SWITCH, one_of, or_none, text
 from tfdist.settings.declaration import Settings, setting
-from tfdist.training.run.directory.claim import lasting
+from tfdist.training.run.claim import lasting
 from tfdist.training.run.settings import TrainSettings
 
 

@@ -17,7 +17,6 @@ from equivalence.cases import (
     classification_by,
     dense_model,
     digits,
-    one_hot_digits,
     overwriting_sgd,
     sparse_loss,
     tagged_words,
@@ -27,7 +26,6 @@ from equivalence.cases import (
 )
 from training.trainings import run
 
-from tfdist.errors import UserError
 from tfdist.tasks.supervised import Supervised
 
 BATCH, EPOCHS, SEED = 64, 2, 5
@@ -112,22 +110,3 @@ def test_settings_of_the_optimizer(tmp_path: pathlib.Path, optimizer: Any, model
     data = digits(300)
     theirs = fitted(model, data, optimizer(), loss=sparse_loss())
     agrees(tmp_path, model, data, optimizer, classification_by("sum_over_batch_size"), *theirs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("one_hot", [False, True])
-def test_weights_of_classes(tmp_path: pathlib.Path, one_hot: bool) -> None:
-    class_weight, data = {0: 5.0, 3: 0.0, 8: 0.5}, one_hot_digits(300) if one_hot else digits(300)
-
-    def loss() -> keras.losses.Loss:
-        return keras.losses.CategoricalCrossentropy(from_logits=True) if one_hot else sparse_loss()
-
-    theirs = fitted(dense_model, data, keras.optimizers.SGD(0.2), class_weight, loss=loss(), metrics=["accuracy"])
-    task = Supervised(loss=loss(), metrics=["accuracy"], class_weight=class_weight)
-    agrees(tmp_path, dense_model, data, lambda: keras.optimizers.SGD(0.2), lambda: task, *theirs)
-
-
-@pytest.mark.parametrize("given", [[1.0, 2.0], {"cat": 1.0}, {0: "much"}, {}])
-def test_what_are_no_weights_of_classes_gives_a_message(given: Any) -> None:
-    with pytest.raises(UserError, match=r"class_weight is .*by class number"):
-        Supervised(loss="mse", class_weight=given)

@@ -13,19 +13,13 @@ import numpy as np
 import pytest
 from equivalence.cases import (
     digits,
-    ema_sgd,
-    own_methods_model,
     sparse_loss,
-    two_output_model,
-    two_output_task,
-    two_outputs,
 )
 from keras_fit.spies import BatchSpy, Spy
 from training.trainings import STEPS_PER_EPOCH, run
 
 from tfdist.errors import DivergedError, UserError
 from tfdist.strategies.one_device import OneDevice
-from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.callbacks import (
     TEST_BATCH_HOOKS,
     TRAIN_BATCH_HOOKS,
@@ -51,17 +45,6 @@ def test_batch_hooks_come_for_each_batch_and_one_line_says_that_calls_are_short(
         assert [call[:2] for call in calls] == hooks * 2
         last = [call[2]["loss"] for call in calls if call[:2] == hooks[-1]]
         assert last == [p["loss"] for p in trained.points(split)]
-
-
-@pytest.mark.slow
-def test_what_a_batch_hook_assigns_acts_on_the_next_batch(tmp_path: pathlib.Path) -> None:
-    class Freezes(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if batch == 2:
-                self.model.optimizer.learning_rate = 0.0
-
-    trained = run(tmp_path / "frozen", epochs=1, callbacks=[Freezes()], eval_data=None)
-    assert trained.bits() == run(tmp_path / "short", epochs=None, steps=3, eval_data=None).bits()
 
 
 def test_callbacks_of_keras_that_do_nothing_in_a_batch_hook_shorten_no_call(tmp_path: pathlib.Path) -> None:
@@ -164,30 +147,6 @@ def test_early_stopping_puts_back_the_best_weights_and_they_are_what_is_evaluate
 
 
 @pytest.mark.slow
-def test_the_best_weights_that_are_put_back_stay_before_the_averages(tmp_path: pathlib.Path) -> None:
-    stopping = keras.callbacks.EarlyStopping(patience=1, min_delta=100.0, restore_best_weights=True)
-    trained = run(tmp_path / "stopped", epochs=9, optimizer=ema_sgd, callbacks=[stopping])
-    kept: list[Any] = []
-    keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: kept.append(model_of(keep).get_weights()))
-    run(tmp_path / "first", epochs=1, optimizer=ema_sgd, callbacks=[keep])
-    for ours, theirs in zip(trained.exported().get_weights(), kept[0], strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    assert trained.result.eval_metrics["loss"] == pytest.approx(trained.points("eval")[0]["loss"], abs=1e-6)
-
-
-def model_of(callback: keras.callbacks.Callback) -> keras.Model:
-    return callback.model
-
-
-@pytest.mark.slow
-def test_a_plateau_lowers_the_rate_that_is_logged_and_used(tmp_path: pathlib.Path) -> None:
-    plateau = keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=100.0, factor=0.0, min_lr=0.0)
-    trained = run(tmp_path, epochs=4, callbacks=[plateau])
-    assert [p["learning_rate"] for p in trained.points("train")] == pytest.approx([0.2, 0.2, 0.0, 0.0])
-    assert trained.points("eval")[1]["loss"] == trained.points("eval")[3]["loss"]  # nothing is learned at a rate of 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -201,70 +160,9 @@ def test_a_schedule_is_logged_at_the_optimizers_step(tmp_path: pathlib.Path, sch
     assert [p["learning_rate"] for p in trained.points("train")] == pytest.approx(expected)
 
 
-@pytest.mark.slow
-def test_a_callback_evaluates_a_model_of_several_named_outputs(tmp_path: pathlib.Path) -> None:
-    data, seen = two_outputs()[:2], []
-
-    class Evaluates(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            found = self.model.evaluate(*data, batch_size=64, verbose=0, return_dict=True)
-            seen.append((found, {name: logs[f"val_{name}"] for name in found}))
-
-    parts = {
-        "model": two_output_model,
-        "task": two_output_task,
-        "train_data": lambda: data,
-        "eval_data": lambda: data,
-    }
-    run(tmp_path, epochs=1, callbacks=[Evaluates()], **parts)
-    ((found, expected),) = seen
-    assert set(found) >= {"loss", "digit_sparse_categorical_accuracy", "odd_auc"}
-    assert found == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_a_loss_of_the_models_own_is_trained_with_callbacks_as_without(tmp_path: pathlib.Path) -> None:
-    own = {"model": own_methods_model, "task": lambda: Supervised(loss=sparse_loss()), "epochs": 1}
-    with_one = run(tmp_path / "with", callbacks=[keras.callbacks.History()], **own)
-    without = run(tmp_path / "without", **own)
-    assert with_one.points("train") == without.points("train") and with_one.points("train")[-1]["loss"] > 1
-    assert with_one.bits() == without.bits()
-
-
-@pytest.mark.slow
-def test_history_terminate_on_nan_and_swapped_averages_work(tmp_path: pathlib.Path) -> None:
-    history = keras.callbacks.History()
-    callbacks = [history, keras.callbacks.TerminateOnNaN(), keras.callbacks.SwapEMAWeights()]
-    trained = run(tmp_path / "run", optimizer=ema_sgd, callbacks=callbacks)
-    assert history.history["val_loss"] == [p["loss"] for p in trained.points("eval")]
-    # With the averages swapped in, the last evaluation is that of what is exported.
-    assert trained.points("eval")[-1]["loss"] == pytest.approx(trained.result.eval_metrics["loss"], abs=1e-6)
-
-
-class StopsItself(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.model.stop_training = epoch == 1
-
-
-@pytest.mark.slow
-def test_a_users_callback_stops_the_training_and_the_next_one_starts_afresh(tmp_path: pathlib.Path) -> None:
-    for name in ("one", "two"):
-        assert run(tmp_path / name, epochs=5, callbacks=[StopsItself()]).result.epochs == 2
-
-
 class StopsInTheMiddle(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.model.stop_training = self.model.optimizer.iterations >= 9
-
-
-@pytest.mark.slow
-def test_a_batch_hook_stops_the_training_within_a_call_and_ends_the_epoch_there(tmp_path: pathlib.Path) -> None:
-    epochs = Spy()
-    trained = run(tmp_path, epochs=5, callbacks=[StopsInTheMiddle(), epochs])
-    assert trained.result.steps == 9 and trained.result.epochs == 1
-    assert [point["step"] for point in trained.points("eval")] == [7, 9]
-    assert [point["step"] for point in trained.points("train")] == [7, 9]
-    assert [call[0] for call in epochs.calls].count("epoch_end") == 2
 
 
 @pytest.mark.slow

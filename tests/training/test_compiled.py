@@ -40,34 +40,6 @@ def test_names_mean_what_they_mean_in_compile() -> None:
     assert made[1].name == "mse"
 
 
-def test_the_loss_is_that_which_keras_evaluates() -> None:
-    x, y = np.random.default_rng(0).random((8, 4), np.float32), np.arange(8, dtype=np.int32) % 3
-    model = compiled(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
-    expected = model.evaluate(x, y, verbose=0)
-    build, _, task = parts_of(None, lambda: model, None, None, STRUCTURE)
-    terms, outputs = task.terms(build(), (x, y), training=False)
-    (term,) = terms.values()
-    made = metrics_of(task)
-    task.update_metrics(made, (x, y), outputs, None)
-    assert [float(tf.reduce_mean(term.values)), float(made[0].result())] == pytest.approx(expected, rel=1e-5)
-
-
-def test_several_outputs_have_their_losses_weights_and_metrics_by_name() -> None:
-    inputs = keras.Input((4,))
-    outputs = {"kind": keras.layers.Dense(3, activation="softmax")(inputs), "size": keras.layers.Dense(1)(inputs)}
-    model = keras.Model(inputs, outputs)
-    metrics = {"kind": [keras.metrics.SparseCategoricalAccuracy(name="hits")]}
-    losses = {"kind": "sparse_categorical_crossentropy", "size": "mse"}
-    model.compile(optimizer="adam", loss=losses, loss_weights={"size": 0.5}, metrics=metrics)
-    targets = {"kind": tf.TensorSpec((None,), tf.int32), "size": tf.TensorSpec((None, 1), tf.float32)}
-    _, _, task = parts_of(None, lambda: model, None, None, (STRUCTURE[0], targets))
-    assert set(task.term_names()) == {"kind", "size"}
-    assert [(spec.output, spec.build().name) for spec in task.metric_specs()] == [("kind", "hits")]
-    x = np.ones((2, 4), np.float32)
-    terms, _ = task.terms(model, (x, {"kind": np.array([0, 1]), "size": np.ones((2, 1))}), training=False)
-    assert terms["size"].coefficient == 0.5 and terms["kind"].coefficient == 1.0
-
-
 @pytest.mark.slow
 def test_a_model_that_is_not_compiled_needs_optimizer_and_task() -> None:
     def plain() -> keras.Model:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
-import textwrap
 import time
 from typing import Any
 
 import numpy as np
 import pytest
-import support
 import tensorflow as tf
 from equivalence.cases import digits
 from training.trainings import run
@@ -62,43 +59,6 @@ class Recorder:
 
 
 # Steps that compute a while with a batch that is there, on the only thread that the process has for operations.
-ONE_THREAD = """
-    import time
-    import tensorflow as tf
-
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    from tfdist.strategies.one_device import OneDevice
-    from tfdist.training.watch.input_wait import timed_next
-
-    strategy = OneDevice()
-    strategy.connect()
-    examples = {"x": tf.ones([300, 300]), "y": tf.constant(0.0)}
-    iterator = iter(tf.data.Dataset.from_tensors(examples).repeat().prefetch(50))
-
-    @tf.function
-    def waits(iterator, steps):
-        def step(i, total, waited):
-            batch, seconds = timed_next(strategy, iterator)
-            x = batch["x"]
-            for _ in range(20):
-                x = tf.matmul(x, x) / 300
-            return i + 1, total + tf.reduce_sum(x) + batch["y"], waited + seconds
-
-        zeros = [0, tf.constant(0.0), tf.constant(0.0, tf.float64)]
-        return tf.while_loop(lambda i, *_: i < steps, step, zeros, parallel_iterations=1)[2]
-
-    waits(iterator, tf.constant(20))
-    started = time.perf_counter()
-    print("waited", waits(iterator, tf.constant(100)).numpy(), "of", time.perf_counter() - started)
-"""
-
-
-@pytest.mark.slow
-def test_what_is_computed_with_a_batch_on_the_only_thread_is_no_wait_for_it() -> None:
-    done = support.run_python(["-c", textwrap.dedent(ONE_THREAD)], env={"PYTHONPATH": str(support.REPOSITORY)}).check()
-    (line,) = [line.split() for line in done.stdout.splitlines() if line.startswith("waited ")]
-    waited, seconds = float(line[1]), float(line[3])
-    assert waited < seconds / 2
 
 
 @pytest.mark.slow
@@ -181,13 +141,3 @@ def test_the_first_call_does_not_count_and_the_worker_that_waited_most_is_told(
     assert epoch == 1 and waited.by_worker == pytest.approx([0.1, 0.3])
     assert (waited.worst, waited.share) == (1, pytest.approx(0.3))
     assert [(step, hint) for step, _, hint in recorder.warnings] == [(2, "Hint.")]
-
-
-@pytest.mark.slow
-def test_the_events_of_two_workers_hold_both_shares(tmp_path: pathlib.Path) -> None:
-    gin = f"--gin_file={support.REPOSITORY}/configs/experiments/digits.gin"
-    command = ["-m", "tfdist.launch", "--workers=2", "--", gin, f"--run_dir={tmp_path}", "--gin_param=train.epochs = 2"]
-    support.run_python(command, cwd=support.REPOSITORY).check()
-    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    shares = [e["details"]["by_worker"] for e in events if e["event"] == "input_wait"]
-    assert len(shares) == 2 and all(len(each) == 2 and 0 <= min(each) <= max(each) <= 1 for each in shares)

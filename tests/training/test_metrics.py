@@ -17,7 +17,7 @@ from tfdist.errors import UserError
 from tfdist.strategies.base import Topology
 from tfdist.tasks.base import MetricSpec
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.run.checking.metric_sums import check_metric_sums, metrics_without_sum
+from tfdist.training.run.metric_sums import check_metric_sums, metrics_without_sum
 from tfdist.training.step.metrics import MetricGroup
 
 pytestmark = pytest.mark.slow

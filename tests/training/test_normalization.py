@@ -1,9 +1,10 @@
-"""Batch statistics and what layers add to the loss do not depend on the number of replicas."""
+"""Batch statistics, what layers add to the loss, and random numbers do not depend on the number of replicas."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from equivalence.cases import BASE, dense_model
-from training.checks import differ, moments_data, normalization_layer
+from training.checks import differ, drawn_masks, moments_data, normalization_layer
 from training.trainings import activity_model, constrained_model, run
 
 from tfdist.experiment import validate
@@ -21,6 +22,7 @@ from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice
 from tfdist.training.run.settings import TrainSettings
 from tfdist.training.step.layers.layer_state import moving_variables, separate_losses
+from tfdist.training.step.layers.lockstep import meet, side_by_side
 from tfdist.training.step.layers.normalization import batch_norm_layers, global_moments, is_synchronized, synchronize
 
 
@@ -185,3 +187,34 @@ def test_separated_losses_still_count_and_the_model_can_be_saved(tmp_path: pathl
     model(x)
     assert [float(loss) for loss in model.losses] == expected
     model.save(tmp_path / "model.keras")
+
+
+@pytest.mark.slow
+def test_replicas_draw_apart_and_the_first_as_one_device(mirrored: Callable[[str], Any]) -> None:
+    strategy = OneDevice()
+    strategy.connect()
+    alone = drawn_masks(strategy)
+    both = mirrored("masks")
+    assert [call[0] for call in both] == [call[0] for call in alone]
+    rows = [row for call in both for mask in call for row in mask]
+    assert len({tuple(row) for row in rows}) == len(rows) == 8
+
+
+def traced_together(*functions: Callable[[], tf.Tensor]) -> list[float]:
+    return [float(value) for value in tf.function(lambda: side_by_side(functions, tf.add_n), autograph=False)()]
+
+
+def test_every_function_gets_what_all_of_them_make() -> None:
+    found = traced_together(lambda: 1.0 + meet(meet(tf.constant(2.0))), lambda: meet(10.0 * meet(tf.constant(3.0))))
+    assert found == [56.0, 55.0]
+
+
+def test_where_one_fails_the_others_end_too() -> None:
+    def fails() -> tf.Tensor:
+        meet(tf.constant(1.0))
+        raise ZeroDivisionError
+
+    before = threading.active_count()
+    with pytest.raises(ZeroDivisionError):
+        traced_together(lambda: meet(meet(tf.constant(1.0))), fails, lambda: meet(meet(tf.constant(1.0))))
+    assert threading.active_count() == before

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfdist.training.watch.pace import LONGEST_CALL, Pace
+from tfdist.training.loop.boundaries import Pace
 
 
 @dataclasses.dataclass
@@ -44,30 +44,12 @@ def test_calls_double_until_they_take_long_enough() -> None:
     assert strategy.asked == 5  # nothing is agreed on any more
 
 
-def test_the_first_call_traces_and_does_not_count() -> None:
-    _, pace = new()
-    pace.observe(1, 20.0)
-    assert not pace.settled
-
-
-def test_slow_steps_are_called_one_by_one() -> None:
-    _, pace = new()
-    assert set(observed(pace, 0.5)) == {1}
-    assert pace.settled
-
-
 def test_a_call_cut_short_by_a_boundary_tells_nothing() -> None:
     strategy, pace = new()
     observed(pace, 0.001, calls=4)
     length, asked = pace.steps_per_call, strategy.asked
     pace.observe(length - 1, 10.0)
     assert (pace.steps_per_call, strategy.asked, pace.settled) == (length, asked, False)
-
-
-def test_calls_do_not_grow_without_end() -> None:
-    _, pace = new()
-    observed(pace, 0.0)
-    assert pace.settled and pace.steps_per_call == LONGEST_CALL
 
 
 def test_all_follow_the_chiefs_clock() -> None:

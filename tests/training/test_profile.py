@@ -17,7 +17,7 @@ from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
 from training.trainings import run as train
 
 from tfdist.errors import UserError
-from tfdist.training.watch.profiled_steps import ProfiledSteps
+from tfdist.training.run.request import ProfiledSteps
 from tfdist.training.watch.profiler import MARK
 
 DIGITS = ["--gin_file=configs/experiments/digits.gin", "--gin_param=train.epochs = 2"]  # 23 steps each

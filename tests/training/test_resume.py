@@ -499,21 +499,3 @@ def test_what_the_first_hooks_read_and_assign_is_as_in_a_run_that_never_stopped(
     assert resumed.result.resumed_from_step
     assert resumed.bits() == whole.bits()
     assert float(resumed.optimizer.learning_rate) == float(whole.optimizer.learning_rate)
-
-
-def test_an_epoch_whose_steps_were_all_done_before_has_no_rate(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    changes = BASE | {"checkpoint": CheckpointPolicy(every_steps=1000)}
-    run(
-        tmp_path,
-        may_fail=True,
-        callbacks=[Once("on_train_batch_end", STEPS_PER_EPOCH, send(signal.SIGTERM))],
-        **changes,
-    )
-    capsys.readouterr()
-    resumed = run(tmp_path, **changes)
-    assert resumed.result.resumed_from_step == STEPS_PER_EPOCH
-    first, *others = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
-    assert first.startswith("epoch 1/") and "examples/s" not in first
-    assert others and all("examples/s" in line for line in others)

@@ -47,14 +47,6 @@ def test_the_learning_rate_falls_for_good_and_the_run_ends_well(tmp_path: pathli
     assert (found.result.steps, len(found.result.starts)) == (14, 1)
 
 
-def test_a_constant_rate_falls_too(tmp_path: pathlib.Path) -> None:
-    settings = {"optimizer": lambda: keras.optimizers.SGD(1e12)}
-    found = run(tmp_path / "diverging", **(DIVERGING | settings))
-    clean = run(tmp_path / "clean", **(DIVERGING | {"optimizer": lambda: keras.optimizers.SGD(1e-2)}))
-    for ours, theirs in zip(found.weights(), clean.weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
-
-
 @pytest.mark.parametrize("killed_after", [8, 10, 12])
 def test_a_run_that_is_killed_around_it_ends_with_the_same_bits(tmp_path: pathlib.Path, killed_after: int) -> None:
     expected = run(tmp_path / "whole", **DIVERGING, callbacks=[Raises(10**6)])

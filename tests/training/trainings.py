@@ -14,9 +14,8 @@ from equivalence.cases import BASE, digits
 from tfdist.experiment import train
 from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry.result import RunResult
-from tfdist.training.run.request import Request
+from tfdist.training.run.request import ProfiledSteps, Request
 from tfdist.training.run.settings import TrainSettings
-from tfdist.training.watch.profiled_steps import ProfiledSteps
 
 STEPS_PER_EPOCH = 7
 SMALL = BASE | {"deterministic": False, "eval_data": lambda: digits(101)}

@@ -18,9 +18,9 @@ import tensorflow as tf
 from equivalence.cases import BASE, STRATEGIES
 
 from tfdist.experiment import train
+from tfdist.training.run import tuned as xla_trial
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
-from tfdist.training.watch import xla_trial
 
 FORCED = {"MOST_COST": 1e9, "FIRST_LOOK": 2, "ROUNDS": 2}
 SETTINGS: dict[str, Any] = {"epochs": 4, "deterministic": False, "steps_per_call": 1, "eval_data": None, "xla": "auto"}

@@ -31,8 +31,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.of_tensorflow import strategy_over
 from tfdist.tasks.class_weight import check_one_class
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.loop.backup import find_backup
-from tfdist.training.loop.callbacks import CallbackError
+from tfdist.training.loop.callbacks import CallbackError, find_backup
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import reporting_failures
 from tfdist.training.run.settings import TrainSettings

@@ -31,8 +31,8 @@ from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry.json_text import to_json
 from tfdist.training.loop.learner import build_model
-from tfdist.training.run import assembly, model_files
-from tfdist.training.run.checking import checks
+from tfdist.training.recovery.weights import find_weights, put_weights
+from tfdist.training.run import assembly, checks
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
 from tfdist.training.step.precision import set_precision
@@ -57,11 +57,11 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
     check_packages(settings)
     with open_run(request, OneDevice(), mode="export") as run, tempfile.TemporaryDirectory(prefix="tfdist-") as scratch:
         set_precision(settings.precision)
-        found = model_files.find_weights(run, settings.weights, settings.policy, setting="export.weights")
+        found = find_weights(run, settings.weights, settings.policy, setting="export.weights")
         source = assembly.open_source(run, settings.data, "comparison")
         task = InputsAlone(settings.task)
         model = build_model(builder, task, source.structure)
-        model_files.put_weights(run, model, found)
+        put_weights(run, model, found)
         inputs = _examples(source, task, settings.num_examples)
         expected = _outputs(model, inputs)
         exports = {}

@@ -22,9 +22,8 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.gathering import replica_index, rows_of_all
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.learner import build_model
-from tfdist.training.recovery.weights import Found
-from tfdist.training.run import assembly, model_files
-from tfdist.training.run.checking import checks
+from tfdist.training.recovery.weights import Found, find_weights, put_weights
+from tfdist.training.run import assembly, checks
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
 from tfdist.training.step.precision import set_precision, traced
@@ -46,12 +45,12 @@ def predict(settings: PredictSettings, request: Request) -> str:
     with open_run(request, settings.strategy, mode="predict") as run:
         builder = uncompiled(hypermodel.builder_of_trained(settings, request.run_dir, run.strategy))
         set_precision(settings.precision)
-        found = model_files.find_weights(run, settings.weights, settings.policy, setting="predict.weights")
+        found = find_weights(run, settings.weights, settings.policy, setting="predict.weights")
         source = assembly.open_source(run, settings.data, "prediction")
         task = InputsAlone(settings.task)
         with run.strategy.scope():
             model = build_model(builder, task, source.structure)
-        model_files.put_weights(run, model, found)
+        put_weights(run, model, found)
         plan = BatchPlan(
             num_examples=source.num_examples,
             global_batch_size=settings.global_batch_size,

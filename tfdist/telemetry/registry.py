@@ -112,7 +112,6 @@ _EVENTS = (
     # The run.
     EventKind("training_started", "info", "a process has joined the run"),
     EventKind("already_finished", "info", "the run directory holds this run, and nothing is left to train"),
-    EventKind("run_copied", "info", "the run directory is a copy, and gets an ID of its own"),
     EventKind("data_opened", "info", "a data set can be read"),
     EventKind("fewer_workers", "info", "the run resumes with fewer workers and the same global batch"),
     EventKind("calls_of_one_step", "info", "a callback acts on batches, so each step is a call of its own"),

@@ -49,14 +49,12 @@ class Starts:
       settings: of the last start, by name.
       starts: of the run so far, the first one first.
       checkpoint_dir: of its checkpoints, where they are not in the run directory.
-      directory: of the run at its last start; a copy of the run is known by it.
     """
 
     mode: str = TRAIN
     settings: Mapping[str, str]
     starts: Sequence[Start]
     checkpoint_dir: str | None = None
-    directory: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

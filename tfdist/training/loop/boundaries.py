@@ -13,6 +13,7 @@ from tfdist.errors import UserError, is_whole_number
 from tfdist.recipes.lengths import is_length, length_of
 from tfdist.settings.checks import COUNT, Check, or_none
 from tfdist.settings.declaration import Settings, setting
+from tfdist.strategies.base import Strategy
 
 
 def _are_epochs(value: Any) -> bool:
@@ -124,6 +125,15 @@ class Boundaries:
         """The step at which this process ends."""
         return self.total_steps if self.pause_step is None else min(self.total_steps, self.pause_step)
 
+    @property
+    def num_epochs(self) -> int:
+        """Of the run, the last of which may be cut off."""
+        return self.epoch_of(self.total_steps)
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch, counted from 1, that the step which was done last belongs to."""
+        return -(-step // self.steps_per_epoch)
+
     def next_after(self, step: int) -> int:
         periods = [self.steps_per_epoch, self.eval_every_steps, self.log_every_steps]
         return min(self.last_step, *((step // period + 1) * period for period in periods if period))
@@ -141,3 +151,36 @@ class Boundaries:
     def logs(self, step: int) -> bool:
         period = self.log_every_steps
         return period is not None and step % period == 0 and not self.ends_epoch(step)
+
+
+TARGET_SECONDS = 0.1
+LONGEST_CALL = 4096
+
+
+class Pace:
+    """Steps per call: given, or doubled from 1 until a call takes about 0.1 s.
+
+    A longer call saves a return to Python per step, a shorter one lets the loop react sooner. All workers follow the
+    chief's clock, so that they call alike; once found, the number stays.
+    """
+
+    def __init__(self, strategy: Strategy, steps_per_call: int | None) -> None:
+        self._strategy = strategy
+        self.steps_per_call = steps_per_call or 1
+        self.settled = steps_per_call is not None
+        self._traced = False
+
+    def observe(self, steps: int, seconds: float) -> None:
+        """Takes note of a call of `steps` steps that took `seconds`. A collective until the number is settled."""
+        if self.settled:
+            return
+        if not self._traced:  # the first call traces and compiles; its time tells nothing
+            self._traced = True
+            return
+        if steps < self.steps_per_call:  # cut short by a boundary; every worker sees that alike
+            return
+        seconds = float(self._strategy.from_chief([seconds])[0])
+        if seconds >= TARGET_SECONDS / 2 or self.steps_per_call >= LONGEST_CALL:
+            self.settled = True
+        else:
+            self.steps_per_call *= 2

@@ -7,10 +7,11 @@ all; those that write files run on the chief alone.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,10 +19,10 @@ import numpy as np
 
 from tfdist import user_code
 from tfdist.checkpoint.callback_state import Baseline
-from tfdist.errors import TfdistError, UserError
+from tfdist.checkpoint.policy import OFF, CheckpointPolicy, policy_of
+from tfdist.errors import TfdistError, UserError, is_whole_number
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
-from tfdist.training.loop.backup import find_backup, is_backup
 from tfdist.training.step.optimizer import keeps_average
 
 TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -32,6 +33,8 @@ WRITERS = (
     keras.callbacks.CSVLogger,
     keras.callbacks.RemoteMonitor,
 )
+BACKUP = "keras.callbacks.BackupAndRestore"
+KERAS_FILE = "latest.weights.h5"  # what Keras's callback leaves in its directory
 
 
 class Callbacks:
@@ -318,3 +321,58 @@ def _is_idle(callback: keras.callbacks.Callback, hook: str) -> bool:
         if kind is not None and isinstance(callback, kind) and _function(callback, hook) is getattr(kind, hook):
             return is_idle(callback)
     return False
+
+
+def is_backup(callback: Any) -> bool:
+    """Whether a callback is read as settings of the run's own checkpoints, and does not run.
+
+    It would write files of its own and set the first epoch of `fit`.
+    """
+    return isinstance(callback, keras.callbacks.BackupAndRestore)
+
+
+def find_backup(callbacks: Iterable[Any]) -> keras.callbacks.BackupAndRestore | None:
+    """The BackupAndRestore among the callbacks; None where there is none.
+
+    Raises:
+      UserError: there are several, one is of a class of the user's own, or says what cannot be meant.
+    """
+    found = [callback for callback in callbacks if is_backup(callback)]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise UserError(f"train.callbacks holds {len(found)} {BACKUP}; a run has one. Remove the others.")
+    (callback,) = found
+    if type(callback) is not keras.callbacks.BackupAndRestore:
+        raise UserError(
+            f"train.callbacks holds {type(callback).__name__}, a {BACKUP} of your own. tfdist saves by itself and does "
+            f"not call it: write {BACKUP}, and what yours does besides in a callback of its own."
+        )
+    if callback.save_freq != "epoch" and not is_whole_number(callback.save_freq, least=1):
+        raise UserError(f"{BACKUP}.save_freq is {callback.save_freq!r}; write 'epoch' or a number of steps.")
+    return callback
+
+
+def policy_of_backup(backup: keras.callbacks.BackupAndRestore, checkpoint: CheckpointPolicy | str) -> CheckpointPolicy:
+    """The policy of `train.checkpoint`, with what the callback says; raises UserError where the two differ."""
+    if checkpoint == OFF:
+        raise UserError(f"train.checkpoint is 'off', and train.callbacks holds {BACKUP}, which saves. Remove one.")
+    policy = policy_of(checkpoint)
+    assert policy is not None
+    by_epoch = backup.save_freq == "epoch"
+    wanted: dict[str, tuple[str, Any]] = {
+        "every_steps": ("save_freq", None if by_epoch else backup.save_freq),
+        "every_epochs": ("save_freq", 1 if by_epoch else None),
+        "every_seconds": ("save_freq", None),
+        "keep_last": ("double_checkpoint", 2 if backup.double_checkpoint else 1),
+    }
+    if backup.delete_checkpoint:
+        wanted |= {"keep_every_steps": ("delete_checkpoint", None), "keep_best": ("delete_checkpoint", None)}
+    for name, (argument, value) in wanted.items():
+        said = getattr(policy, name)
+        if said not in (getattr(CheckpointPolicy, name), value):
+            raise UserError(
+                f"{policy.NAME}.{name} is {said!r}, and train.callbacks holds {BACKUP} with {argument} = "
+                f"{getattr(backup, argument)!r}, which says otherwise. Remove one of the two."
+            )
+    return dataclasses.replace(policy, **{name: value for name, (_, value) in wanted.items()})

@@ -1,4 +1,4 @@
-"""Evaluation: each example once, on however many replicas."""
+"""Passes without updates: evaluation, each example once, on however many replicas; and batch statistics taken anew."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ import tensorflow as tf
 
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import dispose
+from tfdist.keras_patches.patches import Patches
+from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import ROWS, Objective, Task
 from tfdist.telemetry import heartbeat
+from tfdist.training.loop.boundaries import Pace
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.outcome import Vote, Votes, no_votes
 from tfdist.training.run.run import Run
 from tfdist.training.step.gradients import forward, quotients
+from tfdist.training.step.layers.normalization import batch_norm_layers
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.precision import traced
-from tfdist.training.watch.pace import Pace
 
 
 class Evaluator:
@@ -190,3 +193,37 @@ class LossSums(keras.metrics.Metric):
 def to_python(results: dict[str, tf.Tensor]) -> dict[str, Any]:
     """Scalars as floats, vectors as lists."""
     return {name: value.numpy().tolist() for name, value in results.items()}
+
+
+def renew_batch_statistics(
+    strategy: Strategy, model: keras.Model, task: Task, iterator: Iterator[Any], *, steps: int, batch_size: int
+) -> None:
+    """Takes batch statistics of weights that no training step has seen: averages. Every worker calls it.
+
+    The weights stay; the moving statistics become the plain means over the batches, whatever they were before.
+
+    Args:
+      strategy: connected.
+      model: with the weights to take them of.
+      task: calls the model.
+      iterator: local batches.
+      steps: how many of them.
+      batch_size: the most examples of a global batch.
+    """
+
+    def on_replica(batch: dict[str, Any]) -> None:
+        whole = {name: value for name, value in batch.items() if name != "splits"}
+        forward(model, task, whole, training=True, num_parts=strategy.topology.num_replicas, batch_size=batch_size)
+
+    def step(iterator: Iterator[Any], of_step: tf.Tensor) -> None:
+        with Patches() as patches:
+            for layer in layers:
+                patches.replace(layer, momentum=of_step)
+            strategy.run(on_replica, args=(next(iterator),))
+
+    layers = [layer for layer in batch_norm_layers(model) if layer.trainable]
+    take = traced(step)
+    for index in range(steps):
+        heartbeat.beat(heartbeat.EVALUATING)
+        take(iterator, tf.constant(index / (index + 1), tf.float32))
+    heartbeat.beat(heartbeat.BETWEEN)

@@ -162,12 +162,17 @@ def build_model(builder: ModelBuilder, task: Task, structure: Any, patches: Patc
     is_open = isinstance(model, keras.Sequential) and not hasattr(model, "outputs")
     with explained(structure):
         if is_open or not model.built:
-            model(tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), task.inputs(structure)))
+            model(symbols_of(task.inputs(structure)))
         check_inputs(model, task.inputs(structure))
         task.bind(model, structure)
     if not model.trainable_variables:
         raise UserError("The model has no trainable variables: nothing would be learned.")
     return model
+
+
+def symbols_of(structure: Any) -> Any:
+    """A nest of symbolic tensors like a nest of `tf.TensorSpec`s."""
+    return tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), structure)
 
 
 def check_fit(model: keras.Model, task: Task, structure: Any, metrics: Sequence[MetricGroup]) -> None:

@@ -37,55 +37,15 @@ def mean_losses(sums: Sequence[float], term_names: Sequence[str]) -> dict[str, f
     return {"loss": loss_sum / weight} | {f"{name}_loss": value / weight for name, value in terms}
 
 
-COMPLETED = "completed"
-EARLY_STOPPING = "early_stopping"
 # Of Keras's own callbacks, those that may set `stop_training`.
 STOPPING = (keras.callbacks.EarlyStopping, keras.callbacks.TerminateOnNaN)
 
 
-@dataclasses.dataclass(frozen=True)
-class Ending:
-    """How a training ended.
-
-    Attributes:
-      reason: COMPLETED, or EARLY_STOPPING where a callback ended it.
-      stopped_by: the class of that callback; None where all was trained, or it cannot be told.
-      message: a sentence about an early end; empty otherwise.
-    """
-
-    reason: str = COMPLETED
-    stopped_by: str | None = None
-    message: str = ""
-
-
-def ending_of(
-    callbacks: Sequence[keras.callbacks.Callback], *, stopped: bool, step: int, epoch: int, total_steps: int
-) -> Ending:
-    """How a training ended at `step`, in `epoch` counted from 1; `stopped`: by a callback."""
-    if not stopped:
-        return Ending()
-    patient = next((c for c in callbacks if getattr(c, "stopped_epoch", 0)), None)
-    suspects = (
-        [patient]
-        if patient is not None
-        else [c for c in callbacks if isinstance(c, STOPPING) or not type(c).__module__.startswith("keras.")]
-    )
-    names = " or ".join(dict.fromkeys(type(c).__name__ for c in suspects)) or "A callback"
-    where = f"at step {step:,} of {total_steps:,}, the end of epoch {epoch}"
-    seen = "" if patient is None else _seen(patient)
-    return Ending(EARLY_STOPPING, names if len(suspects) == 1 else None, f"{names} stopped the training {where}{seen}.")
-
-
-def _seen(callback: keras.callbacks.Callback) -> str:
-    """What an EarlyStopping, or a callback like it, waited for."""
-    monitor, best = getattr(callback, "monitor", None), getattr(callback, "best", None)
-    if monitor is None or best is None:
-        return ""
-    epoch = getattr(callback, "best_epoch", None)
-    when = f" of epoch {epoch + 1}" if isinstance(epoch, int) else ""
-    put_back = getattr(callback, "restore_best_weights", False) and getattr(callback, "best_weights", None) is not None
-    then = "; the weights of that epoch are put back" if put_back else ""
-    return f": {monitor} has not come below or above its best, {float(best):.4g}{when}{then}"
+def suspects_of_stop(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
+    """The classes of the callbacks that may have ended a training early: one, where one says that it has."""
+    patient = [c for c in callbacks if getattr(c, "stopped_epoch", 0)][:1]
+    others = [c for c in callbacks if isinstance(c, STOPPING) or not type(c).__module__.startswith("keras.")]
+    return list(dict.fromkeys(type(c).__name__ for c in patient or others))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -328,13 +328,13 @@ def _chosen(
 
 
 def tell_left_out(tell: EventSink, lines: Sequence[str], source: str) -> None:
-    """Says what a partial restore has left out of `source`, a line for each variable; nothing where all fitted."""
+    """Says what a partial restore has left out of `source`; nothing where all fitted."""
     if not lines:
         return
     shown = [*lines[:MOST_SHOWN], *([f"and {len(lines) - MOST_SHOWN:,} more"] if len(lines) > MOST_SHOWN else [])]
     tell.warning(
         "partially_restored",
-        message="\n    ".join([f"Took what fits of {source}, and left out {len(lines):,} variables:", *shown]),
+        message="\n    ".join([f"Took what fits of {source}, and left out:", *shown]),
         left_out=list(lines),
     )
 

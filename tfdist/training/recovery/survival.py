@@ -32,6 +32,7 @@ from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.facts import now
+from tfdist.telemetry.result import versions
 from tfdist.training.recovery.recovery import (
     Checkpoint,
     Opened,
@@ -40,10 +41,9 @@ from tfdist.training.recovery.recovery import (
     load_checkpoint,
     tell_left_out,
 )
-from tfdist.training.recovery.weights import FILES, find_checkpoint, load_fitting, places_of_checkpoints, renamed
-from tfdist.training.run import model_files
+from tfdist.training.recovery.weights import FILES, find_checkpoint, load_weights, places_of_checkpoints, renamed
 from tfdist.training.run.assembly import Training
-from tfdist.training.run.directory.claim import concerns_optimizer, differing_settings, identity
+from tfdist.training.run.claim import concerns_optimizer, differing_settings
 from tfdist.training.run.run import Run
 from tfdist.training.step.optimizer import constant_rates
 from tfdist.training.step.state import MODEL, Learner, ModelState, TrainingState
@@ -61,17 +61,12 @@ def check_start_from(path: str | None, names: Mapping[str, str] | None) -> None:
                 "the run directory, or a checkpoint in it."
             )
         found = files.exists(path)
-    elif not files.is_remote(path) and os.path.isfile(path):
-        raise UserError(
-            f"train.start_from is the file {path!r}; of files only .keras and .weights.h5 hold weights that can be "
-            "read. Write one of these, a run directory, or a checkpoint in it."
-        )
     else:
         found = files.exists(files.join(path, MANIFEST)) or any(map(list_paths, places_of_checkpoints(path)))
     if not found:
         raise UserError(
             f"There is no checkpoint and no model in train.start_from = {path!r}. Write a run directory that has "
-            "checkpoints, one of them, or a .keras file."
+            "checkpoints, one of them, or a .keras or .weights.h5 file."
         )
 
 
@@ -176,12 +171,14 @@ def _close(manager: CheckpointManager, kind: type[BaseException] | None, error: 
 
 
 def _identity(run: Run) -> dict[str, object]:
-    return identity(
-        run.request.settings(),
-        strategy=run.strategy.name,
-        num_workers=run.topology.num_workers,
-        num_replicas=run.topology.num_replicas,
-    )
+    """What a checkpoint says of the run that made it."""
+    return {
+        "settings": dict(run.request.settings()),
+        "strategy": run.strategy.name,
+        "num_workers": run.topology.num_workers,
+        "num_replicas": run.topology.num_replicas,
+        "versions": versions(),
+    }
 
 
 def _resumed(training: Training, state: TrainingState) -> tuple[Checkpoint | None, int]:
@@ -280,13 +277,14 @@ def _load_on_all(run: Run, learner: Learner, path: str, *, partial: bool) -> Non
       UserError: it cannot be read, or the workers read different ones; on every worker.
     """
     strategy, failed = run.strategy, f"{path} cannot be read"
+    load = functools.partial(load_weights, learner.model, path, partial=partial)
     if learner.shards is None:
-        left_out = strategy.on_chief(lambda: _load_file(learner.model, path, partial=partial), failed)
+        left_out = strategy.on_chief(load, failed)
         strategy.send_variables(learner.model.variables)
     else:
         digest = strategy.on_every_worker(lambda: hashlib.sha256(files.read(path)).hexdigest(), failed)
         check_agreement(strategy, lambda: {f"sha256 of {path}": digest})
-        left_out = strategy.on_every_worker(lambda: _load_file(learner.model, path, partial=partial), failed)
+        left_out = strategy.on_every_worker(load, failed)
     tell_left_out(run.events, left_out or [], path)
 
 
@@ -304,19 +302,11 @@ def check_weights(
     """
     path = _plain(path)
     if path.endswith(FILES):
-        _load_file(model, path, partial=partial)
+        load_weights(model, path, partial=partial)
         return
     specs = ModelState(model).specs()
     there = renamed(_state_in(path, tell), specs, names).tensors
     restore.match({name: array for name, array in there.items() if name.startswith(MODEL)}, specs, partial=partial)
-
-
-def _load_file(model: keras.Model, path: str, *, partial: bool) -> list[str]:
-    """Loads a file of weights; a line for each variable that a partial restore left out."""
-    if partial:
-        return load_fitting(model, path)
-    model_files.load_weights(model, path)
-    return []
 
 
 def _state_in(path: str, tell: EventSink) -> State:

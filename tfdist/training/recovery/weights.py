@@ -1,7 +1,7 @@
-"""Finds the weights that an evaluation or a new run names: an exported model, a checkpoint, or a file; and fits them.
+"""A model's way out of a run and into one: exported, and given the weights that a setting names.
 
-Invariant: what is found exists and, for a checkpoint, has every byte that it was written with; whatever is not found is
-a UserError that lists what there is.
+Invariant: the chief exports, the whole or nothing; what is found is the same on every worker, exists and, for a
+checkpoint, has every byte that it was written with. Whatever is not found is a UserError that lists what there is.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import os
 import re
 import tempfile
 import warnings
-import zipfile
 from collections.abc import Iterable, Mapping
 
-import h5py
 import keras
 
 from tfdist.checkpoint import catalog, restore
@@ -23,17 +21,18 @@ from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import EventSink, State
 from tfdist.errors import UserError
-from tfdist.recipes.lora import kept_adapters
+from tfdist.recipes.lora import adapter_bytes, adapter_of, kept_adapters
 from tfdist.storage import files
+from tfdist.telemetry import heartbeat
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.run.directory.starts import find_checkpoint_dir
-from tfdist.training.step.state import MODEL
+from tfdist.training.recovery.recovery import load_checkpoint
+from tfdist.training.run.run import Run
+from tfdist.training.run.starts import find_checkpoint_dir
+from tfdist.training.step.state import MODEL, ModelState
+from tfdist.user_code import said
 
 BEST, LAST = "best", "last"
 MOST_SHOWN = 20
-WEIGHTS_IN_KERAS_FILE = "model.weights.h5"
-Layer = list[str]  # each variable's type and shape
-Layers = dict[str, tuple[str, Layer]]  # by place in the file: the layer's name, its variables
 FILES = (".keras", ".weights.h5")
 
 
@@ -174,16 +173,6 @@ def _steps(run: RunDirectory) -> str:
     return ", ".join(f"{step:,}" for step in sorted({entry.step for entry in _entries(run)}))
 
 
-def are_names(value: object) -> bool:
-    """Whether it maps regular expressions to what `re.sub` takes."""
-    if not isinstance(value, Mapping) or not value:
-        return False
-    try:
-        return all(isinstance(there, str) and re.compile(here) for here, there in value.items())
-    except (re.error, TypeError):
-        return False
-
-
 def renamed(state: State, own: Iterable[str], names: Mapping[str, str] | None) -> State:
     """Another run's state with the model's variables under the names in `own`.
 
@@ -232,62 +221,86 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(known[:MOST_SHOWN]) + more
 
 
-def load_fitting(model: keras.Model, path: str) -> list[str]:
-    """Loads what fits of a .keras or .weights.h5 file into a built model; a line for each variable that was left out.
+def export_model(run: Run, model: keras.Model) -> None:
+    """Writes export/model.keras, and the adapter of one that is adapted, whole or not at all, on the chief."""
+    heartbeat.beat(heartbeat.FINISHING)
+    if not run.topology.is_chief:
+        return
+    if not run.request.keeps:
+        return
+    with tempfile.TemporaryDirectory(prefix="tfdist-export-") as scratch:
+        path = os.path.join(scratch, "model.keras")
+        model.save(path)
+        files.make_dirs(run.directory.export)
+        with open(path, "rb") as saved:
+            files.write_atomic(run.directory.model, saved.read())
+    adapter = adapter_of(model)
+    if adapter:
+        files.write_atomic(run.directory.adapter, adapter_bytes(adapter))
 
-    What the lines say follows from both files' variables in Keras's own layout, so it is what Keras loaded and left: a
-    layer's variables in their order, up to the first that does not fit.
+
+def check_exported(run_dir: str, weights: str | int | None) -> None:
+    """Raises UserError where a run has exported no model, and a setting of `weights` names nothing else."""
+    if weights is None:
+        find_exported(RunDirectory(run_dir))
+
+
+def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy | None, *, setting: str) -> Found:
+    """What a setting, such as `evaluate.weights`, names.
+
+    A collective: the chief looks, the others learn what it found, without the values.
 
     Raises:
-      UserError: the file cannot be read.
+      UserError: there is no such thing; on every worker.
     """
+    found: list[Found] = []
+
+    def read() -> tuple[str, int | None, str]:
+        found.append(find(weights, run.directory, policy, tell=run.events, setting=setting))
+        return found[0].path, found[0].step, found[0].why
+
+    path, step, why = run.strategy.read_on_chief(read, "The checkpoints cannot be read")
+    return found[0] if found else Found(path, step, None, why)
+
+
+def put_weights(run: Run, model: keras.Model, found: Found) -> None:
+    """Gives a built model the weights, which the chief reads and sends. A collective.
+
+    Raises:
+      UserError: they do not fit; on every worker.
+    """
+    if found.step is None:
+        run.strategy.on_chief(lambda: load_weights(model, found.path), f"{found.path} cannot be read")
+        run.strategy.send_variables(model.variables)
+    else:
+        state = ModelState(model)
+        checkpoint = load_checkpoint(
+            run.strategy, state, lambda: found.state, partial=False, tell=run.events, only_model=True
+        )
+        assert checkpoint is not None
+        checkpoint.restore()
+
+
+def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> list[str]:
+    """Loads a .keras or .weights.h5 file, local or gs://, into a built model; the objects that Keras left out.
+
+    Raises:
+      UserError: it cannot be read, or its variables are not the model's, unless `partial` takes those that fit.
+    """
+    suffix = next((s for s in FILES if path.endswith(s)), None)
+    if suffix is None:
+        raise UserError(f"Weights are read from {' and '.join(FILES)} files; received {path!r}.")
     with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as scratch:
-        copy = os.path.join(scratch, "there.weights.h5")
+        copy = os.path.join(scratch, f"model{suffix}")
         try:
             with open(copy, "wb") as target:
                 target.write(files.read(path))
-            if path.endswith(".keras"):
-                with zipfile.ZipFile(copy) as archive:
-                    os.replace(archive.extract(WEIGHTS_IN_KERAS_FILE, scratch), copy)
-            theirs = _layers(copy)
-            ours_file = os.path.join(scratch, "here.weights.h5")
-            model.save_weights(ours_file)
-            with (
-                kept_adapters(model),
-                warnings.catch_warnings(action="ignore"),
-            ):  # Keras's own account of it, of layers alone
-                model.load_weights(copy, skip_mismatch=True)
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise UserError(f"The weights in {path} do not load into this model: {error}") from error
-        return _left_out(_layers(ours_file), theirs)
-
-
-def _layers(path: str) -> Layers:
-    found: Layers = {}
-
-    def visit(name: str, item: object) -> None:
-        if isinstance(item, h5py.Group) and name.rpartition("/")[2] == "vars" and len(item):
-            variables = [item[str(index)] for index in range(len(item))]
-            described = [f"{v.dtype.name}{list(v.shape)}" for v in variables]
-            found[name] = (str(item.attrs.get("name", name)), described)
-
-    with h5py.File(path) as file:
-        file.visititems(visit)
-    return found
-
-
-def _left_out(ours: Layers, theirs: Layers) -> list[str]:
-    lines = []
-    for place, (name, here) in ours.items():
-        there = theirs.get(place, (name, []))[1]
-        fits = 0
-        if len(there) == len(here):
-            fits = next((i for i, pair in enumerate(zip(here, there, strict=True)) if pair[0] != pair[1]), len(here))
-        for index in range(fits, len(here)):
-            held = f"{there[index]} in the file" if index < len(there) else "not in the file"
-            lines.append(f"{name}, variable {index}: {held}, {here[index]} here")
-        lines += [f"{name}, variable {i}: {there[i]} only in the file" for i in range(len(here), len(there))]
-    for place, (name, there) in theirs.items():
-        if place not in ours:
-            lines += [f"{name}, variable {index}: {each} only in the file" for index, each in enumerate(there)]
-    return lines
+            with kept_adapters(model), warnings.catch_warnings(record=True, action="always") as caught:
+                model.load_weights(copy, skip_mismatch=partial)
+        except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
+            told = said(error).partition(" Target variable: ")[0]  # of which Keras shows the values
+            raise UserError(f"The weights in {path} do not load into this model: {told}") from error
+    messages = [str(each.message) for each in caught]
+    return [
+        text.rpartition("\n")[2] for text in messages if "could not be loaded" in text
+    ]  # the objects, in its last line

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import build_pipeline
@@ -28,16 +30,15 @@ from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.loop.evaluation import Evaluator
 from tfdist.training.loop.learner import ModelBuilder, build_learner, check_divisible, check_fit
 from tfdist.training.recovery.rollback import Rollbacks
-from tfdist.training.run.canonical import check_canonical, sums_as_written
-from tfdist.training.run.checking.examples import check_held
-from tfdist.training.run.checking.metric_sums import check_metric_sums
 from tfdist.training.run.compiled import parts_of
+from tfdist.training.run.metric_sums import check_metric_sums
 from tfdist.training.run.run import Run
-from tfdist.training.run.same_batches import check_same_batches
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.settings import DETERMINISM, TrainSettings
 from tfdist.training.run.tuned import (
     AUTO_XLA,
     COMPILED,
+    UNCOMPILED,
+    XlaTrial,
     can_compile,
     store_xla,
     stored_xla,
@@ -45,15 +46,15 @@ from tfdist.training.run.tuned import (
 )
 from tfdist.training.sharding.shards import HOST
 from tfdist.training.step.gradients import LocalGradients
+from tfdist.training.step.layers.layer_state import moving_variables
 from tfdist.training.step.layers.normalization import batch_norm_layers, microbatch_note, synchronize
-from tfdist.training.step.layers.recurrent import read_weights_once
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.optimizer import bind_schedules, steps_before_swa
 from tfdist.training.step.precision import set_precision
-from tfdist.training.step.randomness import set_seeds
+from tfdist.training.step.randomness import seed_generators, set_seeds
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
-from tfdist.training.watch.xla_trial import UNCOMPILED, XlaTrial
+from tfdist.training.watch.equality import check_same_batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,6 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     wanted = settings.synchronize_batch_norm
     synchronize(learner.model, run.strategy, patches, wanted=wanted, pads=settings.pads, in_parts=in_order)
     compute_again(learner.model, settings.recompute, patches)
-    read_weights_once(learner.model, patches)
     patches.enter_context(sums_as_written(in_order))
     return Training(run, settings, source, learner, task, plan, settings.boundaries(plan.steps_per_epoch))
 
@@ -224,14 +224,11 @@ def _facts_of(source: Source, split: str) -> dict[str, object]:
     return facts if sizes is None else facts | {f"records in each file of the {split} data": list(sizes)}
 
 
-def check_examples(
-    task: Task, model: keras.Model, source: Source, split: str, strategy: Strategy | None = None
-) -> None:
+def check_examples(task: Task, model: keras.Model, source: Source, split: str) -> None:
     """Raises UserError where the model cannot learn from an example that lies in memory."""
     held = source.held()
     if held is not None:
         task.check_examples(model, held, split)
-        check_held(model, task, held, split, strategy)
 
 
 def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) -> Iterator[Any]:
@@ -258,7 +255,7 @@ def build_step(training: Training) -> TrainStep:
     """
     heartbeat.beat(heartbeat.BUILDING)
     run, settings, learner = training.run, training.settings, training.learner
-    check_examples(training.task, learner.model, training.source, "training", run.strategy)
+    check_examples(training.task, learner.model, training.source, "training")
     xla = settings.xla
     if xla == AUTO_XLA:
         names = xla_variants(run.strategy, learner, deterministic=bool(settings.deterministic))
@@ -284,7 +281,7 @@ def step_of(training: Training, xla: str) -> TrainStep:
     in_order = settings.canonical_replicas is not None
     if settings.canonical_replicas is not None:
         averages = settings.swa_start is not None
-        check_canonical(learner.model, run.strategy, settings.canonical_replicas, averages=averages)
+        _check_canonical(learner.model, run.strategy, settings.canonical_replicas, averages=averages)
     return TrainStep(
         run.strategy,
         learner,
@@ -362,6 +359,47 @@ def evaluator_of(
         num_replicas=run.topology.num_replicas,
         pad=pads or run.strategy.needs_static_shapes,
     )
-    check_examples(task, model, source, "evaluation", run.strategy)
+    check_examples(task, model, source, "evaluation")
     check_same_batches(run.strategy, source, plan, "evaluation")
     return Evaluator(run, model, task, metrics, stream(run, source, plan), plan)
+
+
+@contextlib.contextmanager
+def sums_as_written(wanted: bool) -> Iterator[None]:
+    """While it lasts, TensorFlow adds up in the order that is written, where that is wanted.
+
+    Its arithmetic optimizer makes one sum, from left to right, of a tree of sums, and of another tree where replicas
+    share a graph.
+    """
+    if not wanted:
+        yield
+        return
+    name = "arithmetic_optimization"
+    before = tf.config.optimizer.get_experimental_options().get(name, True)
+    tf.config.optimizer.set_experimental_options({name: False})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({name: before})
+
+
+def _check_canonical(model: keras.Model, strategy: Strategy, parts: int, *, averages: bool) -> None:
+    """Raises UserError where the bits would depend on the number of replicas; `averages`: as `train.swa_start` does."""
+    if averages and batch_norm_layers(model):
+        raise UserError(
+            f"{DETERMINISM} = {parts} takes batch statistics over whole batches, and train.swa_start takes those of "
+            f"the averaged weights by replica. Leave it out, or write {DETERMINISM} = True."
+        )
+    layers = [layer for layer in batch_norm_layers(model) if type(layer) is keras.layers.BatchNormalization]
+    statistics = [variable for layer in layers for variable in layer.non_trainable_variables]
+    known = {id(variable) for variable in (*statistics, *(generator.state for generator in seed_generators(model)))}
+    kept = [variable.path for variable in moving_variables(model) if id(variable) not in known]
+    if kept:
+        raise UserError(
+            f"{DETERMINISM} = {parts} is for models whose layers keep nothing of a batch, but for Keras's "
+            f"BatchNormalization, and {kept[0]!r} may be moved along by each part. Take such a layer out."
+        )
+    if strategy.needs_static_shapes or strategy.is_one_program:
+        raise UserError(
+            f"{DETERMINISM} = {parts} is not for the strategy {strategy.name}, whose collectives sum by themselves."
+        )

@@ -7,13 +7,13 @@ when they change.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any, cast
 
 import keras
-import tensorflow as tf
 from keras.src.trainers import compile_utils
 
 from tfdist.errors import UserError
@@ -24,7 +24,7 @@ from tfdist.tasks.names import outputs_by_name, outputs_for
 from tfdist.tasks.own_methods import overrides, refuse_own_methods
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, Unweighted, Weighted
 from tfdist.training.loop.callback_model import COMPILED
-from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
+from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder, symbols_of
 
 
 def parts_of(
@@ -50,11 +50,8 @@ def parts_of(
     """
     if optimizer is not None and task is not None:
         return model, optimizer, task
-    if strategy is None:
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
         made, own_optimizer, own_task = _built(model, structure, patches, is_task_wanted=task is None)
-    else:
-        with strategy.scope():
-            made, own_optimizer, own_task = _built(model, structure, patches, is_task_wanted=task is None)
     return lambda: made, optimizer or (lambda: own_optimizer), cast(Task, task or own_task)
 
 
@@ -90,12 +87,12 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
         raise UserError(
             "The model is compiled to learn from (x, y), and the data gives no y. Give y, or write train.task."
         )
-    targets = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), structure[1])
+    inputs, targets = symbols_of(structure[0]), symbols_of(structure[1])
     if not model.built:
-        model(tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), structure[0]))
+        model(inputs)
     given = model._compile_metrics
     own = [] if given is None else [(Unweighted, given._user_metrics), (Weighted, given._user_weighted_metrics)]
-    outputs = _outputs(model, structure[0])
+    outputs = _outputs(model, inputs)
     if not isinstance(outputs, Mapping):
         return _task_of_one(compiled, own, keras.tree.flatten(targets)[0], outputs)
     if compiled is None:
@@ -147,8 +144,7 @@ def _task_of_one(compiled: Any, own: Any, target: Any, output: Any) -> Supervise
 
 def _outputs(model: keras.Model, inputs: Any) -> Any:
     """The symbolic tensor of the only output, or several by name."""
-    symbols = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), inputs)
-    outputs = outputs_for(model, symbols)
+    outputs = outputs_for(model, inputs)
     if len(flat := keras.tree.flatten(outputs)) == 1:
         return flat[0]
     if isinstance(outputs, Mapping):

@@ -37,10 +37,11 @@ from tfdist.telemetry.result import END_PREEMPTED, TRAIN, Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED
 from tfdist.telemetry.stream import Stream
-from tfdist.training.run.directory.claim import Claim, Place, take_place
-from tfdist.training.run.directory.starts import find_checkpoint_dir, note_end
+from tfdist.training.run.claim import Place, take_place
 from tfdist.training.run.request import Request
-from tfdist.training.run.telling import TellingSettings, open_telling, run_facts, sampled
+from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.starts import find_checkpoint_dir, note_end
+from tfdist.training.run.telling import TellingSettings, open_telling, run_facts
 
 MISMATCH = re.compile(  # of TensorFlow's collectives and of Horovod, where workers do not ask for the same
     r"Shape mismatch in the collective instance.*|Collective instance \d+ expected.*|Inconsistent group_size.*"
@@ -117,9 +118,8 @@ def open_run(
     strategy: Strategy,
     *,
     mode: str,
-    claim: Claim | None = None,
+    settings: TrainSettings | None = None,
     check: Callable[[], object] = lambda: None,
-    to_tell: TellingSettings | None = None,
 ) -> Iterator[Run]:
     """Joins the other workers and opens the run directory.
 
@@ -127,16 +127,16 @@ def open_run(
       request: from the command line.
       strategy: not connected yet.
       mode: "train" begins a run or continues with it; others add to what is there.
-      claim: a training's.
+      settings: a training's.
       check: called on the chief before the directory is made; what it raises ends all workers.
-      to_tell: to whom what happens is told, beside the run's own files.
 
     Raises:
       UserError: the cluster or the directory cannot be used.
     """
     time_account.begin_run()
-    checkpoint_dir = find_checkpoint_dir(request.run_dir) if claim is None else claim.checkpoint_dir
-    directory = RunDirectory(request.run_dir, checkpoint_dir)
+    directory = RunDirectory(request.run_dir, find_checkpoint_dir(request.run_dir))
+    if settings is not None:
+        directory = RunDirectory(request.run_dir, getattr(settings.backup, "backup_dir", None))
     waiting = request.console(True)
     heartbeat.tell(run_dir=directory.path)
     heartbeat.beat(heartbeat.CONNECTING)
@@ -148,21 +148,20 @@ def open_run(
         leaving.callback(console.close)
         leaving.enter_context(reporting_failures(strategy))
         check_agreement(strategy, lambda: {"mode": mode, **request.settings(), **versions()})
-        place = take_place(directory, strategy, claim, mode=mode, check=check, notify=waiting.message)
+        place = take_place(directory, strategy, request, settings, mode=mode, check=check, notify=waiting.message)
         leaving.callback(place.release)
-        to_tell = to_tell or TellingSettings()
+        telling_settings = settings or TellingSettings()
         warnings = [*place.warnings]
-        facts = run_facts(request, strategy, to_tell, mode=mode, start=len(place.starts), warn=warnings.append)
-        telling = leaving.enter_context(open_telling(facts, to_tell, console, keeps=request.keeps))
-        events, metrics, stream = telling
-        if mode == "train" and not place.is_finished:
-            leaving.enter_context(sampled(facts, telling, keeps=request.keeps))
+        facts = run_facts(request, strategy, telling_settings, mode=mode, start=len(place.starts), warn=warnings.append)
+        trains = mode == "train" and not place.is_finished
+        telling = open_telling(facts, telling_settings, console, keeps=request.keeps, samples=trains)
+        events, metrics, stream = leaving.enter_context(telling)
         failures.forget()  # what earlier runs of this process left
         run = Run(request, directory, strategy, topology, console, events, metrics, facts, stream, place, place.starts)
         try:
             for message in warnings:
                 run.warn_of_file(message)
-            if mode == "train" and not place.is_finished:
+            if trains:
                 run.write_config()
             _announce(run, mode)
             yield run
@@ -258,11 +257,6 @@ def _kept(run: Run) -> str:
 
 def _announce(run: Run, mode: str) -> None:
     topology = run.topology
-    if run.place.copied_from is not None:
-        message = (
-            f"{run.directory.path} is a copy of {run.place.copied_from}: trackers see a run of its own from here on."
-        )
-        run.events.info("run_copied", message=message)
     if run.place.is_finished and run.request.repeats_end:
         run.events.warning("nothing_trained", message=f"{run.place.said} The model gets the weights of its end.")
     elif run.place.is_finished:

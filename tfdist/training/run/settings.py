@@ -7,7 +7,8 @@ at the data is checked when a run begins.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -35,13 +36,10 @@ from tfdist.settings.declaration import Settings, setting
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.reduced_precision import PRECISIONS as REDUCED
 from tfdist.tasks.base import Task
-from tfdist.training.loop.backup import Backup, find_backup
 from tfdist.training.loop.boundaries import LengthSettings
-from tfdist.training.loop.callbacks import check_callbacks, takes_weights
+from tfdist.training.loop.callbacks import check_callbacks, find_backup, policy_of_backup, takes_weights
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
 from tfdist.training.recovery.rollback import Rollback
-from tfdist.training.recovery.weights import are_names
-from tfdist.training.run.canonical import in_parts
 from tfdist.training.run.telling import TellingSettings
 from tfdist.training.run.tuned import AUTO_XLA, XLA_CHOICES
 from tfdist.training.sharding.shards import SHARDINGS
@@ -49,6 +47,7 @@ from tfdist.training.sharding.shards import WEIGHTS as SHARDED_WEIGHTS
 from tfdist.training.step.optimizer import check_optimizer_builder
 from tfdist.training.step.precision import POLICIES
 
+DETERMINISM = "train.deterministic"
 DataFunction = Callable[[], Any]
 STRATEGY = made(Strategy, "@mirrored.Mirrored()")
 TASK = or_none(made(Task, "@supervised.Supervised()"))
@@ -60,8 +59,18 @@ def _are_patterns(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value)
 
 
+def _are_names(value: object) -> bool:
+    """Whether it maps regular expressions to what `re.sub` takes."""
+    if not isinstance(value, Mapping) or not value:
+        return False
+    try:
+        return all(isinstance(there, str) and re.compile(here) for here, there in value.items())
+    except (re.error, TypeError):
+        return False
+
+
 def _is_pair(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2 and is_text(value[0]) and are_names(value[1])
+    return isinstance(value, (list, tuple)) and len(value) == 2 and is_text(value[0]) and _are_names(value[1])
 
 
 LENGTH = Check("a length, '0.75 of run'", is_length)
@@ -230,72 +239,69 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         if self.optimizer is not None:
             check_optimizer_builder(self.optimizer)
         check_callbacks(self.callbacks)
-        policy = self.policy
-        if self.on_divergence is not None and policy is None:
-            raise UserError("train.on_divergence goes back to a checkpoint, and train.checkpoint is 'off'. Remove one.")
-        if self.log_gradient_norm and self.scatters:
-            raise UserError(
-                f"train.log_gradient_norm needs all gradients on every replica, which train.sharding = "
-                f"{self.sharding!r} keeps from them. Write train.sharding = 'optimizer', or leave one out."
+        for is_conflict, message in self._conflicts():
+            if is_conflict:
+                raise UserError(message)
+
+    def _conflicts(self) -> Iterator[tuple[bool, str]]:
+        """Pairs of settings that contradict each other: whether a pair does, and what to write instead."""
+        stages, parts, saves = bool(self.strategy.stages), self.canonical_replicas is not None, self.policy is not None
+        off = "and train.checkpoint is 'off'"
+        goes_back = "goes back to a checkpoint"
+        yield self.on_divergence is not None and not saves, f"train.on_divergence {goes_back}, {off}. Remove one."
+        yield self.splits and not saves, f"train.num_microbatches = 'auto' {goes_back}, {off}. Write a number."
+        yield self.stop_after_epochs is not None and not saves, f"train.stop_after_epochs saves, {off}. Remove one."
+        sharding = f"train.sharding = {self.sharding!r}"
+        yield (
+            self.log_gradient_norm and self.scatters,
+            f"train.log_gradient_norm needs all gradients on every replica, which {sharding} keeps from them. Write "
+            "train.sharding = 'optimizer', or leave one out.",
+        )
+        yield (
+            self.scatters and (self.recompute is not None or self.compiles),
+            f"{sharding} lets replicas exchange what a layer computes with, which XLA and a second computation of the "
+            "layer cannot. Leave train.recompute and train.xla out.",
+        )
+        for callback in self.callbacks:
+            yield (
+                self.scatters and takes_weights(callback),
+                f"train.callbacks has {type(callback).__name__}, which copies all weights, and {sharding} keeps them "
+                "apart on several replicas. Leave it out (of EarlyStopping: restore_best_weights), or set "
+                "train.sharding = 'optimizer'.",
             )
-        if self.strategy.stages:
-            refused = {
-                "sharding": self.sharding is not None,
-                "deterministic": self.canonical_replicas is not None,
-                "recompute": self.recompute is not None,
-                "xla": self.compiles,
-            }
-            for name, is_set in refused.items():
-                if is_set:
-                    raise UserError(
-                        f"train.{name} = {getattr(self, name)!r} is not for the strategy {self.strategy.name}, whose "
-                        "layers lie on several devices and are computed again by themselves. Leave it out."
-                    )
-        if self.scatters and (self.recompute is not None or self.compiles):
-            raise UserError(
-                f"train.sharding = {self.sharding!r} lets replicas exchange what a layer computes with, which XLA and "
-                "a second computation of the layer cannot. Leave train.recompute and train.xla out."
+        by_stages = {
+            "sharding": self.sharding is not None,
+            "deterministic": parts,
+            "recompute": self.recompute is not None,
+            "xla": self.compiles,
+        }
+        by_parts = {
+            "xla": self.compiles,
+            "num_microbatches": self.splits,
+            "synchronize_batch_norm": not self.synchronize_batch_norm,
+            "sharding": self.scatters,
+        }
+        of_reduction = {
+            f"the strategy {self.strategy.name}, whose replicas are one program": self.strategy.is_one_program,
+            f"train.deterministic = {self.deterministic}, which is about bits": parts,
+            f"{sharding}, whose layers send what they need": self.scatters,
+        }
+        for name, is_set in by_stages.items():
+            yield (
+                stages and is_set,
+                f"train.{name} = {getattr(self, name)!r} is not for the strategy {self.strategy.name}, whose layers "
+                "lie on several devices and are computed again by themselves. Leave it out.",
             )
-        if self.scatters:
-            for callback in self.callbacks:
-                if takes_weights(callback):
-                    raise UserError(
-                        f"train.callbacks has {type(callback).__name__}, which copies all weights, and "
-                        f"train.sharding = {self.sharding!r} keeps them apart on several replicas. Leave it out (of "
-                        "EarlyStopping: restore_best_weights), or set train.sharding = 'optimizer'."
-                    )
-        if self.reduce_precision is not None:
-            beside = {
-                f"the strategy {self.strategy.name}, whose replicas are one program": self.strategy.is_one_program,
-                f"train.deterministic = {self.deterministic}, which is about bits": self.canonical_replicas is not None,
-                f"train.sharding = {self.sharding!r}, whose layers send what they need": self.scatters,
-            }
-            for what, is_set in beside.items():
-                if is_set:
-                    raise UserError(f"train.reduce_precision is not for {what}. Leave one of the two out.")
-        if self.canonical_replicas is not None:
-            beside = {
-                "xla": self.compiles,
-                "num_microbatches": self.splits,
-                "synchronize_batch_norm": not self.synchronize_batch_norm,
-                "sharding": self.scatters,
-            }
-            for name, is_set in beside.items():
-                if is_set:
-                    raise UserError(
-                        f"train.deterministic = {self.deterministic} says in how many parts a batch is computed and in "
-                        f"which order they are added up; train.{name} = {getattr(self, name)!r} would do so otherwise. "
-                        "Leave it out, or write train.deterministic = True."
-                    )
-        if self.splits and policy is None:
-            raise UserError(
-                "train.num_microbatches is 'auto', which goes back to a checkpoint where memory runs out, and "
-                "train.checkpoint is 'off'. Write a number, or remove the latter."
+        for name, is_set in by_parts.items():
+            yield (
+                parts and is_set,
+                f"train.deterministic = {self.deterministic} says in how many parts a batch is computed and in which "
+                f"order they are added up; train.{name} = {getattr(self, name)!r} would do so otherwise. Leave it out, "
+                "or write train.deterministic = True.",
             )
-        if self.stop_after_epochs is not None and policy is None:
-            raise UserError(
-                "train.stop_after_epochs saves the run to be resumed later, and train.checkpoint is 'off'. Remove one."
-            )
+        for what, is_set in of_reduction.items():
+            message = f"train.reduce_precision is not for {what}. Leave one of the two out."
+            yield self.reduce_precision is not None and is_set, message
 
     @property
     def scatters(self) -> bool:
@@ -325,15 +331,15 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
         return self.start_from
 
     @property
-    def backup(self) -> Backup | None:
-        """What a keras.callbacks.BackupAndRestore among the callbacks says of the checkpoints."""
+    def backup(self) -> keras.callbacks.BackupAndRestore | None:
+        """The callback that says where, when and how many checkpoints there are; None where the policy does."""
         return find_backup(self.callbacks)
 
     @property
     def policy(self) -> CheckpointPolicy | None:
         """Of the checkpoints; None where there are none."""
         backup = self.backup
-        return policy_of(self.checkpoint) if backup is None else backup.policy(self.checkpoint)
+        return policy_of(self.checkpoint) if backup is None else policy_of_backup(backup, self.checkpoint)
 
     @property
     def splits(self) -> bool:
@@ -365,7 +371,7 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
             drop_remainder=self.drop_remainder,
             pad=self.pads,
         )
-        return plan if self.canonical_replicas is None else in_parts(plan, self.canonical_replicas)
+        return plan if self.canonical_replicas is None else _in_parts(plan, self.canonical_replicas)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -405,3 +411,28 @@ class EvaluateSettings(TrainedSettings):
 
     data: DataFunction = setting("gives the examples", FUNCTION)
     strategy: Strategy = setting("who computes", STRATEGY)
+
+
+def _in_parts(plan: BatchPlan, parts: int) -> BatchPlan:
+    """The plan with each batch in so many parts, of which a replica computes its share one after the other.
+
+    Raises:
+      UserError: the replicas, or the examples, cannot be shared so.
+    """
+    if parts % plan.num_replicas:
+        raise UserError(
+            f"{DETERMINISM} = {parts} is for 1, 2, 4 … up to {parts} replicas, and there are {plan.num_replicas}."
+        )
+    if plan.num_microbatches != 1:
+        raise UserError(
+            f"{DETERMINISM} = {parts} cuts a batch into {parts} parts, whatever the number of replicas; leave "
+            "train.num_microbatches out."
+        )
+    rest = 0 if plan.drop_remainder else plan.num_examples % plan.global_batch_size
+    for what, size in (("global_batch_size", plan.global_batch_size), ("the last batch of an epoch", rest)):
+        if size % parts:
+            raise UserError(
+                f"{DETERMINISM} = {parts} needs batches in {parts} equal parts, and {what} has {size} examples. Write "
+                "a multiple as train.global_batch_size, and train.drop_remainder = True."
+            )
+    return dataclasses.replace(plan, num_microbatches=parts // plan.num_replicas)

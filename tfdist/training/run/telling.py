@@ -13,7 +13,6 @@ import functools
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from tfdist.errors import redacted
 from tfdist.settings.checks import POSITIVE, Check, or_none
@@ -56,14 +55,6 @@ class TellingSettings(Settings):
     price_per_device_hour: float | None = setting(
         "what a device of the run costs, for the metric cost_usd", or_none(POSITIVE), None, unit="USD", may_change=True
     )
-
-
-class Telling(NamedTuple):
-    """What a run is told by."""
-
-    events: EventLog
-    metrics: Metrics
-    stream: Stream
 
 
 def run_facts(
@@ -123,8 +114,18 @@ def goodput_so_far(run: RunFacts, starts: Sequence[Start]) -> float | None:
 
 
 @contextlib.contextmanager
-def open_telling(run: RunFacts, told: TellingSettings, console: Console, *, keeps: bool) -> Iterator[Telling]:
-    """Opens the logs of this worker, and its sinks; without `keeps` there are no summaries."""
+def open_telling(
+    run: RunFacts, told: TellingSettings, console: Console, *, keeps: bool, samples: bool
+) -> Iterator[tuple[EventLog, Metrics, Stream]]:
+    """Opens the logs of this worker, and its sinks.
+
+    Args:
+      run: what sinks know of it.
+      told: names the sinks.
+      console: of this worker.
+      keeps: whether the run directory outlives the run; without, there are no summaries.
+      samples: whether what this process uses is sampled.
+    """
     console.belongs_to(run)
     directory = RunDirectory(run.directory)
     own = [sink for sink in told.sinks if run.is_chief or sink.every_worker]
@@ -148,24 +149,13 @@ def open_telling(run: RunFacts, told: TellingSettings, console: Console, *, keep
         leaving.callback(metrics.close)
         if own:
             time_account.current().listen(functools.partial(_tell_phase, stream, run.worker))
-        yield Telling(events, metrics, stream)
+        if samples:
+            path = directory.samples(run.worker) if keeps else None
+            warn = lambda event, message: events.warning(event, message=message)  # noqa: E731
+            leaving.callback(Sampler(run, path, tell=stream.tell, warn=warn).close)
+        yield events, metrics, stream
 
 
 def _tell_phase(stream: Stream, worker: int, share: str, seconds: float, ago: float) -> None:
     ended = now() - datetime.timedelta(seconds=ago)
     stream.tell(Phase(worker=worker, share=share, seconds=seconds, time=ended))
-
-
-@contextlib.contextmanager
-def sampled(run: RunFacts, telling: Telling, *, keeps: bool) -> Iterator[None]:
-    """While it lasts, what this process uses is sampled, and with `keeps` stored."""
-    sampler = Sampler(
-        run,
-        RunDirectory(run.directory).samples(run.worker) if keeps else None,
-        tell=telling.stream.tell,
-        warn=lambda event, message: telling.events.warning(event, message=message),
-    )
-    try:
-        yield
-    finally:
-        sampler.close()

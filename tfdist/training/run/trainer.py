@@ -17,19 +17,19 @@ from tfdist.telemetry.logs.metrics import FINAL
 from tfdist.telemetry.reporter import Reporter
 from tfdist.telemetry.result import END_DONE, END_PAUSED, RunResult, versions, write_result
 from tfdist.telemetry.sinks.sink import PAUSED
-from tfdist.training.loop import batch_statistics
 from tfdist.training.loop.callback_model import CallbackModel
 from tfdist.training.loop.callbacks import Callbacks
-from tfdist.training.loop.evaluation import Evaluator
+from tfdist.training.loop.evaluation import Evaluator, renew_batch_statistics
 from tfdist.training.loop.loop import Loop
-from tfdist.training.loop.outcome import Ending, Outcome, ending_of, no_votes
+from tfdist.training.loop.outcome import Outcome, no_votes, suspects_of_stop
 from tfdist.training.recovery.recovery import Opened
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import open_recovery
-from tfdist.training.run import assembly, model_files
+from tfdist.training.recovery.weights import export_model
+from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
-from tfdist.training.run.checking.checks import counted
-from tfdist.training.run.directory.starts import note_start, read_starts
+from tfdist.training.run.checks import counted
+from tfdist.training.run.starts import note_start, read_starts
 from tfdist.training.run.telling import goodput_so_far
 from tfdist.training.step.layers.normalization import batch_norm_layers
 from tfdist.training.watch.profiler import Profiler
@@ -46,8 +46,6 @@ class Trainer:
     def __init__(self, training: Training, rollbacks: Rollbacks) -> None:
         self._training = training
         self._rollbacks = rollbacks
-        boundaries = training.boundaries
-        self._num_epochs = -(-boundaries.total_steps // boundaries.steps_per_epoch)
 
     def train(self) -> RunResult | None:
         """Trains from the newest checkpoint to the end, evaluates and exports; None for a run that pauses.
@@ -56,37 +54,17 @@ class Trainer:
           DivergedError, OutOfMemoryError: a step has failed.
           PreemptedError, NotSavedError: the process was told to leave.
         """
-        training, rollbacks, run = self._training, self._rollbacks, self._training.run
-        learner, plan, boundaries = training.learner, training.plan, training.boundaries
+        training, run, shards = self._training, self._training.run, self._training.learner.shards
         step = assembly.build_step(training)
         evaluator = assembly.build_evaluator(training)
         with open_recovery(training) as opened:
-            rollbacks.check_start(opened.start)
-            if rollbacks.has_gone_back and opened.checkpoint is not None:
-                opened.checkpoint.restore(again=True)  # the weights are those that failed
             first_step = opened.start.step if opened.start else 0
-            if run.request.profile is not None:
-                run.request.profile.check(boundaries.total_steps)
-            profiler = Profiler(
-                run.directory, run.topology, run.events, asked=run.request.profile, hears=run.request.keeps
-            )
-            iterator = assembly.stream(run, training.source, plan, first_step=first_step)
+            self._go_back(opened)
+            profiler = Profiler(run, training.boundaries.total_steps)
+            iterator = assembly.stream(run, training.source, training.plan, first_step=first_step)
             callbacks = self._build_callbacks(None if opened.checkpoint is None else first_step)
-            if run.topology.is_chief and not rollbacks.has_gone_back:
-                settings, lost = run.request.settings(), opened.lost_steps
-                note_start(run.directory, settings, run.earlier_starts, step=first_step, lost_steps=lost)
-            examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
-            reporter = Reporter(
-                console=run.console, metrics=run.metrics, events=run.events, examples_per_step=examples_per_step
-            )
-            loop = Loop(training, opened, step, evaluator, iterator, callbacks, reporter, profiler)
-            run.console.start(
-                Plan(
-                    total_epochs=max(self._num_epochs, -(-first_step // boundaries.steps_per_epoch)),
-                    steps_per_epoch=boundaries.steps_per_epoch,
-                    total_steps=max(boundaries.total_steps, first_step),
-                )
-            )
+            self._note_start(opened, first_step)
+            loop = Loop(training, opened, step, evaluator, iterator, callbacks, self._build_reporter(), profiler)
             started = time.perf_counter()
             try:
                 with profiler:
@@ -96,34 +74,59 @@ class Trainer:
             seconds, learning_rate = time.perf_counter() - started, loop.learning_rate
             dispose(iterator)
             del loop, iterator  # the pipeline goes before the model is evaluated and exported
-            ending = self._report_ending(outcome)
+            stopped_by = self._report_stop(outcome)
             if not outcome.paused:
                 self._note_weightless(outcome)
                 self._renew_statistics(outcome)
                 self._evaluate_at_last(evaluator, outcome, opened, learning_rate)
-                if learner.shards is not None:
-                    learner.shards.make_whole(keep=run.topology.is_chief)
-                model_files.export_model(run, learner.model)
+                if shards is not None:
+                    shards.make_whole(keep=run.topology.is_chief)
+                export_model(run, training.learner.model)
         if evaluator is not None:
             evaluator.close()
         if outcome.paused:
-            run.stream.status = PAUSED
-            run.note_end(END_PAUSED)
-            message = f"saved at step {outcome.step:,}, as train.stop_after_epochs asks; {run.directory.path}"
-            run.events.info("run_paused", step=outcome.step, message=message)
+            self._note_pause(outcome)
             return None
-        return self._conclude(opened, outcome, ending, seconds)
+        return self._conclude(opened, outcome, stopped_by, seconds)
+
+    def _go_back(self, opened: Opened) -> None:
+        """Puts the weights of the checkpoint in place of those that failed, where the run goes back to it."""
+        self._rollbacks.check_start(opened.start)
+        if self._rollbacks.has_gone_back and opened.checkpoint is not None:
+            opened.checkpoint.restore(again=True)
+
+    def _note_start(self, opened: Opened, first_step: int) -> None:
+        """Adds this start to run.json, and tells the console how far the run goes."""
+        run, boundaries = self._training.run, self._training.boundaries
+        if run.topology.is_chief and not self._rollbacks.has_gone_back:
+            settings, lost = run.request.settings(), opened.lost_steps
+            note_start(run.directory, settings, run.earlier_starts, step=first_step, lost_steps=lost)
+        run.console.start(
+            Plan(
+                total_epochs=max(boundaries.num_epochs, -(-first_step // boundaries.steps_per_epoch)),
+                steps_per_epoch=boundaries.steps_per_epoch,
+                total_steps=max(boundaries.total_steps, first_step),
+            )
+        )
+
+    def _build_reporter(self) -> Reporter:
+        run, plan = self._training.run, self._training.plan
+        examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
+        return Reporter(
+            console=run.console, metrics=run.metrics, events=run.events, examples_per_step=examples_per_step
+        )
 
     def _build_callbacks(self, resumed_from_step: int | None) -> Callbacks:
         """The training's callbacks, told of the step that it resumes from; says where they make calls short."""
-        training, run, given = self._training, self._training.run, self._training.settings.callbacks
+        training, run, boundaries = self._training, self._training.run, self._training.boundaries
+        given = training.settings.callbacks
         callbacks = Callbacks(
             given,
             model=training.learner.model,
             optimizer=training.learner.optimizer,
             strategy=run.strategy,
             compiled=CallbackModel(training.learner, training.task).in_place if given else contextlib.nullcontext,
-            params={"epochs": self._num_epochs, "steps": training.boundaries.steps_per_epoch, "verbose": 0}
+            params={"epochs": boundaries.num_epochs, "steps": boundaries.steps_per_epoch, "verbose": 0}
             | ({} if resumed_from_step is None else {"resumed_from_step": resumed_from_step}),
         )
         names = callbacks.act_on_batches
@@ -136,19 +139,27 @@ class Trainer:
             )
         return callbacks
 
-    def _report_ending(self, outcome: Outcome) -> Ending:
-        """How the loop ended; what a callback ended is said."""
+    def _report_stop(self, outcome: Outcome) -> str | None:
+        """Says where a callback ended the loop; the callback's class, if it can be told."""
         training, boundaries = self._training, self._training.boundaries
-        ending = ending_of(
-            training.settings.callbacks,
-            stopped=outcome.stopped_early,
+        if not outcome.stopped_early:
+            return None
+        names = suspects_of_stop(training.settings.callbacks)
+        training.run.events.info(
+            "stopped_early",
             step=outcome.step,
-            epoch=-(-outcome.step // boundaries.steps_per_epoch),
-            total_steps=boundaries.total_steps,
+            message=f"{' or '.join(names) or 'A callback'} stopped the training at step {outcome.step:,} of "
+            f"{boundaries.total_steps:,}, the end of epoch {boundaries.epoch_of(outcome.step)}.",
+            best=outcome.best,
         )
-        if ending.message:
-            training.run.events.info("stopped_early", step=outcome.step, message=ending.message, best=outcome.best)
-        return ending
+        return names[0] if len(names) == 1 else None
+
+    def _note_pause(self, outcome: Outcome) -> None:
+        run = self._training.run
+        run.stream.status = PAUSED
+        run.note_end(END_PAUSED)
+        message = f"saved at step {outcome.step:,}, as train.stop_after_epochs asks; {run.directory.path}"
+        run.events.info("run_paused", step=outcome.step, message=message)
 
     def _note_weightless(self, outcome: Outcome) -> None:
         """Says, and leaves for result.json, how many steps changed nothing, as nothing had any weight."""
@@ -168,7 +179,7 @@ class Trainer:
             return
         iterator = assembly.stream(run, training.source, plan)
         sizes = {"steps": plan.steps_per_epoch, "batch_size": plan.global_batch_size}
-        batch_statistics.renew(run.strategy, learner.model, training.task, iterator, **sizes)
+        renew_batch_statistics(run.strategy, learner.model, training.task, iterator, **sizes)
         dispose(iterator)
         outcome.evaluated_at = -1
 
@@ -187,12 +198,12 @@ class Trainer:
                 assert recovery is not None
                 recovery.leave(outcome.step)
             outcome.eval_metrics, outcome.evaluated_at = results, outcome.step
-            epoch = -(-outcome.step // training.boundaries.steps_per_epoch)
+            epoch = training.boundaries.epoch_of(outcome.step)
             training.run.metrics.log(
                 step=outcome.step, epoch=epoch, split=FINAL, metrics=results, learning_rate=learning_rate
             )
 
-    def _conclude(self, opened: Opened, outcome: Outcome, ending: Ending, seconds: float) -> RunResult:
+    def _conclude(self, opened: Opened, outcome: Outcome, stopped_by: str | None, seconds: float) -> RunResult:
         """Writes what a good end leaves behind; result.json last."""
         training, run, plan = self._training, self._training.run, self._training.plan
         settings, backup, recovery = training.settings, training.settings.backup, opened.recovery
@@ -215,8 +226,8 @@ class Trainer:
         starts = read_starts(run.directory, run.warn_of_file).starts if run.topology.is_chief else ()
         result = RunResult(
             status="done",
-            end_reason=ending.reason,
-            stopped_by=ending.stopped_by,
+            end_reason="early_stopping" if outcome.stopped_early else "completed",
+            stopped_by=stopped_by,
             strategy=run.strategy.name,
             num_workers=run.topology.num_workers,
             num_replicas=run.topology.num_replicas,

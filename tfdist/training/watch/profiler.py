@@ -21,11 +21,8 @@ from types import FrameType, TracebackType
 import tensorflow as tf
 
 from tfdist.storage import files
-from tfdist.strategies.base import Topology
 from tfdist.telemetry.heartbeat import PROFILE_SIGNAL
-from tfdist.telemetry.logs.events import EventLog
-from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.watch.profiled_steps import ProfiledSteps
+from tfdist.training.run.run import Run
 
 MARK = "train"  # what the profiler's time line calls a call of the step function
 SIGNALED_STEPS = 10  # a profile at a signal ends with the call that has done so many
@@ -50,21 +47,18 @@ class Profiler:
     has for the signal stays.
 
     Args:
-      directory: of the run.
-      topology: says which worker this is.
-      events: told what was written, and what could not be.
-      asked: the steps that the command names.
-      hears: the signal.
+      run: open; its request may name steps.
+      total_steps: of the run.
+
+    Raises:
+      UserError: the run does not have these steps.
     """
 
-    def __init__(
-        self, directory: RunDirectory, topology: Topology, events: EventLog, *, asked: ProfiledSteps | None, hears: bool
-    ) -> None:
-        self._directory = directory
-        self._topology = topology
-        self._events = events
-        self._asked = asked
-        self._hears = hears
+    def __init__(self, run: Run, total_steps: int) -> None:
+        if run.request.profile is not None:
+            run.request.profile.check(total_steps)
+        self._directory, self._topology, self._events = run.directory, run.topology, run.events
+        self._asked, self._hears = run.request.profile, run.request.keeps
         self._has_begun_asked = False
         self._is_signaled = False
         self._session: _Session | None = None
@@ -85,7 +79,11 @@ class Profiler:
         if self._session is not None:
             self._end(self._session)
         if error is None and self._asked is not None and not self._has_begun_asked:
-            self._warn_of_none(self._asked)
+            first, last = self._asked.first, self._asked.last
+            path = self._directory.profile(f"steps-{first}-{last}", self._topology.worker_index)
+            with contextlib.suppress(OSError):  # a store that does not answer
+                if not files.exists(path):
+                    self._warn("this start of the run has done none of them", f"the steps {first} to {last}")
 
     @property
     def _handles_signal(self) -> bool:
@@ -149,7 +147,7 @@ class Profiler:
             self._warn(f"{type(error).__name__}: {error}", f"the steps {session.begin + 1:,} to {self._step:,}")
 
     def _write(self, profile: bytes, first: int) -> None:
-        path = self._directory.profile(_name(first, self._step), self._topology.worker_index)
+        path = self._directory.profile(f"steps-{first}-{self._step}", self._topology.worker_index)
         files.make_dirs(os.path.dirname(path))
         files.write_atomic(path, profile)
         self._events.info(
@@ -163,18 +161,7 @@ class Profiler:
             path=path,
         )
 
-    def _warn_of_none(self, asked: ProfiledSteps) -> None:
-        """Says that the training has ended without these steps, unless an earlier start took their profile."""
-        path = self._directory.profile(_name(asked.first, asked.last), self._topology.worker_index)
-        with contextlib.suppress(OSError):  # a store that does not answer
-            if not files.exists(path):
-                self._warn("this start of the run has done none of them", f"the steps {asked.first} to {asked.last}")
-
     def _warn(self, why: str, what: str) -> None:
         self._events.warning(
             "not_profiled", step=self._step, message=f"There is no profile of {what}: {why.rstrip('.')}."
         )
-
-
-def _name(first: int, last: int) -> str:
-    return f"steps-{first}-{last}"

@@ -26,7 +26,7 @@ from tfdist.telemetry.records import remove_stale
 from tfdist.telemetry.result import TUNE
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.survival import check_start_from
-from tfdist.training.run.directory.claim import check_kind, lasting
+from tfdist.training.run.claim import check_kind, lasting
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.places import trials

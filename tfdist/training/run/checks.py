@@ -7,31 +7,37 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import user_code
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
-from tfdist.data.sources.source import Source
+from tfdist.data.sources.source import Order, Reader, Source
+from tfdist.data.sources.user_dataset import StreamSource
+from tfdist.data.transforms.mapped import Mapped
+from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import chosen_layers
+from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
 from tfdist.telemetry.console.formatting import curve
+from tfdist.training.loop.callbacks import is_backup
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
-from tfdist.training.run.checking.examples import check_first_batch, named_arrays
-from tfdist.training.run.checking.metric_sums import metrics_without_sum
 from tfdist.training.run.compiled import parts_of
+from tfdist.training.run.metric_sums import metrics_without_sum
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings
-from tfdist.training.step.gradients import explained
+from tfdist.training.step.gradients import explained, forward
 from tfdist.training.step.layers.normalization import microbatch_note
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
@@ -39,6 +45,7 @@ from tfdist.training.step.precision import set_precision, traced
 
 Tell = Callable[[str], None]
 CURVE_COLUMNS = 72
+MAX_ROWS = 8  # of the first batch, on which the loss is computed
 
 
 def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> None:
@@ -63,7 +70,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
         if each.structure != source.structure:
             check_fit(built, task, each.structure, [metrics])
         assembly.check_examples(task, built, each, split)
-        check_first_batch(built, task, batches[split], split)
+        _check_first_batch(built, task, batches[split], split)
     with explained(source.structure):
         unsummed = metrics_without_sum(built, task, metrics, batches["training"])
     if unsummed:
@@ -83,9 +90,11 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     if note is not None and settings.canonical_replicas is None:
         tell(f"note: {note}")
     tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
-    tell(f"optimizer: {type(made).__name__}, {sum(_size(v) for v in made.variables):,} values of its own")
+    own_values = sum(np.size(variable) for variable in made.variables)
+    tell(f"optimizer: {type(made).__name__}, {own_values:,} values of its own")
     if settings.recompute is not None:
-        tell(f"computed again in the backward pass: {', '.join(_names(chosen_layers(built, settings.recompute)))}")
+        recomputed = [layer.name for layer in chosen_layers(built, settings.recompute)]
+        tell(f"computed again in the backward pass: {', '.join(recomputed)}")
     run_length = assembly.length_of(settings, training)
     bind_schedules(made, run_length, built.trainable_variables, patches)
     steps_before_swa(made, settings.swa_start, run_length)
@@ -104,7 +113,7 @@ def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell
         model, _, task = parts_of(None, model, None, None, source.structure)
     built = build_model(model, task, source.structure)
     check_fit(built, task, source.structure, [MetricGroup(task.metric_specs())])
-    check_first_batch(built, task, batch, "evaluation")
+    _check_first_batch(built, task, batch, "evaluation")
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 
@@ -184,7 +193,7 @@ def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:
         batch = next(iter(build_pipeline(source, alone, Topology(0, 1, 1))))["examples"]
     except (tf.errors.OpError, UnicodeDecodeError) as error:
         raise failures.take() or failures.explained(error) or error from error
-    for path, values in named_arrays(batch):
+    for path, values in _named_arrays(batch):
         tell(f"  first batch, {path}: {_values_said(values.numpy())}")
     return batch
 
@@ -206,9 +215,114 @@ def _said(structure: Any) -> str:
     return str(described).replace("'", "")
 
 
-def _names(layers: Sequence[keras.layers.Layer]) -> list[str]:
-    return [layer.name for layer in layers]
+def _check_first_batch(model: keras.Model, task: Task, examples: Any, split: str) -> None:
+    """Raises UserError where model and loss cannot compute on a batch, or the loss is not finite.
+
+    A value that is not finite is refused only where it makes the loss or its gradient so: a model may know what to do
+    with it.
+    """
+    where = f"first batch of the {split} data"
+    arrays = tf.nest.map_structure(np.asarray, examples)
+    found, rows = _find_not_finite(arrays)
+    chosen = tf.nest.map_structure(lambda array: tf.constant(array[rows] if rows else array[:MAX_ROWS]), arrays)
+
+    def compute(part: Any) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            objective = forward(model, task, {"examples": part}, training=False, batch_size=MAX_ROWS)
+            loss = tf.add_n([*objective.numerators.values()])
+        if not found:
+            return loss
+        # Activations may take NaN for 0 on the way forward; the gradients of the weights that met it do not.
+        gradients = [g for g in tape.gradient(loss, model.trainable_variables) if g is not None]
+        return tf.add_n([loss, *(0.0 * tf.cast(tf.reduce_sum(tf.convert_to_tensor(g)), loss.dtype) for g in gradients)])
+
+    try:
+        total = float(traced(compute)(chosen))
+    except tf.errors.OpError as error:
+        refused = user_code.refused_values(error)
+        raise refused or user_code.failed(f"The model or the loss, on the {where},", error) from error
+    if np.isfinite(total):
+        return
+    if found:
+        raise UserError(
+            f"The {where} holds values that are not finite, and so the loss or its gradient is not: {found}. Fix or "
+            "leave out such examples."
+        )
+    raise UserError(
+        f"The loss on the {where} is {total}, though all its values are finite. Look for a logarithm or a division in "
+        "the model or the loss that meets 0, and for values that are too large."
+    )
 
 
-def _size(variable: Any) -> int:
-    return int(tf.TensorShape(variable.shape).num_elements() or 0)
+def _find_not_finite(examples: Any) -> tuple[str, list[int]]:
+    """The first value that is not finite in each array, `x holds nan in example 3`, and these examples' rows."""
+    found, rows = [], set()
+    for name, array in _named_arrays(examples):
+        if array.dtype.kind in "fc" and not np.isfinite(array).all():
+            place = tuple(np.argwhere(~np.isfinite(array))[0])
+            found.append(f"{name} holds {array[place]} in example {place[0]:,}")
+            rows.add(int(place[0]))
+    return ", ".join(found), sorted(rows)
+
+
+def _named_arrays(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The arrays of a nest of examples with their places in it: x, y, x.upper …"""
+    if isinstance(nest, Mapping):
+        for name in nest:
+            yield from _named_arrays(nest[name], f"{path}.{name}".strip("."))
+    elif isinstance(nest, tuple | list):
+        names = ("x", "y", "sample_weight") if not path and len(nest) <= 3 else map(str, range(len(nest)))
+        for name, part in zip(names, nest, strict=False):
+            yield from _named_arrays(part, f"{path}.{name}".strip("."))
+    else:
+        yield path or "examples", nest
+
+
+STEPS = 2
+
+
+class FirstExamples(Mapped):
+    """The first examples of a source alone.
+
+    Args:
+      source: whose.
+      count: how many.
+    """
+
+    def __init__(self, source: Source, count: int) -> None:
+        super().__init__(source)
+        self.num_examples = min(count, source.num_examples)
+
+    def changed_structure(self, structure: Any) -> Any:
+        return structure
+
+    def changed_reader(self, read: Reader, order: Order) -> Reader:
+        return read
+
+
+def shortened(settings: TrainSettings, request: Request) -> tuple[TrainSettings, Request]:
+    """The same training of two steps, with an evaluation of two batches, in a directory of its own below the run's."""
+    evaluated = settings.eval_batch_size or settings.global_batch_size
+    short = dataclasses.replace(
+        settings,
+        fast_check=False,
+        train_data=_few(settings.train_data, STEPS * settings.global_batch_size),
+        eval_data=None if settings.eval_data is None else _few(settings.eval_data, STEPS * evaluated),
+        epochs=None,
+        steps=STEPS,
+        steps_per_epoch=STEPS,
+        eval_every=1,
+        stop_after_epochs=None,
+        callbacks=[callback for callback in settings.callbacks if not is_backup(callback)],
+        sinks=(),
+    )
+    run_dir = files.join(request.run_dir, "fast_check")
+    return short, dataclasses.replace(request, run_dir=run_dir, profile=None, begins_empty=True)
+
+
+def _few(data: Callable[[], Any], count: int) -> Callable[[], Any]:
+    def few() -> Any:
+        source = as_source(data(), data)
+        return source if isinstance(source, StreamSource) else FirstExamples(source, count)
+
+    return few

@@ -7,26 +7,22 @@ saved and told may change from one start to the next. `open_run` calls this.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import keras
 
 from tfdist.checkpoint.catalog import list_paths, newest_first
-from tfdist.errors import TfdistError, UserError
+from tfdist.errors import UserError
 from tfdist.storage import files, lease
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.records import remove_stale
-from tfdist.telemetry.result import TRAIN, TUNE, RunResult, Start, Starts, read_mode, read_result, versions
+from tfdist.telemetry.result import TRAIN, TUNE, RunResult, Start, Starts, read_mode, read_result
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.loop.backup import KERAS_FILE
-from tfdist.training.loop.backup import NAME as BACKUP
-from tfdist.training.loop.boundaries import Length
-from tfdist.training.run.directory.starts import read_starts
+from tfdist.training.loop.callbacks import BACKUP, KERAS_FILE
+from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.starts import read_starts
 
 MAY_CHANGE = frozenset(TrainSettings.changeable())
 MAY_CHANGE_BELOW = (
@@ -46,7 +42,6 @@ class Place:
       said: on the chief, a sentence about that result.
       starts: of the run, by processes before this one; on the chief.
       warnings: of damaged files, on the chief.
-      copied_from: the run directory of which this is a copy, found at the copy's first training; on the chief.
       held: the leases, on the chief: of the directory, and of a training's checkpoints where they are elsewhere.
     """
 
@@ -55,7 +50,6 @@ class Place:
     said: str = ""
     starts: Sequence[Start] = ()
     warnings: Sequence[str] = ()
-    copied_from: str | None = None
     held: tuple[lease.Lease, ...] = ()
 
     def check(self) -> None:
@@ -69,45 +63,11 @@ class Place:
             each.release()
 
 
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """What a training wants of its directory.
-
-    Attributes:
-      settings: what is configured, by name.
-      length: of the run; None never goes beyond a result.
-      keeps_checkpoints: whether it resumes from one.
-      accept_changes: continues with a run although other things are trained now.
-      begins_empty: nothing of earlier starts stays.
-      checkpoint_dir: of the checkpoints; None keeps them in the run directory.
-    """
-
-    settings: Callable[[], Mapping[str, str]]
-    length: Length | None = None
-    keeps_checkpoints: bool = True
-    accept_changes: bool = False
-    begins_empty: bool = False
-    checkpoint_dir: str | None = None
-
-    @classmethod
-    def of(
-        cls, settings: TrainSettings, configured: Callable[[], Mapping[str, str]], *, begins_empty: bool = False
-    ) -> Claim:
-        """That of a training with such settings, which are `configured` under these names."""
-        return cls(
-            configured,
-            settings.length,
-            keeps_checkpoints=settings.policy is not None,
-            accept_changes=settings.accept_changes,
-            begins_empty=begins_empty,
-            checkpoint_dir=None if settings.backup is None else settings.backup.directory,
-        )
-
-
 def take_place(
     directory: RunDirectory,
     strategy: Strategy,
-    claim: Claim | None,
+    request: Request,
+    settings: TrainSettings | None,
     *,
     mode: str,
     check: Callable[[], object] = lambda: None,
@@ -118,7 +78,8 @@ def take_place(
     Args:
       directory: of the run.
       strategy: connected.
-      claim: of a training, which takes the run's lease; None takes that of the mode.
+      request: from the caller.
+      settings: of a training, which takes the run's lease; None takes that of the mode.
       mode: as `open_run` has it.
       check: called on the chief first; raises where nothing is to be made.
       notify: takes what the user should know while waiting.
@@ -131,23 +92,20 @@ def take_place(
     def take() -> Place:
         check()
         directory.create()
-        name = lease.NAME if claim is not None else f"{lease.NAME}-{mode}"
-        owner = "a training" if claim is not None else f"--mode={mode}"
+        name = f"{lease.NAME}-{mode}" if settings is None else lease.NAME
+        owner = f"--mode={mode}" if settings is None else "a training"
         held = [lease.acquire(directory.path, owner=owner, notify=notify, name=name)]
         try:
-            if claim is not None and directory.checkpoint_dir not in (None, directory.path):
+            if settings is not None and directory.checkpoint_dir not in (None, directory.path):
                 held.append(lease.acquire(directory.checkpoint_dir, owner=owner, notify=notify))
             remove_stale(directory.path, mode)
-            if claim is not None and claim.begins_empty:
+            if settings is not None and request.begins_empty:
                 for name in set(files.list_names(directory.path)) - {lease.NAME}:
                     path = files.join(directory.path, name)
                     files.remove_tree(path) if files.is_dir(path) else files.remove(path)
             warnings: list[str] = []
             starts = read_starts(directory, warnings.append)
-            place = Place()
-            if claim is not None:
-                place = _claimed(directory, claim, starts)
-                place = dataclasses.replace(place, copied_from=drop_copied_id(directory, starts.directory))
+            place = Place() if settings is None else _place_of(directory, request, settings, starts)
             return dataclasses.replace(place, starts=starts.starts, warnings=warnings, held=tuple(held))
         except BaseException:
             Place(held=tuple(held)).release()
@@ -162,34 +120,15 @@ def take_place(
     )
 
 
-def drop_copied_id(directory: RunDirectory, last: str | None) -> str | None:
-    """Removes the ID of a copy, whose next start makes its own; the original's path, None where there is none.
-
-    A run that was moved keeps its ID. So does a copy between a disk and a bucket: its original may be out of reach.
-
-    Args:
-      directory: of the run.
-      last: where the run's last start was, as run.json says.
-    """
-    if last is None or files.is_remote(last) != files.is_remote(directory.path):
-        return None
-    with contextlib.suppress(OSError, TfdistError):  # of an original that is not there any more, or is out of reach
-        is_here = last == directory.path if files.is_remote(last) else os.path.samefile(last, directory.path)
-        if not is_here and files.read(RunDirectory(last).run_id) == files.read(directory.run_id):
-            files.remove(directory.run_id)
-            return last
-    return None
-
-
-def _claimed(directory: RunDirectory, claim: Claim, last: Starts) -> Place:
+def _place_of(directory: RunDirectory, request: Request, settings: TrainSettings, last: Starts) -> Place:
     """What a training finds in its directory, whose `last` start was so."""
     check_kind(directory, TRAIN)
     result = read_result(directory)
     _check_checkpoint_dir(directory, last.checkpoint_dir)
-    if not claim.accept_changes:
-        settings = last.settings if result is not None else None
-        check_same_experiment(directory, claim.settings(), of_finished=settings)
-    return Place() if result is None else _finished(directory, result, claim)
+    if not settings.accept_changes:
+        of_finished = last.settings if result is not None else None
+        check_same_experiment(directory, request.settings(), of_finished=of_finished)
+    return Place() if result is None else _finished(directory, result, settings)
 
 
 def _check_checkpoint_dir(directory: RunDirectory, last: str | None) -> None:
@@ -208,7 +147,7 @@ def _check_checkpoint_dir(directory: RunDirectory, last: str | None) -> None:
         )
 
 
-def _finished(directory: RunDirectory, result: RunResult, claim: Claim) -> Place:
+def _finished(directory: RunDirectory, result: RunResult, settings: TrainSettings) -> Place:
     """Whether more is asked for than the run with this result has done.
 
     Raises:
@@ -216,7 +155,7 @@ def _finished(directory: RunDirectory, result: RunResult, claim: Claim) -> Place
     """
     done, epochs = result.steps, result.epochs
     steps_per_epoch = result.steps_per_epoch or (epochs and done // epochs)
-    total = claim.length.total_steps(steps_per_epoch) if claim.length is not None and steps_per_epoch else done
+    total = settings.length.total_steps(steps_per_epoch) if steps_per_epoch else done
     had = f"{directory.path} holds this run, and it is finished: {done:,} steps, {epochs:,} epochs"
     if result.end_reason != "completed":
         by = result.stopped_by or "a callback"
@@ -226,8 +165,8 @@ def _finished(directory: RunDirectory, result: RunResult, claim: Claim) -> Place
         lacks = f" Only {directory.model} is missing; remove {directory.result}, and the next start writes it."
         said = f"{had}, {asked}. Nothing is left to train.{'' if files.exists(directory.model) else lacks}"
         return Place(is_finished=True, said=said)
-    if not claim.keeps_checkpoints or not list_paths(directory.checkpoints):
-        why = "it kept no checkpoint" if claim.keeps_checkpoints else "train.checkpoint is 'off'"
+    if settings.policy is None or not list_paths(directory.checkpoints):
+        why = "train.checkpoint is 'off'" if settings.policy is None else "it kept no checkpoint"
         raise UserError(
             f"{had}. It cannot continue to step {total:,}, because {why}. Give another --run_dir; "
             f"train.start_from = {directory.model!r} begins with its weights."
@@ -255,17 +194,6 @@ def _kind_of_unfinished(directory: RunDirectory) -> tuple[str | None, str]:
         if files.exists(path):
             return kind, path
     return None, ""
-
-
-def identity(settings: Mapping[str, str], *, strategy: str, num_workers: int, num_replicas: int) -> dict[str, Any]:
-    """What a checkpoint says of the run that made it."""
-    return {
-        "settings": dict(settings),
-        "strategy": strategy,
-        "num_workers": num_workers,
-        "num_replicas": num_replicas,
-        "versions": versions(),
-    }
 
 
 def check_same_experiment(

@@ -7,7 +7,6 @@ saved and ends as planned. A start without an end has failed, or still runs.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 
 from tfdist.storage import files
@@ -37,8 +36,7 @@ def note_start(
 ) -> None:
     """Adds a start to the `earlier` ones."""
     starts = [*earlier, Start(now(), step, lost_steps)]
-    path = directory.path if files.is_remote(directory.path) else os.path.abspath(directory.path)
-    content = Starts(settings=dict(settings), starts=starts, checkpoint_dir=directory.checkpoint_dir, directory=path)
+    content = Starts(settings=dict(settings), starts=starts, checkpoint_dir=directory.checkpoint_dir)
     files.write_atomic(directory.starts, to_json(content, indent=2) + "\n")
 
 
