@@ -32,7 +32,7 @@ def test_rates_are_tried_apart_from_the_run(tmp_path: pathlib.Path) -> None:
     run_dir = tmp_path / "run"
     done = command(run_dir, "--mode=find_rate", "--gin_param=train.deterministic = True").check()
     found = json.loads((run_dir / "find_rate.json").read_text())
-    assert sorted(path.name for path in run_dir.iterdir()) == ["find_rate.html", "find_rate.json"]
+    assert sorted(path.name for path in run_dir.iterdir()) == ["find_rate.json"]
     assert 1e-4 < found["suggestion"] < 0.3 and f"{found['suggestion']:.2g}" in done.stdout
     assert len(found["rates"]) == len(found["losses"]) >= 30 and found["rates"][0] == pytest.approx(1e-6)
     command(run_dir, "--gin_param=train.epochs = 2", "--gin_param=train.deterministic = True").check()

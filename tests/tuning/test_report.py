@@ -176,7 +176,6 @@ def test_names_are_as_short_as_they_can_be_told_apart() -> None:
         "c.layers": "layers",
     }
     assert short_names(["x.a.rate", "a.rate"]) == {"x.a.rate": "x.a.rate", "a.rate": "a.rate"}
-    assert short_names(["x.y.rate"], least=2) == {"x.y.rate": "y.rate"}
     assert value_text("a long name of a choice", most=8) == "a lo…ice"
     assert value_text("@keras.optimizers.Adam()", most=10) == "@Adam()"
 

@@ -177,7 +177,7 @@ def test_a_metrics_file_that_grows_is_not_read_again_from_its_beginning(
     assert sum(sizes) < 3 * path.stat().st_size
     with path.open("a") as metrics:
         metrics.write("{\n")
-    with pytest.raises(UserError, match="line 101 is not a point"):
+    with pytest.raises(UserError, match="a line is not a point"):
         list(run.new_reports(OBJECTIVE))
 
 
@@ -213,7 +213,7 @@ def test_files_of_a_trial_that_no_training_wrote_are_one_message(tmp_path: pathl
     run = seed_run(tmp_path, points=1, result={"eval_metrics": [1]})
     with (tmp_path / "metrics.jsonl").open("ab") as metrics:
         metrics.write(line + b"\n")
-    with pytest.raises(UserError, match=r"metrics.jsonl is damaged: line 2 is not a point of a training"):
+    with pytest.raises(UserError, match=r"metrics.jsonl is damaged: a line is not a point of a training"):
         list(run.new_reports(OBJECTIVE))
     for result in (b"", b"{}", b'{"eval_metrics": [1]}', line):
         (tmp_path / "result.json").write_bytes(result)
