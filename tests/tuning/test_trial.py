@@ -57,12 +57,6 @@ def test_an_end_without_an_objective_has_its_reason(
     assert ActiveTrial("0000", {}, [run], "0").conclude() == (expected, None, run.message)
 
 
-@pytest.mark.parametrize("status", [4, 143])
-def test_a_run_that_left_is_not_over(tmp_path: pathlib.Path, status: int) -> None:
-    run = seed_run(tmp_path)
-    assert not run.end(status, "", OBJECTIVE, epochs=3) and run.status is None and run.deaths == 0
-
-
 @pytest.mark.parametrize("status", [1, 2])
 def test_a_full_disk_says_nothing_of_the_values(tmp_path: pathlib.Path, status: int) -> None:
     run = seed_run(tmp_path, points=1)
