@@ -89,11 +89,11 @@ def test_interruptions_however_many_say_nothing_of_the_values(tmp_path: pathlib.
 
 
 def test_interruptions_in_a_row_without_progress_end_the_sweep(tmp_path: pathlib.Path) -> None:
-    directory, interruptions = RunDirectory(str(tmp_path)), Interruptions()
+    directory, interruptions = RunDirectory(str(tmp_path)), Interruptions(num_workers=2)
 
     def interrupt(times: int) -> None:
         for _ in range(times):
-            interruptions.add(directory, "its process was killed, status 137", num_running=2)
+            interruptions.add(directory, "its process was killed, status 137")
 
     interrupt(19)
     interruptions.reset()
@@ -105,7 +105,7 @@ def test_interruptions_in_a_row_without_progress_end_the_sweep(tmp_path: pathlib
     ):
         interrupt(1)
     with pytest.raises(UserError, match=r"no progress: .* No space left on device\. Make room .* resumes it\."):
-        interruptions.add(directory, "its disk failed: No space left on device", num_running=2)
+        interruptions.add(directory, "its disk failed: No space left on device")
 
 
 @pytest.mark.parametrize(
