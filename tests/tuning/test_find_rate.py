@@ -51,10 +51,10 @@ def test_rates_are_tried_apart_from_the_run(tmp_path: pathlib.Path) -> None:
 def test_a_mistake_is_one_message() -> None:
     with pytest.raises(UserError, match=r"find_rate.lowest = 2.0 is not below"):
         FindRateSettings(lowest=2.0)
-    with pytest.raises(UserError, match="find_rate.steps is 3; write a whole number of at least 10"):
+    with pytest.raises(UserError, match=r"find_rate\.steps is 3; write a whole number of at least 10"):
         FindRateSettings(steps=3)
     training: Any = types.SimpleNamespace(optimizer=None)
-    with pytest.raises(UserError, match="--mode=find_rate changes train.optimizer"):
+    with pytest.raises(UserError, match=r"--mode=find_rate changes train\.optimizer"):
         find_rate(FindRateSettings(), training, Request(run_dir="unused"), lambda *_: None, print)
 
 
