@@ -171,7 +171,18 @@ class Chief:
         """
         self._replay(events)
         try:
-            self._run()
+            with self._signals.handled():
+                while True:
+                    while not self._is_closing and self._executor.num_free and (job := self._next_job()) is not None:
+                        self._start(*job)
+                    if not self._running and (self._is_closing or not (self._pending or not self._oracle.is_over)):
+                        break
+                    self._executor.wait(POLL_SECONDS)
+                    self._on_wait()
+                    for ended in self._executor.collect():
+                        self._process_ended(ended)
+                    self._look_at_reports()
+                    self._check_time()
         except TfdistError:
             for trial, _ in self._running.values():
                 if trial.is_journaled:
@@ -182,20 +193,6 @@ class Chief:
                 "Left after the running trials had saved. The same command resumes from there.",
                 exit_status=EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED,
             )
-
-    def _run(self) -> None:
-        with self._signals.handled():
-            while True:
-                while not self._is_closing and self._executor.num_free and (job := self._next_job()) is not None:
-                    self._start(*job)
-                if not self._running and (self._is_closing or not (self._pending or not self._oracle.is_over)):
-                    break
-                self._executor.wait(POLL_SECONDS)
-                self._on_wait()
-                for ended in self._executor.collect():
-                    self._process_ended(ended)
-                self._look_at_reports()
-                self._check_time()
 
     # What was before
 
