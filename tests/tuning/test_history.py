@@ -5,12 +5,10 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from gcs.server import GcsServer
 from support import run_python
 from sweep_journals import Journal, hyperband_sweep
 
 from tfdist.errors import UserError
-from tfdist.storage import files
 from tfdist.tuning.schedule.history import Point, read_sweep
 
 
@@ -26,14 +24,6 @@ def test_a_trial_is_read_with_its_values_its_curve_and_its_end(tmp_path: pathlib
     assert trial.seconds == 120
     assert (sweep.objective, sweep.direction, sweep.search, sweep.max_trials) == ("val_accuracy", "max", "random", 5)
     assert sweep.is_ended and sweep.best == trial
-
-
-@pytest.mark.parametrize("torn", ['{"event": "trial_ended", "tri', '{"event": "trial_reported"', "\x00\x00"])
-def test_a_torn_last_line_is_no_event_and_no_complaint(tmp_path: pathlib.Path, torn: str) -> None:
-    journal = Journal().begin().start("0000").report("0000", 1, 0.5)
-    sweep = read_sweep(journal.write(tmp_path, torn=torn))
-    assert sweep.trials[0].status == "running"
-    assert sweep.num_unreadable_lines == 0
 
 
 def test_a_torn_line_before_a_restart_is_counted_and_costs_itself_alone(tmp_path: pathlib.Path) -> None:
@@ -124,11 +114,6 @@ def test_events_of_a_later_version_are_passed_over(tmp_path: pathlib.Path) -> No
 def test_a_directory_without_a_sweep_is_the_users_mistake(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match=r"There is no sweep in .*sweep\.jsonl is missing"):
         read_sweep(str(tmp_path))
-
-
-def test_a_sweep_in_a_bucket_is_read(gcs: GcsServer, tmp_path: pathlib.Path) -> None:
-    files.write_atomic("gs://bucket/run/sweep.jsonl", "\n".join(hyperband_sweep(3).lines()))
-    assert len(read_sweep("gs://bucket/run").trials) == 3
 
 
 @pytest.mark.slow

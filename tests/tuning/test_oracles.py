@@ -9,9 +9,8 @@ import pytest
 
 from tfdist.errors import UserError
 from tfdist.tuning.schedule.chief import EPOCHS, PARENT, ROUND
-from tfdist.tuning.search import oracles, search, space
-from tfdist.tuning.search.objective import Objective, build_objective
-from tfdist.tuning.settings import TuneSettings
+from tfdist.tuning.search import search, space
+from tfdist.tuning.search.objective import Objective
 
 OBJECTIVE = Objective("val_accuracy", "max")
 
@@ -50,13 +49,6 @@ def run(oracle: Any, *, fails: tuple[int, ...] = ()) -> list[tuple[int, int, str
         end(oracle, trial, None if len(done) - 1 in fails else values["a.rate"])
     assert trial.status == "STOPPED" and len(done) < 500
     return done
-
-
-@pytest.mark.parametrize(
-    ("limits", "expected"), [((1, 9, 3), [1, 3]), ((2, 9, 3), [2, 6]), ((1, 1, 3), []), ((5, 3, 2), [])]
-)
-def test_rungs_lie_before_the_end_of_the_training(limits: tuple[int, int, int], expected: list[int]) -> None:
-    assert oracles.find_rungs(*limits) == expected
 
 
 def test_hyperbands_trials_go_on_and_failed_ones_do_not_block_it() -> None:
@@ -140,19 +132,6 @@ def test_the_same_calls_get_the_same_answers_and_no_file_is_written(
 
 
 @pytest.mark.parametrize(
-    ("name", "direction"), [("val_accuracy", "max"), ("val_loss", "min"), ("mean_squared_error", "min"), ("AUC", "max")]
-)
-def test_the_name_of_an_objective_tells_its_direction(name: str, direction: str) -> None:
-    assert build_objective(name, None).direction == direction
-
-
-def test_an_objective_that_tells_none_needs_one() -> None:
-    with pytest.raises(UserError, match=r"tune\.direction = 'max' or 'min'"):
-        build_objective("val_quality", None)
-    assert build_objective("val_quality", "max").cost(2.0) < build_objective("val_quality", "max").cost(1.0)
-
-
-@pytest.mark.parametrize(
     ("chosen", "limits", "expected"),
     [
         (search.Random(), {"max_trials": None, "epochs": 3}, "tune.max_trials = 20"),
@@ -163,11 +142,3 @@ def test_an_objective_that_tells_none_needs_one() -> None:
 def test_a_search_says_what_it_lacks(chosen: search.Search, limits: dict[str, Any], expected: str) -> None:
     with pytest.raises(UserError, match=expected):
         chosen.check(**limits)
-
-
-@pytest.mark.slow
-def test_a_search_that_cannot_be_meant_is_refused() -> None:
-    with pytest.raises(UserError, match="factor must be a whole number of at least 2; received 1"):
-        search.AshaStopping(factor=1)
-    with pytest.raises(UserError, match=r"@search\.Random"):
-        TuneSettings(search="random", objective="val_accuracy")

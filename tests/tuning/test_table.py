@@ -5,18 +5,13 @@ from __future__ import annotations
 import datetime
 import io
 import json
-import os
 import pathlib
-import pty
 import re
-import subprocess
 import sys
-import termios
-import threading
 
 import pytest
 import rich.console
-from support import REPOSITORY, clean_environment
+from support import run_python
 from sweep_journals import START, Journal, ended, hyperband_sweep
 
 from tfdist.tuning.report.table import SweepTable, build_table
@@ -126,44 +121,12 @@ table.refresh()
 print("a user's print", flush=True)
 table.close()
 """
-    text = run_on_terminal(code)
+    on_terminal = f"import pty; assert pty.spawn([{sys.executable!r}, '-c', {code!r}]) == 0"
+    size = {"TERM": "xterm", "COLUMNS": "110", "LINES": "24"}
+    text = run_python(["-c", on_terminal], env=size).check().stdout
     assert text.count(" paused  val_accuracy ") == 5  # four of the first rung, one of the second
     assert "\x1b[?25l" in text and "\x1b[?25h" in text  # the cursor is hidden and comes back
     assert "a user's print" in text
     last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).splitlines()
     assert last[-1].startswith("sweep ended: best val_accuracy 0.")
     assert any(re.match(r"\s*\d{4}\s+best\s+27/27\s", line) for line in last)
-
-
-def run_on_terminal(code: str, *, columns: int = 110) -> str:
-    """What a real process writes to a pseudo terminal."""
-    leader, follower = pty.openpty()
-    termios.tcsetwinsize(follower, (24, columns))
-    environment = clean_environment() | {"TERM": "xterm"}
-    for name in ("COLUMNS", "LINES", "NO_COLOR"):
-        environment.pop(name, None)
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=follower,
-        stderr=follower,
-        stdin=follower,
-        env=environment,
-        cwd=REPOSITORY,
-    )
-    os.close(follower)
-    written = bytearray()
-    reader = threading.Thread(target=read_until_hangup, args=(leader, written))
-    reader.start()
-    status = process.wait(timeout=60)
-    reader.join()
-    os.close(leader)
-    assert status == 0, written.decode()
-    return written.decode()
-
-
-def read_until_hangup(descriptor: int, into: bytearray) -> None:
-    try:
-        while data := os.read(descriptor, 65536):
-            into += data
-    except OSError:  # Linux says EIO when the last process has closed the terminal
-        return

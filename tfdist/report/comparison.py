@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tfdist.report.figures import STEPS, Axis, color_of, draw_bars, draw_curves
 from tfdist.report.page import Cell, Plot, Section, Table
 from tfdist.report.run_data import Run, is_metric
-from tfdist.report.run_page import SHARE_COLORS, share_legend
+from tfdist.report.run_page import SHARE_COLORS
 from tfdist.report.words import duration_text, short_names
 from tfdist.telemetry.account.goodput import total
 from tfdist.telemetry.console.console_text import number_text
@@ -105,7 +105,8 @@ def _ablation(runs: Sequence[Run], metrics: Sequence[str]) -> Section:
 def _time_shares(runs: Sequence[Run], names: Sequence[str]) -> Section:
     accounts = {name: total(run.accounts.values()) for run, name in zip(runs, names, strict=True)}
     rows = {name: account.seconds for name, account in accounts.items() if account.goodput is not None}
-    legend = share_legend({share: 1.0 for seconds in rows.values() for share in seconds})
+    shares = {share for seconds in rows.values() for share in seconds}
+    legend = [(color, share.replace("_", " ")) for share, color in SHARE_COLORS.items() if share in shares]
     plots = [Plot(title="Worker-seconds", figure=draw_bars(rows, SHARE_COLORS), legend=legend)] if rows else []
     return Section(title="Where the time went", plots=plots, is_wide=True)
 

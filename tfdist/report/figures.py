@@ -15,7 +15,6 @@ from bokeh.models import (
     BasicTickFormatter,
     BoxZoomTool,
     ColumnDataSource,
-    FixedTicker,
     HoverTool,
     NoOverlap,
     NumeralTickFormatter,
@@ -53,32 +52,32 @@ class Axis:
       kind: TIME, in milliseconds, or the unit, such as STEPS.
       lines: places to mark, where a start resumed.
       left: pixels before the axis begins, so that those of figures below each other begin together.
-      scale: "auto", or "log".
     """
 
-    def __init__(self, kind: str, *, lines: Sequence[float] = (), left: int = 0, scale: str = "auto") -> None:
+    def __init__(self, kind: str, *, lines: Sequence[float] = (), left: int = 0) -> None:
         self.kind = kind
-        self._scale = "datetime" if kind == TIME else scale
+        self._scale = "datetime" if kind == TIME else "linear"
         self._lines = lines
         self._left = left
         self._range: Any = None
 
     @property
     def tooltip(self) -> str:
-        return {"datetime": "@x{%F %T}", "log": "@x"}.get(self._scale, "@x{0,0}")
+        return "@x{%F %T}" if self.kind == TIME else "@x{0,0}"
 
     def figure(self, *, height: int = HEIGHT, **options: Any) -> Any:
         """An empty figure along it."""
         if self._range is not None:
             options["x_range"] = self._range
-        made = _new_figure(height=height, x_axis_type=self._scale, tools="xpan,reset,save", **options)
+        made = _new_figure(
+            height=height, x_axis_type="datetime" if self.kind == TIME else "linear", tools="xpan,reset,save", **options
+        )
         self._range = made.x_range
         made.add_tools(BoxZoomTool(dimensions="width"))
         made.toolbar.active_drag = None
         made.min_border_left = self._left
         if self.kind != TIME:
             made.xaxis.axis_label = self.kind
-        if self._scale == "auto":
             made.xaxis.formatter = NumeralTickFormatter(format="0,0")
         for place in self._lines:
             made.add_layout(Span(location=place, dimension="height", line_color=INK, line_dash="dashed"))
@@ -156,30 +155,6 @@ def draw_bars(rows: Mapping[str, Mapping[str, float]], colors: Mapping[str, str]
     bars = made.hbar_stack(shares, y="name", height=0.75, source=source, color=[colors[share] for share in shares])
     for share, bar in zip(shares, bars, strict=True):
         _add_hover(made, bar, f"@name: {_plain(share)} @{{{share}}}{{0,0.0}} s")
-    return made
-
-
-def draw_shares(
-    axis: Axis, spans: Sequence[tuple[float, float, Mapping[str, float]]], colors: Mapping[str, str]
-) -> Any:
-    """What each span of time went into, as parts of its height; `spans` are begin, end (milliseconds) and seconds."""
-    made = axis.figure(height=150, y_range=Range1d(0, FULL))
-    made.yaxis.formatter = NumeralTickFormatter(format="0%")
-    made.yaxis.ticker = FixedTicker(ticks=[0, 0.5, 1])
-    shares = [share for share in colors if any(seconds.get(share) for _, _, seconds in spans)]
-    columns = {
-        share: [seconds.get(share, 0.0) / (sum(seconds.values()) or FULL) for _, _, seconds in spans]
-        for share in shares
-    }
-    columns |= {
-        "middle": [(begin + end) / 2 for begin, end, _ in spans],
-        "width": [end - begin for begin, end, _ in spans],
-    }
-    bars = made.vbar_stack(
-        shares, x="middle", width="width", source=ColumnDataSource(columns), color=[colors[share] for share in shares]
-    )
-    for share, bar in zip(shares, bars, strict=True):
-        _add_hover(made, bar, _plain(share))
     return made
 
 

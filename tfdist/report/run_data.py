@@ -19,7 +19,7 @@ import numpy as np
 
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.telemetry.account.goodput import Account, Interval, intervals, total
+from tfdist.telemetry.account.goodput import Account, intervals, total
 from tfdist.telemetry.facts import Event, Sample
 from tfdist.telemetry.logs.records import read_events, read_samples
 from tfdist.telemetry.records import DamagedFileError, Unreadable, load_record, read_lines
@@ -152,14 +152,9 @@ class Run:
         return newest
 
     @functools.cached_property
-    def intervals(self) -> dict[int, list[Interval]]:
-        """What each worker did, sample by sample."""
-        return intervals(self.samples, self.starts)
-
-    @functools.cached_property
     def accounts(self) -> dict[int, Account]:
         """Where each worker's wall clock went."""
-        return {worker: total(own) for worker, own in self.intervals.items()}
+        return {worker: total(own) for worker, own in intervals(self.samples, self.starts).items()}
 
     @property
     def goodput(self) -> float | None:

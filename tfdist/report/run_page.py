@@ -7,9 +7,10 @@ a line of its own, up to MAX_WORKERS of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+from bokeh.palettes import Category10_10, Dark2_8
 
 from tfdist.report.figures import (
     STEPS,
@@ -18,7 +19,6 @@ from tfdist.report.figures import (
     draw_bars,
     draw_curves,
     draw_marks,
-    draw_shares,
     milliseconds,
 )
 from tfdist.report.page import Cell, Plot, Section, Table
@@ -29,28 +29,11 @@ from tfdist.telemetry.console.console_text import number_text
 from tfdist.telemetry.facts import Event, Sample
 
 MAX_WORKERS = 16
-MAX_MARKS, MAX_EVENTS = 300, 500  # of a kind; in the table
-MAX_SPANS = 150  # of time, in which a worker's shares are shown
+MAX_EVENTS = 500  # the newest
 EVENT_NAMES = 130  # pixels
 UNSHOWN_EVENTS = ("input_wait",)  # which comes every epoch
 LEVEL_COLORS = {"info": "#4c8dd6", "warning": "#e08a1e", "error": "#d6453d"}
-SHARE_COLORS = {
-    "compute": "#2f9e62",
-    "input_wait": "#e0a11e",
-    "peer_wait": "#e8702a",
-    "callbacks": "#8d7ad1",
-    "evaluate": "#3f8fd0",
-    "checkpoint": "#27a5b5",
-    "import": "#b9c0c9",
-    "connect": "#a3adb8",
-    "data": "#8d98a5",
-    "build": "#788493",
-    "restore": "#647182",
-    "finish": "#d0a9c4",
-    "leave": "#dcc3d3",
-    "lost: steps done again": "#d6453d",
-    "lost: between starts": "#8f2d2a",
-}
+SHARE_COLORS = dict(zip(ALL_SHARES, (*Category10_10, *Dark2_8), strict=False))
 # What samples hold: title, format of its axis, and whether it is a total, whose growth is shown.
 VALUES = {
     "host_memory_bytes": ("Memory of the host's process", "0.[00] d", False),
@@ -123,27 +106,23 @@ def _curves(run: Run) -> Section:
 
 
 def _timeline(run: Run, axis: Axis) -> Section:
-    """Events, throughput, and where each worker's time went, along one axis."""
+    """Events and throughput, along one axis."""
     shown = [event for event in run.events if event.name not in UNSHOWN_EVENTS]
     if not shown and not run.samples:
         return Section(title="What happened")
-    plots = []
+    newest, plots = shown[-MAX_EVENTS:], []
     if shown:
-        rows: dict[str, list[Event]] = {}
-        for event in shown:
-            rows.setdefault(event.name.replace("_", " "), []).append(event)
-        marks = {name: [_mark(event) for event in _choose_evenly(own, MAX_MARKS)] for name, own in rows.items()}
-        left_out = sum(len(own) - len(marks[name]) for name, own in rows.items())
-        note = f"{count_text(left_out, 'mark')} left out" if left_out else ""
-        legend = [(color, level) for level, color in LEVEL_COLORS.items() if any(e.level == level for e in shown)]
-        plots.append(Plot(title="Events", figure=draw_marks(axis, marks), legend=legend, note=note))
-    plots += [*_throughput(run, axis), *_shares_over_time(run, axis)]
+        rows: dict[str, list[tuple[float, str, str]]] = {}
+        for event in newest:
+            color = LEVEL_COLORS.get(event.level, LEVEL_COLORS["info"])
+            mark = (milliseconds(event.time), color, _sentence(event))
+            rows.setdefault(event.name.replace("_", " "), []).append(mark)
+        note = f"the newest {len(newest)} of {len(shown)}" if len(newest) < len(shown) else ""
+        legend = [(color, level) for level, color in LEVEL_COLORS.items() if any(e.level == level for e in newest)]
+        plots.append(Plot(title="Events", figure=draw_marks(axis, rows), legend=legend, note=note))
+    plots += _throughput(run, axis)
     text = "Over time (UTC)." + (" Dashed: where a start began." if len(run.starts) > 1 else "")
-    return Section(title="What happened", text=text, plots=plots, tables=[_event_table(shown)], is_wide=True)
-
-
-def _mark(event: Event) -> tuple[float, str, str]:
-    return milliseconds(event.time), LEVEL_COLORS.get(event.level, LEVEL_COLORS["info"]), _sentence(event)
+    return Section(title="What happened", text=text, plots=plots, tables=[_event_table(newest)], is_wide=True)
 
 
 def _sentence(event: Event) -> str:
@@ -157,15 +136,7 @@ def _message(event: Event) -> str:
     return event.message or details.get("reason") or ", ".join(f"{name} {value}" for name, value in details.items())
 
 
-def _choose_evenly(events: Sequence[Event], most: int) -> Sequence[Event]:
-    """At most so many, the first and the last among them."""
-    if len(events) <= most:
-        return events
-    return [events[place] for place in np.linspace(0, len(events) - 1, most).astype(int)]
-
-
 def _event_table(events: Sequence[Event]) -> Table:
-    newest = events[-MAX_EVENTS:]
     rows = [
         [
             Cell(f"{event.time:%Y-%m-%d %H:%M:%S}"),
@@ -174,11 +145,10 @@ def _event_table(events: Sequence[Event]) -> Table:
             Cell("" if event.step is None else f"{event.step:,}", event.step),
             Cell(_message(event)),
         ]
-        for event in newest
+        for event in events
     ]
-    of = f"The newest {len(newest)} of " if len(newest) < len(events) else ""
     names = ("time", "event", "worker", "step", "what")
-    return Table(title=f"{of}{len(events)} events", names=names, rows=rows, is_folded=True)
+    return Table(title=f"{len(events)} events", names=names, rows=rows, is_folded=True)
 
 
 def _throughput(run: Run, axis: Axis) -> list[Plot]:
@@ -190,24 +160,6 @@ def _throughput(run: Run, axis: Axis) -> list[Plot]:
     curve = _join([_rates(known, per=float(examples or 1)) for known in steps])
     title = f"Throughput, {unit} a second"
     return [] if curve is None else [draw_curves(title, axis, {unit: curve}, 1, y_format="0,0")]
-
-
-def _shares_over_time(run: Run, axis: Axis) -> list[Plot]:
-    """A figure for each worker."""
-    plots = []
-    for worker, own in list(run.intervals.items())[:MAX_WORKERS]:
-        size = -(-len(own) // MAX_SPANS)
-        parts = [own[first : first + size] for first in range(0, len(own), size)]
-        spans = [(milliseconds(part[0].begin), milliseconds(part[-1].end), total(part).seconds) for part in parts]
-        name = f"Worker {worker}" if len(run.intervals) > 1 else "Where the time went"
-        legend = share_legend(total(run.accounts.values()).seconds) if worker == min(run.intervals) else []
-        plots.append(Plot(title=name, figure=draw_shares(axis, spans, SHARE_COLORS), legend=legend))
-    return plots
-
-
-def share_legend(seconds: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The colors of the shares that took any time."""
-    return [(color, share.replace("_", " ")) for share, color in SHARE_COLORS.items() if seconds.get(share, 0) > 0]
 
 
 def _account(run: Run) -> Section:
@@ -226,13 +178,11 @@ def _account(run: Run) -> Section:
         for share, seconds in whole.seconds.items()
     ]
     workers = f" of {count_text(len(run.accounts), 'worker')}" if len(run.accounts) > 1 else ""
-    left_out = len(run.accounts) - len(shown)
-    note = f"{left_out} more workers not shown" if left_out else ""
     return Section(
         title="Where the time went",
         text=f"Goodput {whole.goodput:.1%}: the part of the wall clock{workers}, over all starts and the time between "
         "them, that went into steps that counted.",
-        plots=[Plot(title="By worker", figure=draw_bars(shown, SHARE_COLORS), note=note)],
+        plots=[Plot(title="By worker", figure=draw_bars(shown, SHARE_COLORS))],
         tables=[Table(title="Shares", names=("share", "part", "seconds", "what it is"), rows=rows)],
         is_wide=True,
     )

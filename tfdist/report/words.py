@@ -12,15 +12,15 @@ from typing import Any
 _GIN_REFERENCE = re.compile(r"[@%][\w./]+(\(\))?")
 
 
-def short_names(paths: Sequence[str], *, least: int = 1) -> dict[str, str]:
-    """For each path the shortest end of it, of `least` components or more, that no other of them shares."""
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """For each path the shortest end of it that no other of them shares."""
 
     def end(path: str, count: int) -> str:
         return ".".join(path.split(".")[-count:])
 
     names = {}
     for path in paths:
-        counts = range(least, path.count(".") + 2)
+        counts = range(1, path.count(".") + 2)
         alone = (count for count in counts if sum(end(other, count) == end(path, count) for other in paths) == 1)
         names[path] = end(path, next(alone, path.count(".") + 1))
     return names

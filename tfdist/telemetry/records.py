@@ -127,7 +127,6 @@ RUN_FILES = (
     RunFile("fast_check/", "a check in progress", Policy.REMAKE, "Emptied before each check.", mode="fast_check"),
     RunFile("find_rate/", "a range test in progress", Policy.REMAKE, "Emptied before each test.", mode="find_rate"),
     RunFile("find_rate.json", "the last range test", Policy.REMAKE, "Repeat the test.", mode="find_rate"),
-    RunFile("find_rate.html", "the same as a page", Policy.REMAKE, "Repeat the test.", mode="find_rate"),
     RunFile("evaluation.json", "the last evaluation", Policy.REMAKE, "Evaluate again.", mode="evaluate"),
     RunFile(
         "predictions/",

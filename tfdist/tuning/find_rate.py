@@ -16,8 +16,6 @@ import numpy as np
 from keras import ops
 
 from tfdist.errors import DivergedError, UserError
-from tfdist.report.report import can_draw
-from tfdist.report.run_data import Curve
 from tfdist.settings.checks import POSITIVE, whole_number
 from tfdist.settings.declaration import Settings, setting
 from tfdist.storage import files
@@ -81,7 +79,7 @@ def find_rate(
     train: Callable[[TrainSettings, Request], object],
     tell: Callable[[str], None],
 ) -> RangeTest:
-    """Trains a few steps, and writes find_rate.json and find_rate.html into the run directory.
+    """Trains a few steps, and writes find_rate.json into the run directory.
 
     The weights are those of the run's newest checkpoint, if it has one, else new ones.
 
@@ -127,7 +125,9 @@ def find_rate(
     if training.strategy.topology.is_chief:
         files.remove_tree(scratch)
         _show(found, tell)
-        _write(directory, found)
+        files.write_atomic(
+            files.join(directory.path, "find_rate.json"), to_json(dataclasses.asdict(found), indent=2) + "\n"
+        )
     return found
 
 
@@ -200,22 +200,3 @@ def _show(found: RangeTest, tell: Callable[[str], None]) -> None:
         tell("The loss falls at none of these rates. Write a higher find_rate.highest, or look at the model.")
     else:
         tell(f"it falls fastest at {found.suggestion:.2g}; a schedule may begin there")
-
-
-def _write(directory: RunDirectory, found: RangeTest) -> None:
-    written = to_json(dataclasses.asdict(found), indent=2) + "\n"
-    files.write_atomic(files.join(directory.path, "find_rate.json"), written)
-    if not can_draw():
-        return  # the numbers are there
-    from tfdist.report.figures import Axis, draw_curves
-    from tfdist.report.page import Section, build_page
-
-    rates, lines = np.array(found.rates), [] if found.suggestion is None else [found.suggestion]
-    curves: dict[str, Curve | None] = {
-        name: Curve(rates, np.array(losses)) for name, losses in (("each step", found.losses), ("smooth", found.smooth))
-    }
-    limits = (min(found.losses) * 0.9, 2 * found.smooth[0] - min(found.smooth)) if found.losses else None
-    plot = draw_curves("loss", Axis("learning rate", lines=lines, scale="log"), curves, 2, y_range=limits)
-    text = "Dashed: where the smooth loss falls fastest." if lines else ""
-    page = build_page("Range test of the learning rate", [Section(title="Loss", text=text, plots=[plot], is_wide=True)])
-    files.write_atomic(files.join(directory.path, "find_rate.html"), page)

@@ -41,7 +41,7 @@ from tfdist.tuning.places.trials import (
 )
 from tfdist.tuning.schedule.trial import read_log
 
-FIRST_WORD_SECONDS, NEXT_WORD_SECONDS = 10.0, 60.0  # that Ray has no room yet
+FIRST_MESSAGE_SECONDS, NEXT_MESSAGE_SECONDS = 10.0, 60.0  # that Ray has no room yet
 _POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.5
 
 
@@ -89,8 +89,7 @@ class RayExecutor:
         self._closing = contextlib.ExitStack()
         self._ray = self._closing.enter_context(cluster.connected("A sweep on Ray", working_dir=working_dir))
         self._slots = [_Slot(self._ray.util.placement_group([resources.bundle])) for _ in range(count)]
-        self._lonely_since, self._next_word = time.monotonic(), FIRST_WORD_SECONDS
-        self._next_look = 0.0
+        self._next_look, self._next_message = 0.0, time.monotonic() + FIRST_MESSAGE_SECONDS
 
     @property
     def num_free(self) -> int:
@@ -174,18 +173,20 @@ class RayExecutor:
 
     def _look_for_room(self) -> None:
         """Finds out where the slots are, and says when nobody trains for want of room."""
-        waiting, now = [slot for slot in self._slots if slot.host is None], time.monotonic()
-        if waiting and now >= self._next_look:
-            self._next_look = now + _LOOK_SECONDS
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_SECONDS
+        if waiting := [slot for slot in self._slots if slot.host is None]:
             nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
             for slot in waiting:
                 found = self._ray.util.placement_group_table(slot.group)
                 if found["state"] == "CREATED":
                     slot.host = nodes.get(found["bundles_to_node_id"][0])
-        if len(waiting) < len(self._slots):
-            self._lonely_since, self._next_word = now, FIRST_WORD_SECONDS
-        elif now - self._lonely_since > self._next_word:
-            self._lonely_since, self._next_word = now, NEXT_WORD_SECONDS
+        if any(slot.host for slot in self._slots):
+            self._next_message = now + FIRST_MESSAGE_SECONDS
+        elif now > self._next_message:
+            self._next_message = now + NEXT_MESSAGE_SECONDS
             self._tell(f"waiting for Ray to find {self._resources} for a trial; {cluster.room(self._ray)}")
 
 

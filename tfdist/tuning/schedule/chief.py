@@ -94,17 +94,17 @@ class Interruptions:
     the trial that ends for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_workers: int) -> None:
         self._in_a_row = 0
-        self._most_at_once = 1
+        self._limit = MAX_INTERRUPTIONS * num_workers
         self._checkpoint_steps: dict[str, int] = {}
 
     def reset(self) -> None:
         """Begins again: a trial was evaluated, or ended."""
         self._in_a_row = 0
 
-    def add(self, directory: RunDirectory, why: str, *, num_running: int) -> None:
-        """Counts one, of the run in the directory; `num_running` has it.
+    def add(self, directory: RunDirectory, why: str) -> None:
+        """Counts one, of the run in the directory.
 
         Raises:
           PeerLostError: there were too many in a row; UserError where the last one's disk was full.
@@ -115,8 +115,7 @@ class Interruptions:
             self._in_a_row = 0
         self._checkpoint_steps[directory.path] = newest
         self._in_a_row += 1
-        self._most_at_once = max(self._most_at_once, num_running)
-        if self._in_a_row >= MAX_INTERRUPTIONS * self._most_at_once:
+        if self._in_a_row >= self._limit:
             raise (UserError if why.startswith(OF_DISK) else PeerLostError)(
                 f"The sweep makes no progress: {self._in_a_row} interruptions of trials in a row, without an "
                 f"evaluation or a newer checkpoint in between. The last, of {directory.path}: {why.rstrip('.')}. Make "
@@ -154,7 +153,7 @@ class Chief:
         self._trials: dict[str, ActiveTrial] = {}
         self._names: dict[str, str] = {}  # of the trials, by their names in the oracle
         self._failures = 0
-        self._interruptions = Interruptions()
+        self._interruptions = Interruptions(plan.settings.num_workers)
         self._signals = Signals()
         self._is_closing = False
         self._started = time.monotonic()
@@ -172,7 +171,18 @@ class Chief:
         """
         self._replay(events)
         try:
-            self._run()
+            with self._signals.handled():
+                while True:
+                    while not self._is_closing and self._executor.num_free and (job := self._next_job()) is not None:
+                        self._start(*job)
+                    if not self._running and (self._is_closing or not (self._pending or not self._oracle.is_over)):
+                        break
+                    self._executor.wait(POLL_SECONDS)
+                    self._on_wait()
+                    for ended in self._executor.collect():
+                        self._process_ended(ended)
+                    self._look_at_reports()
+                    self._check_time()
         except TfdistError:
             for trial, _ in self._running.values():
                 if trial.is_journaled:
@@ -183,20 +193,6 @@ class Chief:
                 "Left after the running trials had saved. The same command resumes from there.",
                 exit_status=EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED,
             )
-
-    def _run(self) -> None:
-        with self._signals.handled():
-            while True:
-                while not self._is_closing and self._executor.num_free and (job := self._next_job()) is not None:
-                    self._start(*job)
-                if not self._running and (self._is_closing or not (self._pending or not self._oracle.is_over)):
-                    break
-                self._executor.wait(POLL_SECONDS)
-                self._on_wait()
-                for ended in self._executor.collect():
-                    self._process_ended(ended)
-                self._look_at_reports()
-                self._check_time()
 
     # What was before
 
@@ -324,7 +320,7 @@ class Chief:
             self._write_end(trial, INTERRUPTED, None, why)
             self._pending.appendleft((trial, run))
             if not self._is_closing:
-                self._interruptions.add(run.directory, why, num_running=len(self._running) + 1)
+                self._interruptions.add(run.directory, why)
             return
         self._interruptions.reset()
         if run.status == FAILED and ended.status == UserError.exit_status:

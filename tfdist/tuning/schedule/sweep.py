@@ -19,7 +19,6 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.storage import files, lease
 from tfdist.strategies.cluster import environment, tf_config
-from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console import open_console
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import remove_stale
@@ -30,7 +29,7 @@ from tfdist.training.run.claim import check_kind, lasting
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.places import trials
-from tfdist.tuning.places.trials import Executor, TrialCommand
+from tfdist.tuning.places.trials import TrialCommand
 from tfdist.tuning.report.hparams import HParamsTable
 from tfdist.tuning.report.sweep_page import write_sweep_report
 from tfdist.tuning.report.table import SweepTable
@@ -97,7 +96,10 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
             with contextlib.closing(Journal(plan.run_dir, (table.on_event, hparams.on_event), held.check)) as journal:
                 _run(plan, identity, OracleClient(oracle, plan.objective.name), command, journal, table)
             result = _write_result(plan, table.sweep, experiment, time.monotonic() - started)
-        _report(plan.run_dir, console)
+        try:
+            console.message(f"report: {write_sweep_report(plan.run_dir)}")
+        except (UserError, OSError) as error:  # a sweep is no worse without
+            console.message(f"The report was not written: {error}", "warning")
         return result
 
 
@@ -166,20 +168,17 @@ def _build_hypermodel(training: TrainSettings) -> HyperModel | None:
     return model if isinstance(model, HyperModel) else None
 
 
-def _report(run_dir: str, console: Console) -> None:
-    """Draws what is to be seen of the sweep; a sweep is no worse without."""
-    try:
-        console.message(f"report: {write_sweep_report(run_dir)}")
-    except (UserError, OSError) as error:
-        console.message(f"The report was not written: {error}", "warning")
-
-
 def _run(
     plan: Plan, identity: Identity, oracle: OracleClient, command: TrialCommand, journal: Journal, table: SweepTable
 ) -> None:
     """Trains the trials to the end of the sweep, which `table.sweep` then is."""
-    past = _load_journal(plan, identity, journal)
-    with contextlib.closing(_open_executor(plan, command)) as executor:
+    past, settings = _load_journal(plan, identity, journal), plan.settings
+
+    def warn(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)  # which a live table leaves in order
+
+    executor = settings.executor.open(command, settings.num_workers, run_dir=plan.run_dir, tell=warn)
+    with contextlib.closing(executor):
         for event in past:
             table.on_event(event, is_replay=True)
         Chief(plan, oracle, journal, executor, on_wait=table.refresh).run(past)
@@ -189,17 +188,6 @@ def _run(
         best=best and best.name,
         best_objective=best and best.objective,
         num_trials=len(table.sweep.trials),
-    )
-
-
-def _open_executor(plan: Plan, command: TrialCommand) -> Executor:
-    """Its warnings go to standard error, which a live table leaves in order."""
-    settings = plan.settings
-    return settings.executor.open(
-        command,
-        settings.num_workers,
-        run_dir=plan.run_dir,
-        tell=lambda text: print(text, file=sys.stderr, flush=True),
     )
 
 

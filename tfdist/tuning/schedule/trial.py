@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, cast
 
 from tfdist.errors import (
@@ -28,7 +28,6 @@ from tfdist.errors import (
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
 from tfdist.storage.troubles import DISK_FAILURES
-from tfdist.telemetry.facts import Point
 from tfdist.telemetry.logs.records import as_point
 from tfdist.telemetry.records import parse_line
 from tfdist.telemetry.result import read_result
@@ -84,8 +83,7 @@ class SeedRun:
     deaths: int = 0
     stop_asked: bool = False
     _seen: FileVersion | None = None
-    _num_bytes: int = 0  # of metrics.jsonl that were read, and their lines
-    _num_lines: int = 0
+    _num_bytes: int = 0  # of metrics.jsonl that were read
 
     def new_reports(self, objective: Objective, *, anew: bool = False) -> Iterator[Report]:
         """The evaluations since, each step once, whatever a resumed run does again.
@@ -105,7 +103,13 @@ class SeedRun:
         except FileNotFoundError:
             return
         self._seen = version
-        for point in self._points(lines):
+        for line in lines:
+            point = as_point(parse_line(line))
+            if point is None:
+                raise UserError(
+                    f"{self.directory.metrics} is damaged: a line is not a point of a training; received "
+                    f"{line[:80]!r}. Remove {self.directory.path}, and the sweep trains it again."
+                )
             if point.split != objective.split or point.step in self.reports:
                 continue
             value = objective.of(point.metrics)
@@ -123,22 +127,10 @@ class SeedRun:
         if data.startswith(b"\n"):
             data = data[1:]
         else:
-            data, first, self._num_lines = files.read(path), 0, 0
+            data, first = files.read(path), 0
         whole = data[: data.rfind(b"\n") + 1]
         self._num_bytes = first + len(whole)
         return whole.decode(errors="replace").split("\n")[:-1]
-
-    def _points(self, lines: Sequence[str]) -> Iterator[Point]:
-        """The points of new lines of metrics.jsonl; raises UserError for a line that is none."""
-        before, self._num_lines = self._num_lines, self._num_lines + len(lines)
-        for number, line in enumerate(lines, before + 1):
-            point = as_point(parse_line(line))
-            if point is None:
-                raise UserError(
-                    f"{self.directory.metrics} is damaged: line {number} is not a point of a training; received "
-                    f"{line[:80]!r}. Remove {self.directory.path}, and the sweep trains it again."
-                )
-            yield point
 
     def end(self, status: int, log: str, objective: Objective, *, epochs: int | None, lost: str = "") -> bool:
         """Takes the end of the process; whether it ended the run, rather than interrupt it.
@@ -155,7 +147,7 @@ class SeedRun:
         Raises:
           UserError: the run has ended well and does not have the objective.
         """
-        self.message = lost
+        self.message, error = lost, _error_in(log) if status in (EXIT_BUG, EXIT_USER_ERROR) else None
         if lost:
             return False
         is_done = files.exists(self.directory.result)
@@ -163,15 +155,15 @@ class SeedRun:
         if status == EXIT_DONE and (is_done or is_paused):
             self.status = DONE if is_done else PAUSED
             self._score(self._final(objective), objective)
-        elif status == EXIT_DIVERGED or (status in (EXIT_BUG, EXIT_USER_ERROR) and _ran_out_of_memory(_error_in(log))):
+        elif status == EXIT_DIVERGED or (error is not None and _ran_out_of_memory(error)):
             self.status, self.message = INFEASIBLE, last_words(log)
         elif status == EXIT_IN_USE:
             self.message = "a process of a worker that was lost still trains it"
             return False
-        elif status in (EXIT_BUG, EXIT_USER_ERROR) and any(words in _error_in(log) for words in DISK_FAILURES):
+        elif error is not None and any(words in error for words in DISK_FAILURES):
             self.message = f"{OF_DISK}{last_words(log)}"
             return False
-        elif status in (EXIT_BUG, EXIT_USER_ERROR):
+        elif error is not None:
             self.status, self.message = FAILED, last_words(log)
         elif self.stop_asked and self.reports:
             self.stop(objective)
@@ -207,19 +199,15 @@ class SeedRun:
         return self.reports[max(self.reports)].objective if self.reports else None
 
     def _final(self, objective: Objective) -> float | None:
-        if self.status == DONE:
-            metrics = self._final_metrics(objective.split)
-            value = objective.of(metrics)
-            if value is not None:
-                return value
-            if not self.reports:
-                raise objective.missing(metrics)
-        return self._last()
-
-    def _final_metrics(self, split: str) -> dict[str, Any]:
-        """Those of the result; raises UserError where it is none."""
-        result = read_result(self.directory)
-        return {} if result is None else dict(result.train_metrics if split == "train" else result.eval_metrics)
+        """The objective in the result of a run that is done; raises UserError where that is damaged or lacks it."""
+        result = read_result(self.directory) if self.status == DONE else None
+        if result is None:
+            return self._last()
+        metrics = dict(result.train_metrics if objective.split == "train" else result.eval_metrics)
+        value = objective.of(metrics)
+        if value is None and not self.reports:
+            raise objective.missing(metrics)
+        return self._last() if value is None else value
 
 
 @dataclasses.dataclass

@@ -89,6 +89,7 @@ class HyperModel:
           UserError: it cannot be built, or one name stands in two scopes, of which KerasTuner searches one.
         """
         import keras_tuner
+        from keras_tuner.engine.hyperparameters import Fixed
 
         found = keras_tuner.HyperParameters()
         if self._hypermodel is not None:
@@ -104,7 +105,11 @@ class HyperModel:
                 else:
                     hp.values.pop(each.name, None)
             self._try(hp)
-            found.merge([self._fixed(each) for each in hp.space], overwrite=False)
+            fixed = (
+                Fixed(e.name, self.values[e.name], conditions=e.conditions) if e.name in self.values else e
+                for e in hp.space
+            )
+            found.merge(list(fixed), overwrite=False)
             entered += [scope for scope in hp.active_scopes if scope not in entered]
             missing = [scope for scope in hp.inactive_scopes if scope not in entered]
             if not missing:
@@ -119,13 +124,6 @@ class HyperModel:
                 "only one. Give it a name of its own in each, such as 'sgd_lr' and 'adam_lr'."
             )
         return found
-
-    def _fixed(self, each: Any) -> Any:
-        from keras_tuner.engine.hyperparameters import Fixed
-
-        if each.name not in self.values:
-            return each
-        return Fixed(each.name, self.values[each.name], conditions=each.conditions)
 
     def _try(self, hp: keras_tuner.HyperParameters) -> None:
         try:
@@ -194,7 +192,8 @@ def _wrapped(model: Any, values: Mapping[str, Any]) -> HyperModel:
 
 def takes_hyperparameters(model: Any) -> bool:
     """Whether it is a HyperModel, its class, or a function whose first parameter is called `hp` and has no default."""
-    if any(each.__module__.startswith("keras_tuner.") for each in inspect.getmro(_class_of(model))):
+    kind = model if inspect.isclass(model) else type(model)
+    if any(each.__module__.startswith("keras_tuner.") for each in inspect.getmro(kind)):
         return True
     if isinstance(model, keras.Model) or not callable(model) or inspect.isclass(model):
         return False
@@ -203,10 +202,6 @@ def takes_hyperparameters(model: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return first is not None and first.name in PARAMETERS and first.default is first.empty
-
-
-def _class_of(model: Any) -> type:
-    return model if inspect.isclass(model) else type(model)
 
 
 def write(model: Any, run_dir: str) -> None:

@@ -36,10 +36,6 @@ class Objective:
             return math.nan
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
-    def cost(self, value: float) -> float:
-        """What is better is less."""
-        return value if self.direction == "min" else -value
-
     def missing(self, metrics: Mapping[str, Any]) -> UserError:
         """The error for metrics of its split that do not have it."""
         if not metrics:

@@ -8,6 +8,7 @@ bear the names of those in `search.py`, which imports this module, and KerasTune
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -177,8 +178,9 @@ class AshaStopping(_Stopping):
 
     def __init__(self, *, max_epochs: int, min_epochs: int, factor: int, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._rungs = find_rungs(min_epochs, max_epochs, factor)
         self._factor = factor
+        rungs = (min_epochs * factor**number for number in itertools.count())
+        self._rungs = set(itertools.takewhile(lambda epochs: epochs < max_epochs, rungs))
 
     def _is_poor(self, trial: Trial, step: int) -> bool:
         if step not in self._rungs:
@@ -205,12 +207,3 @@ class MedianStopping(_Stopping):
 
     def _costs_until(self, trial: Trial, last_step: int) -> list[float]:
         return [cost for step, cost in self._costs(trial).items() if step <= last_step and cost < math.inf]
-
-
-def find_rungs(min_epochs: int, max_epochs: int, factor: int) -> list[int]:
-    """The epochs of each rung below `max_epochs`: `min_epochs`, `factor` times as many, …."""
-    rungs = []
-    while min_epochs < max_epochs:
-        rungs.append(min_epochs)
-        min_epochs *= factor
-    return rungs

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from tfdist.errors import UserError, is_whole_number, missing_extra
+from tfdist.errors import UserError, missing_extra
+from tfdist.settings.checks import COUNT, Check, or_none, whole_number
+from tfdist.settings.declaration import Settings, setting
 from tfdist.tuning.search.objective import Objective
 from tfdist.tuning.search.space import Space
 
@@ -19,39 +20,31 @@ if TYPE_CHECKING:
     import keras_tuner
 
 
-class Search:
+_NUMBER = Check("a number of at least 0", lambda value: isinstance(value, int | float) and value >= 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Search(Settings):
     """A way to search; the fields of its class are arguments of its oracle.
 
     Attributes:
-      LEAST: the smallest value of each field that is an integer.
       NEEDS_END: whether it ends only by `tune.max_trials`.
       DIVIDES_EPOCHS: whether it decides by the epochs that a training has done.
       SETS_EPOCHS: whether it decides how many epochs a trial trains for.
       STOPS: whether the oracle receives each evaluation, and may stop a trial after it.
     """
 
-    LEAST: ClassVar[Mapping[str, int]] = {}
     NEEDS_END: ClassVar[bool] = True
     DIVIDES_EPOCHS: ClassVar[bool] = False
     SETS_EPOCHS: ClassVar[bool] = False
     STOPS: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        for name, least in self.LEAST.items():
-            value = getattr(self, name)
-            if not is_whole_number(value, least=least) and (value is not None or getattr(type(self), name) is not None):
-                raise UserError(f"{self._name}.{name} must be a whole number of at least {least}; received {value!r}.")
-
-    @property
-    def _name(self) -> str:
-        return f"search.{type(self).__name__}"
-
     def check(self, *, max_trials: int | None, epochs: int | None) -> None:
         """Raises UserError where it cannot be used so."""
         if self.DIVIDES_EPOCHS and epochs is None:
-            raise UserError(f"{self._name} divides the epochs of a training: write train.epochs = 27, not train.steps.")
+            raise UserError(f"{self.NAME} divides the epochs of a training: write train.epochs = 27, not train.steps.")
         if self.NEEDS_END and max_trials is None:
-            raise UserError(f"{self._name} needs an end: write tune.max_trials = 20.")
+            raise UserError(f"{self.NAME} needs an end: write tune.max_trials = 20.")
 
     def build(
         self, space: Space, objective: Objective, *, max_trials: int | None, epochs: int | None, seed: int
@@ -81,56 +74,51 @@ class Search:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Random(Search):
     """Values drawn at random, none twice."""
 
+    NAME = "search.Random"
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Grid(Search):
     """Every combination, one after the other; a range without a step gives ten values."""
 
+    NAME = "search.Grid"
     NEEDS_END = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Bayesian(Search):
-    """Values where a Gaussian process over the trials so far promises most.
+    """Values where a Gaussian process over the trials so far promises most."""
 
-    Attributes:
-      num_initial_points: random trials before; None takes three a parameter.
-      alpha: what is added to the kernel's diagonal: how noisy the objective is.
-      beta: how much the unknown is preferred to the known good.
-    """
+    NAME = "search.Bayesian"
 
-    num_initial_points: int | None = None
-    alpha: float = 1e-4
-    beta: float = 2.6
-    LEAST: ClassVar = {"num_initial_points": 1}
+    num_initial_points: int | None = setting("random trials before; None: three a parameter", or_none(COUNT), None)
+    alpha: float = setting("added to the kernel's diagonal: how noisy the objective is", _NUMBER, 1e-4)
+    beta: float = setting("how much the unknown is preferred to the known good", _NUMBER, 2.6)
 
     def check(self, *, max_trials: int | None, epochs: int | None) -> None:
         super().check(max_trials=max_trials, epochs=epochs)
         if importlib.util.find_spec("sklearn") is None:
-            raise missing_extra("scikit-learn", "tuner", self._name)
+            raise missing_extra("scikit-learn", "tuner", self.NAME)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Hyperband(Search):
     """Many short trainings, of which the best continue, in brackets that start more or fewer of them.
 
     Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 18, 2018. The longest
     training is that of `train.epochs`.
-
-    Attributes:
-      factor: of the trials of a rung one in `factor` continues, for `factor` times the epochs.
-      iterations: how often all brackets are gone through.
     """
 
-    factor: int = 3
-    iterations: int = 1
-    LEAST: ClassVar = {"factor": 2, "iterations": 1}
+    NAME = "search.Hyperband"
     NEEDS_END = False
     DIVIDES_EPOCHS = SETS_EPOCHS = True
+
+    factor: int = setting("of a rung's trials one in so many continues, so many times as long", whole_number(2), 3)
+    iterations: int = setting("how often all brackets are gone through", COUNT, 1)
 
     def check(self, *, max_trials: int | None, epochs: int | None) -> None:
         super().check(max_trials=max_trials, epochs=epochs)
@@ -141,39 +129,33 @@ class Hyperband(Search):
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AshaStopping(Search):
     """Asynchronous successive halving: random values, and a trial stops at a rung unless it is among the best there.
 
     Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020 (arXiv 1810.05934), in the variant of
     Ray Tune and Optuna: a trial that is stopped does not come back. The longest training is that of `train.epochs`.
-
-    Attributes:
-      factor: of the trials that reached a rung one in `factor` continues, and at least the best.
-      min_epochs: of the first rung; the next have `factor` times as many.
     """
 
-    factor: int = 3
-    min_epochs: int = 1
-    LEAST: ClassVar = {"factor": 2, "min_epochs": 1}
+    NAME = "search.AshaStopping"
     DIVIDES_EPOCHS = STOPS = True
 
+    factor: int = setting("of the trials at a rung one in so many continues, and the best", whole_number(2), 3)
+    min_epochs: int = setting("of the first rung; each next has `factor` times as many", COUNT, 1)
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MedianStopping(Search):
     """Random values; a trial that does worse than the median of the finished ones did by that epoch is stopped.
 
     Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, section 3.2.2.
-
-    Attributes:
-      min_trials: how many have to be finished before any is stopped.
-      min_epochs: how many epochs each trial gets.
     """
 
-    min_trials: int = 3
-    min_epochs: int = 1
-    LEAST: ClassVar = {"min_trials": 1, "min_epochs": 1}
+    NAME = "search.MedianStopping"
     STOPS = True
+
+    min_trials: int = setting("that have to be finished before any is stopped", COUNT, 3)
+    min_epochs: int = setting("that each trial gets", COUNT, 1)
 
 
 SEARCHES = (Random, Grid, Bayesian, Hyperband, AshaStopping, MedianStopping)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 SAMPLINGS = ("linear", "log", "reverse_log")
 REFERENCES = ("@", "%")  # a text that begins so is a gin reference, not a text
-NO_CONDITIONS: Mapping[str, Sequence[Any]] = {}
+Conditions = Mapping[str, Sequence[Any]]
+NO_CONDITIONS: Conditions = {}
 SETTING = "train.hyperparameters"  # holds the values for a model of KerasTuner's kind
 FUNCTIONS = "space.uniform, log_uniform, reverse_log_uniform, integer, choice or boolean"
 
@@ -42,7 +43,7 @@ class Range:
     high: float
     step: float | None = None
     sampling: str = "linear"
-    under: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    under: Conditions = dataclasses.field(default_factory=dict)
 
     def check(self, path: str) -> None:
         """Raises UserError where the range cannot be meant."""
@@ -93,9 +94,9 @@ class Choice:
     KerasTuner takes numbers and texts, of one kind only, so it chooses the index of a value.
     """
 
-    values: tuple[Any, ...]
+    values: Sequence[Any]
     kind: str = "choice"
-    under: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    under: Conditions = dataclasses.field(default_factory=dict)
 
     def check(self, path: str) -> None:
         """Raises UserError where the choice cannot be meant."""
@@ -127,52 +128,40 @@ class Choice:
 
     def encoded(self, value: Any) -> Any:
         """KerasTuner's value for one of `values`, or for what it was read back as from JSON."""
-        same = [index for index, each in enumerate(self.values) if _same(each, value)]
-        return (same or [index for index, each in enumerate(self.values) if to_json(each) == to_json(value)])[0]
+        return [to_json(each) for each in self.values].index(to_json(value))
 
 
 Parameter = Range | Choice
 
 
-def uniform(
-    low: float, high: float, step: float | None = None, under: Mapping[str, Sequence[Any]] = NO_CONDITIONS
-) -> Range:
+def uniform(low: float, high: float, step: float | None = None, under: Conditions = NO_CONDITIONS) -> Range:
     """Numbers from `low` to `high`, each as likely; with a step `low`, `low + step`, … only."""
     return Range("float", low, high, step, "linear", under)
 
 
-def log_uniform(
-    low: float, high: float, step: float | None = None, under: Mapping[str, Sequence[Any]] = NO_CONDITIONS
-) -> Range:
+def log_uniform(low: float, high: float, step: float | None = None, under: Conditions = NO_CONDITIONS) -> Range:
     """Numbers from `low` to `high`, each order of magnitude as likely; with a step `low`, `low · step`, … only."""
     return Range("float", low, high, step, "log", under)
 
 
-def reverse_log_uniform(
-    low: float, high: float, step: float | None = None, under: Mapping[str, Sequence[Any]] = NO_CONDITIONS
-) -> Range:
+def reverse_log_uniform(low: float, high: float, step: float | None = None, under: Conditions = NO_CONDITIONS) -> Range:
     """`log_uniform` mirrored: fine near `high`, coarse near `low`; for momentum and the like."""
     return Range("float", low, high, step, "reverse_log", under)
 
 
 def integer(
-    low: int,
-    high: int,
-    step: int | None = None,
-    sampling: str = "linear",
-    under: Mapping[str, Sequence[Any]] = NO_CONDITIONS,
+    low: int, high: int, step: int | None = None, sampling: str = "linear", under: Conditions = NO_CONDITIONS
 ) -> Range:
     """Whole numbers from `low` to `high`; `sampling` is "linear", "log" or "reverse_log"."""
     return Range("integer", low, high, step, sampling, under)
 
 
-def choice(values: Sequence[Any], under: Mapping[str, Sequence[Any]] = NO_CONDITIONS) -> Choice:
+def choice(values: Sequence[Any], under: Conditions = NO_CONDITIONS) -> Choice:
     """One of `values`: numbers, texts, True, None, lists …, or references as text: '@module.function', '%NAME'."""
-    given: Any = values
-    return Choice(tuple(given) if isinstance(given, list | tuple) else given, under=under)
+    return Choice(values, under=under)
 
 
-def boolean(under: Mapping[str, Sequence[Any]] = NO_CONDITIONS) -> Choice:
+def boolean(under: Conditions = NO_CONDITIONS) -> Choice:
     """True or False."""
     return Choice((False, True), kind="boolean", under=under)
 
@@ -197,10 +186,9 @@ class Space:
     ) -> None:
         self._given = dict(given)
         self._found = [] if found is None else list(found.space)
-        self._known = {_key(each) for each in _entries(found)}
+        self._known = set() if found is None else {_key(each) for each in found.get_config()["space"]}
         self.may_grow = found is not None
-        if self.may_grow and parameters is None:
-            parameters = {}
+        parameters = {} if self.may_grow and parameters is None else parameters
         if not isinstance(parameters, Mapping) or not (parameters or self._found):
             raise UserError(
                 "tune.space must name at least one setting: tune.space = {'train.global_batch_size': "
@@ -293,8 +281,8 @@ class Space:
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """What the journal keeps of it."""
-        own = {path: _described(parameter) for path, parameter in self._parameters.items()}
-        return own | {each.name: _described_by_keras_tuner(each) for each in self._found}
+        own = {path: _without_empty(vars(parameter)) for path, parameter in self._parameters.items()}
+        return own | {each.name: _describe_hyperparameter(each) for each in self._found}
 
     def news(self, told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """What a trial's model asked for and was not known so far; from now on it is."""
@@ -319,22 +307,17 @@ class Space:
 
 
 def statements(values: Mapping[str, Any]) -> list[str]:
-    """A gin statement for each value."""
-    return [f"{path} = {gin_text(value)}" for path, value in values.items()]
-
-
-def gin_text(value: Any) -> str:
-    """A literal as a gin file has it; a text that begins with `@` or `%` is a reference."""
-    return value if isinstance(value, str) and value.startswith(REFERENCES) else repr(value)
+    """A gin statement for each value; a text that begins with `@` or `%` is a reference."""
+    is_reference = {path: isinstance(value, str) and value.startswith(REFERENCES) for path, value in values.items()}
+    return [f"{path} = {value if is_reference[path] else repr(value)}" for path, value in values.items()]
 
 
 def _wrong(path: str, message: str) -> UserError:
     return UserError(f"tune.space[{path!r}]: {message}")
 
 
-def _described(parameter: Parameter) -> dict[str, Any]:
-    given = {field.name: getattr(parameter, field.name) for field in dataclasses.fields(parameter)}
-    return {name: value for name, value in given.items() if value not in (None, {})}
+def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value not in (None, {})}
 
 
 def _is_literal(value: Any) -> bool:
@@ -343,10 +326,6 @@ def _is_literal(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_literal, [*value, *value.values()]))
     return value is None or (isinstance(value, bool | int | float | str) and value == value)
-
-
-def _entries(found: keras_tuner.HyperParameters | None) -> list[dict[str, Any]]:
-    return [] if found is None else found.get_config()["space"]
 
 
 def _plain(value: Any) -> Any:
@@ -359,15 +338,14 @@ def _key(entry: Mapping[str, Any]) -> str:
     return to_json([entry["config"]["name"], entry["config"].get("conditions") or []])
 
 
-def _described_by_keras_tuner(each: Any) -> dict[str, Any]:
+def _describe_hyperparameter(each: Any) -> dict[str, Any]:
     config = each.get_config()
-    kinds = {"Float": "float", "Int": "integer", "Boolean": "boolean", "Fixed": "choice", "Choice": "choice"}
-    told = {"kind": kinds.get(type(each).__name__, "choice"), "low": config.get("min_value")}
-    told |= {"high": config.get("max_value"), "step": config.get("step"), "sampling": config.get("sampling")}
-    told["values"] = config.get("values") or ([config["value"]] if "value" in config else None)
-    told["of_model"] = True
-    told["under"] = {condition.name: list(condition.values) for condition in each.conditions}
-    return {name: value for name, value in told.items() if value not in (None, {})}
+    kinds = {"Float": "float", "Int": "integer", "Boolean": "boolean"}
+    described = {"kind": kinds.get(type(each).__name__, "choice"), "low": config.get("min_value")}
+    described |= {"high": config.get("max_value"), "step": config.get("step"), "sampling": config.get("sampling")}
+    described["values"] = config.get("values") or ([config["value"]] if "value" in config else None)
+    described |= {"of_model": True, "under": {condition.name: condition.values for condition in each.conditions}}
+    return _without_empty(described)
 
 
 def _same(one: Any, other: Any) -> bool:
