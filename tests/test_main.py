@@ -308,7 +308,7 @@ def test_what_can_be_seen_in_the_settings_alone_leaves_no_run_directory(
         ("multi_worker", "multi_worker.MultiWorker.bytes_per_pack = -1", ["bytes_per_pack is -1"]),
         ("multi_worker", "multi_worker.MultiWorker.peer_timeout_seconds = 60", ["TF_CONFIG", "tfdist.launch"]),
         ("horovod", "horovod.Horovod.fusion_threshold_bytes = -1", ["fusion_threshold_bytes is -1", "at least 0"]),
-        ("auto", "auto.choose.mirrored = @mirrored.Mirrored()", ["auto.choose.mirrored", "no parentheses"]),
+        ("auto", "auto.choose.mirrored = @mirrored.Mirrored()", ["auto.choose.mirrored", "without parentheses"]),
     ],
 )
 def test_a_wrong_setting_of_a_strategy_is_told_before_training(

@@ -16,7 +16,7 @@ from keras import ops
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength, length_of
-from tfdist.settings.checks import shown
+from tfdist.settings.checks import FUNCTION, SWITCH, Check, made, number, or_none, shown
 
 GROUPS = "tfdist_groups"  # where an optimizer keeps them
 
@@ -39,10 +39,8 @@ class Group:
 
     def __post_init__(self) -> None:
         _compiled("Group.pattern", self.pattern)
-        if not isinstance(self.rate, int | float) or isinstance(self.rate, bool) or self.rate < 0:
-            raise UserError(f"Group.rate is {shown(self.rate)}; write a factor from 0.")
-        if not isinstance(self.decays, bool):
-            raise UserError(f"Group.decays is {shown(self.decays)}; write True or False.")
+        number(0)("Group.rate", self.rate)
+        SWITCH("Group.decays", self.decays)
         length_of("Group.frozen_for", self.frozen_for)
 
 
@@ -51,33 +49,33 @@ class LayerwiseDecay:
     """Rates that fall from the last layers to the first by a factor a layer (Clark et al., ELECTRA, 2020).
 
     Attributes:
-      layers: regular expressions from the first layer to the last; or one with a group that holds the layer's number,
-        such as r'block_(\\d+)/'. What none matches keeps its rate.
+      layers: a regular expression with one group that holds the layer's number, such as r'block_(\\d+)/'. What it does
+        not match keeps its rate.
       factor: of each layer's rate to that of the next.
     """
 
-    layers: Sequence[str] | str
+    layers: str
     factor: float = 0.8
 
     def __post_init__(self) -> None:
-        for each in [self.layers] if isinstance(self.layers, str) else self.layers:
-            _compiled("LayerwiseDecay.layers", each)
-        if isinstance(self.layers, str) and _compiled("LayerwiseDecay.layers", self.layers).groups != 1:
+        if _compiled("LayerwiseDecay.layers", self.layers).groups != 1:
             raise UserError(
                 f"LayerwiseDecay.layers is {self.layers!r}; write one group that holds the layer's number, such as "
-                r"r'block_(\d+)/', or a list of patterns."
+                r"r'block_(\d+)/'."
             )
-        if not isinstance(self.factor, int | float) or not 0 < self.factor <= 1:
-            raise UserError(f"LayerwiseDecay.factor is {shown(self.factor)}; write a number above 0, up to 1.")
+        number(0, 1)("LayerwiseDecay.factor", self.factor)
 
     def rates(self, paths: Sequence[str]) -> list[float]:
         """The factor of each path's rate."""
-        if isinstance(self.layers, str):
-            numbers = [int(found[1]) if (found := re.search(self.layers, path)) else None for path in paths]
-        else:
-            numbers = [next((i for i, p in enumerate(self.layers) if re.search(p, path)), None) for path in paths]
+        numbers = [int(found[1]) if (found := re.search(self.layers, path)) else None for path in paths]
         last = max((number for number in numbers if number is not None), default=0)
         return [1.0 if number is None else self.factor ** (last - number) for number in numbers]
+
+
+GROUP_LIST = Check(
+    "a list, [@groups.Group()]",
+    lambda value: isinstance(value, list | tuple) and all(isinstance(each, Group) for each in value),
+)
 
 
 class Grouped:
@@ -101,25 +99,20 @@ class Grouped:
         groups: Sequence[Group] = (),
         layerwise: LayerwiseDecay | None = None,
     ) -> None:
-        if not callable(optimizer):
-            raise UserError(
-                f"Grouped.optimizer is {shown(optimizer)}; write @keras.optimizers.AdamW, without parentheses."
-            )
-        if not isinstance(groups, list | tuple) or not all(isinstance(each, Group) for each in groups):
-            raise UserError(f"Grouped.groups is {shown(groups)}; write a list, [@groups.Group()].")
-        if layerwise is not None and not isinstance(layerwise, LayerwiseDecay):
-            raise UserError(f"Grouped.layerwise is {shown(layerwise)}; write @groups.LayerwiseDecay(), or None.")
+        FUNCTION("Grouped.optimizer", optimizer)
+        GROUP_LIST("Grouped.groups", groups)
+        or_none(made(LayerwiseDecay, "@groups.LayerwiseDecay()"))("Grouped.layerwise", layerwise)
         self._optimizer, self._groups, self._layerwise = optimizer, tuple(groups), layerwise
 
     def __call__(self) -> keras.optimizers.Optimizer:
         """The optimizer, not built yet."""
-        made = self._optimizer()
-        if isinstance(made, keras.optimizers.MultiOptimizer):
+        optimizer = self._optimizer()
+        if isinstance(optimizer, keras.optimizers.MultiOptimizer):
             raise UserError(
                 "Grouped.optimizer gives a MultiOptimizer, which has groups of its own. Give one optimizer."
             )
-        setattr(made, GROUPS, Placed(made, self._groups, self._layerwise))
-        return made
+        setattr(optimizer, GROUPS, Placed(optimizer, self._groups, self._layerwise))
+        return optimizer
 
 
 class Placed:
@@ -152,11 +145,10 @@ class Placed:
         """
         paths = [variable.path for variable in variables]
         for group in self._groups:
-            _check_matches("Group.pattern", [group.pattern], paths)
+            _check_matches("Group.pattern", group.pattern, paths)
         rates = [1.0] * len(paths)
         if self._layerwise is not None:
-            layers = self._layerwise.layers
-            _check_matches("LayerwiseDecay.layers", [layers] if isinstance(layers, str) else layers, paths)
+            _check_matches("LayerwiseDecay.layers", self._layerwise.layers, paths)
             rates = self._layerwise.rates(paths)
         found = [next((g for g in self._groups if re.search(g.pattern, path)), Group("")) for path in paths]
         own = [_place(variable.path, paths) for variable in self._optimizer._trainable_variables]
@@ -183,12 +175,11 @@ def _place(path: str, paths: Sequence[str]) -> int:
     return next(i for i, whole in enumerate(paths) if path == whole or path.startswith(f"{whole}.part"))
 
 
-def _check_matches(setting: str, patterns: Sequence[str], paths: Sequence[str]) -> None:
+def _check_matches(setting: str, pattern: str, paths: Sequence[str]) -> None:
     """Raises UserError where a pattern matches no variable."""
-    for pattern in patterns:
-        if not any(re.search(pattern, path) for path in paths):
-            some = ", ".join(paths[:8]) + (", …" if len(paths) > 8 else "")
-            raise UserError(f"{setting} is {pattern!r}, which matches no variable. The model has {some}.")
+    if not any(re.search(pattern, path) for path in paths):
+        some = ", ".join(paths[:8]) + (", …" if len(paths) > 8 else "")
+        raise UserError(f"{setting} is {pattern!r}, which matches no variable. The model has {some}.")
 
 
 def _compiled(setting: str, pattern: object) -> re.Pattern[str]:

@@ -12,20 +12,23 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Sequence
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 import keras
 from keras import ops
 from keras.optimizers import schedules as of_keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from tfdist.errors import UserError, suggest
+from tfdist.errors import UserError
 from tfdist.recipes.lengths import Length, RunLength, length_of
-from tfdist.settings.checks import shown
+from tfdist.settings.checks import COUNT, Check, number, one_of
 
 Rate: TypeAlias = "LearningRateSchedule | float"
 PACKAGE = "tfdist"
+RATE = Check(
+    "a rate, or a schedule such as @schedules.CosineDecay()",
+    lambda value: isinstance(value, LearningRateSchedule | int | float) and not isinstance(value, bool),
+)
 
 
 class Schedule(LearningRateSchedule):
@@ -116,26 +119,18 @@ PolynomialDecay = _counting(of_keras.PolynomialDecay, "decay_steps")
 
 @keras.saving.register_keras_serializable(PACKAGE)
 class Warmup(Schedule):
-    """Rises to the first value of another schedule, and goes on with that.
+    """Rises linearly to the first value of another schedule, and goes on with that.
 
     Args:
       then: the schedule, or a rate that stays.
       length: of the rise.
       start: the factor at step 0.
-      shape: "linear", or "exponential", whose `start` is above 0.
     """
 
-    def __init__(
-        self, then: Rate, length: str | int = "0.06 of run", start: float = 0.0, shape: str = "linear"
-    ) -> None:
-        _check_rate("Warmup.then", then)
-        _check_number("Warmup.start", start, least=0.0, most=1.0)
-        _check_one_of("Warmup.shape", shape, ("linear", "exponential"))
-        if shape == "exponential" and start == 0:
-            raise UserError(
-                "Warmup.start is 0.0, from where nothing rises exponentially; write one above 0, such as 1e-3."
-            )
-        self.then, self.length, self.start, self.shape = then, length, start, shape
+    def __init__(self, then: Rate, length: str | int = "0.06 of run", start: float = 0.0) -> None:
+        RATE("Warmup.then", then)
+        number(0, 1)("Warmup.start", start)
+        self.then, self.length, self.start = then, length, start
         self._length = length_of("Warmup.length", length)
 
     def _bound(self, run: RunLength) -> None:
@@ -143,10 +138,7 @@ class Warmup(Schedule):
 
     def _value(self, step: Any) -> Any:
         done = ops.clip(step / max(self._steps, 1), 0.0, 1.0)
-        if self.shape == "linear":
-            factor = self.start + (1.0 - self.start) * done
-        else:
-            factor = ops.exp(math.log(self.start) * (1.0 - done))
+        factor = self.start + (1.0 - self.start) * done
         return factor * _at(self.then, ops.maximum(step - self._steps, 0.0))
 
 
@@ -160,7 +152,7 @@ class InverseSquareRoot(Schedule):
     """
 
     def __init__(self, peak: float, timescale: str | int = "0.06 of run") -> None:
-        _check_number("InverseSquareRoot.peak", peak, least=0.0)
+        number(0)("InverseSquareRoot.peak", peak)
         self.peak, self.timescale = peak, timescale
         self._length = length_of("InverseSquareRoot.timescale", timescale)
 
@@ -193,9 +185,9 @@ class WarmupStableDecay(Schedule):
         end: float = 0.0,
         shape: str = "linear",
     ) -> None:
-        _check_number("WarmupStableDecay.peak", peak, least=0.0)
-        _check_number("WarmupStableDecay.end", end, least=0.0, most=1.0)
-        _check_one_of("WarmupStableDecay.shape", shape, self.SHAPES)
+        number(0)("WarmupStableDecay.peak", peak)
+        number(0, 1)("WarmupStableDecay.end", end)
+        one_of(*self.SHAPES)("WarmupStableDecay.shape", shape)
         self.peak, self.warmup, self.decay, self.end, self.shape = peak, warmup, decay, end, shape
         self._warmup = length_of("WarmupStableDecay.warmup", warmup)
         self._decay = length_of("WarmupStableDecay.decay", decay)
@@ -229,9 +221,9 @@ class ForBatch(Schedule):
     """
 
     def __init__(self, rate: Rate, base_batch_size: int, rule: str = "linear") -> None:
-        _check_rate("ForBatch.rate", rate)
-        _check_number("ForBatch.base_batch_size", base_batch_size, least=1)
-        _check_one_of("ForBatch.rule", rule, ("linear", "square root"))
+        RATE("ForBatch.rate", rate)
+        COUNT("ForBatch.base_batch_size", base_batch_size)
+        one_of("linear", "square root")("ForBatch.rule", rule)
         self.rate, self.base_batch_size, self.rule = rate, base_batch_size, rule
 
     def _bound(self, run: RunLength) -> None:
@@ -249,24 +241,3 @@ def _at(schedule: Rate, step: Any) -> Any:
 def _cosine(done: Any) -> Any:
     """From 1 to 0 while `done` goes from 0 to 1."""
     return 0.5 * (1.0 + ops.cos(math.pi * ops.clip(done, 0.0, 1.0)))
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _check_rate(setting: str, value: object) -> None:
-    if not isinstance(value, LearningRateSchedule) and not _is_number(value):
-        raise UserError(f"{setting} is {shown(value)}; write a rate, or a schedule such as @schedules.CosineDecay().")
-
-
-def _check_number(setting: str, value: object, *, least: float, most: float | None = None) -> None:
-    if not _is_number(value) or value < least or (most is not None and value > most):
-        upto = "" if most is None else f" to {most:g}"
-        raise UserError(f"{setting} is {shown(value)}; write a number from {least:g}{upto}.")
-
-
-def _check_one_of(setting: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        near = suggest(value, known) if isinstance(value, str) else ""
-        raise UserError(f"{setting} is {shown(value)}; write one of {', '.join(map(repr, known))}.{near}")

@@ -63,6 +63,14 @@ def whole_number(least: int = 1, most: int | None = None) -> Check:
     )
 
 
+def number(least: float, most: float = math.inf) -> Check:
+    """A number from `least` to `most`."""
+    return Check(
+        f"a number from {least:g}" + (f" to {most:g}" if most < math.inf else ""),
+        lambda value: isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most,
+    )
+
+
 def one_of(*choices: str) -> Check:
     """One of some words."""
     return Check(

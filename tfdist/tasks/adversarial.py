@@ -9,11 +9,17 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist.errors import UserError, is_whole_number
+from tfdist.errors import UserError
+from tfdist.settings.checks import COUNT, POSITIVE, Check, number
 from tfdist.tasks.base import MetricSpec, Term, WholeTerm, scaled
 from tfdist.tasks.supervised import Supervised
 
 PREFIX = "adversarial"
+BOUNDS = Check(
+    "(lowest, highest), such as (0.0, 1.0)",
+    lambda value: isinstance(value, tuple | list) and len(value) == 2 and value[0] < value[1],
+    takes_none=True,
+)
 
 
 class _Both(NamedTuple):
@@ -33,8 +39,7 @@ class Adversarial(Supervised):
 
     Args:
       epsilon: the most by which a number of the inputs changes.
-      steps: of the search, a gradient each.
-      step_size: of one; None takes `epsilon` for one step, and 2.5 · epsilon ÷ steps for several.
+      steps: of the search, a gradient each; one goes as far as `epsilon`, each of several 2.5 · epsilon ÷ steps.
       share: of the changed examples in the loss, 0 … 1.
       bounds: (lowest, highest) value of an input; None for any.
       **supervised: loss, metrics, loss_weights and class_weight as `Supervised` takes them.
@@ -48,23 +53,17 @@ class Adversarial(Supervised):
         *,
         epsilon: float,
         steps: int = 1,
-        step_size: float | None = None,
         share: float = 0.5,
         bounds: tuple[float, float] | None = None,
         **supervised: Any,
     ) -> None:
         super().__init__(**supervised)
-        for name, value in (("epsilon", epsilon), ("step_size", step_size)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
-                raise UserError(f"Adversarial.{name} is {value!r}; write a number above 0, such as 0.1.")
-        if not is_whole_number(steps):
-            raise UserError(f"Adversarial.steps is {steps!r}; write a whole number from 1.")
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise UserError(f"Adversarial.share is {share!r}; write a share from 0 to 1, such as 0.5.")
-        if bounds is not None and (not isinstance(bounds, (tuple, list)) or len(bounds) != 2 or bounds[0] >= bounds[1]):
-            raise UserError(f"Adversarial.bounds is {bounds!r}; write (lowest, highest), such as (0.0, 1.0).")
+        POSITIVE("Adversarial.epsilon", epsilon)
+        COUNT("Adversarial.steps", steps)
+        number(0, 1)("Adversarial.share", share)
+        BOUNDS("Adversarial.bounds", bounds)
         self._epsilon, self._steps, self._share, self._bounds = float(epsilon), steps, float(share), bounds
-        self._step_size = step_size or (epsilon if steps == 1 else 2.5 * epsilon / steps)
+        self._step_size = epsilon if steps == 1 else 2.5 * epsilon / steps
 
     def bind(self, model: keras.Model, structure: Any) -> None:
         super().bind(model, structure)

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError
+from tfdist.settings.checks import POSITIVE
 from tfdist.tasks.base import Task, Term, WholeTerm
 
 VIEWS = ("first", "second")
@@ -30,8 +31,7 @@ class Contrastive(Task):
     """
 
     def __init__(self, *, temperature: float = 0.1) -> None:
-        if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not temperature > 0:
-            raise UserError(f"Contrastive.temperature is {temperature!r}; write a number above 0, such as 0.1.")
+        POSITIVE("Contrastive.temperature", temperature)
         self._temperature = float(temperature)
 
     def inputs(self, examples: Any) -> Any:

@@ -251,7 +251,7 @@ class Supervised(Task):
     def _weights(self, examples: Any) -> Mapping[str, tf.Tensor | None]:
         given = _parts(examples)[2]
         if self._single:
-            given = _only(given)
+            given = only(given)
         if isinstance(given, Mapping):
             unknown = [name for name in given if name not in (*self._names, *self._names_of(len(given)))]
             if unknown:
@@ -285,7 +285,7 @@ class Supervised(Task):
     def _named(self, value: Any, what: str, model: keras.Model | None = None) -> Mapping[str, Any]:
         """`value` by output name."""
         if self._single:
-            if keras.tree.is_nested(value := _only(value)):
+            if keras.tree.is_nested(value := only(value)):
                 raise UserError(f"{what} are several; give Supervised.loss as a dict by output name.")
             return {ONLY_OUTPUT: value}
         if isinstance(value, (list, tuple)):
@@ -302,7 +302,7 @@ class Supervised(Task):
         return value
 
 
-def _only(nest: Any) -> Any:
+def only(nest: Any) -> Any:
     """What a nest holds that has one part at most on each level; a larger one as it is."""
     while isinstance(nest, list | tuple | Mapping) and len(nest) == 1:
         (nest,) = nest.values() if isinstance(nest, Mapping) else nest
