@@ -467,22 +467,6 @@ def test_a_finished_run_misses_its_model(runs: Runs, tmp_path: pathlib.Path) -> 
 # An evaluation, a prediction, a plan, a report read
 
 
-@pytest.mark.parametrize("name", ["evaluation.json", "run.json", "export/model.keras"])
-def test_an_evaluation_has_the_same_metrics_or_names_the_file(runs: Runs, tmp_path: pathlib.Path, name: str) -> None:
-    directory = runs.copy("finished", tmp_path / "run")
-    whole = evaluated(directory, None)
-    content = (directory / name).read_bytes()
-    for damage in OF_BYTES if name.endswith("keras") else DAMAGES:
-        (directory / name).write_bytes(content)
-        put(directory / name, damage)
-        refused, found = attempt(evaluated, directory, None)
-        assert bool(refused) == (name.endswith("keras") or (name == "run.json" and damage == "newer")), (
-            damage,
-            refused,
-        )
-        assert str(directory / name) in refused if refused else found == whole
-
-
 def test_predictions_are_taken_up_only_as_they_were_written(runs: Runs, tmp_path: pathlib.Path) -> None:
     """A12, B6."""
     directory = runs.copy("finished", tmp_path / "run")
