@@ -31,12 +31,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import input_files
 import numpy as np
 import scaling
 import tensorflow as tf
 from checkpoint import Subject
-from input import NUM_IMAGES, WARM_BATCHES, Drawn, decoded, ours
+from input import NUM_IMAGES, SMALL_IMAGE, WARM_BATCHES, Drawn, decoded, ours, photos
 from measuring import Figure, as_table, choose_size, figures_of, interleaved, ratio, report
 from peer import Peer, Seconds, contents, stall, timed
 from scaling import connected, of_chief, said_by_chief, steps_per_sample
@@ -191,9 +190,9 @@ def photo_records(directory: Path) -> Source:
     from array_record.python.array_record_data_source import ArrayRecordDataSource
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    photos, path = input_files.photos(NUM_PHOTOS), str(directory / "records")
+    path = str(directory / "records")
     writer = ArrayRecordWriter(path, "group_size:1")
-    for index, photo in enumerate(photos):
+    for index, photo in enumerate(photos(NUM_PHOTOS)):
         writer.write(bytes([index % 10]) + photo)
     writer.close()
 
@@ -219,7 +218,7 @@ def table(directory: Path) -> Source:
 def arrays(directory: Path) -> Source:
     """Images and classes in memory, left as files for the other side to load."""
     generator = np.random.default_rng(0)
-    x = generator.standard_normal((NUM_IMAGES, *input_files.SMALL_IMAGE), dtype=np.float32)
+    x = generator.standard_normal((NUM_IMAGES, *SMALL_IMAGE), dtype=np.float32)
     y = generator.integers(0, 10, NUM_IMAGES, dtype=np.int32)
     np.save(directory / "x.npy", x), np.save(directory / "y.npy", y)
     return ArraySource((x, y))
