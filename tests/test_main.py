@@ -487,10 +487,6 @@ def other_weights(tmp_path: Path) -> str:
         ),
         ([f"train.start_from = '{WEIGHTS}'"], [WEIGHTS, "do not load into this model"]),
         (
-            ["supervised.Supervised.loss = 'mse'", "train.global_batch_size = 479"],
-            ["do not fit the data", "Dimensions must be equal"],
-        ),
-        (
             [
                 "from tfdist.checkpoint import policy",
                 "train.checkpoint = @policy.CheckpointPolicy()",
@@ -536,6 +532,16 @@ def test_what_fails_only_while_training_is_told_in_one_message_too(
         assert word in failed.stderr
     assert "support.py" not in failed.stderr and "test_main.py" not in failed.stderr
     assert not Path("run/result.json").exists()
+
+
+def test_shapes_that_are_known_only_where_all_batches_are_full_are_told_in_one_message_too(
+    answer: Callable[..., Finished],
+) -> None:
+    given = [param("supervised.Supervised.loss = 'mse'"), param("train.global_batch_size = 479")]
+    for mode in ("train", "validate"):
+        failed = answer(DIGITS, *given, "--run_dir=run", f"--mode={mode}")
+        assert failed.status == 2 and failed.stderr.startswith("error: ") and "Traceback" not in failed.stderr
+        assert "do not fit the data" in failed.stderr and "Dimensions must be equal" in failed.stderr
 
 
 def test_a_connection_that_the_users_code_lost_is_no_mistake_of_the_user(answer: Callable[..., Finished]) -> None:

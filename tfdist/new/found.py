@@ -113,7 +113,7 @@ def kind_of(file: str) -> str:
 
 def target_among(given: str | None, names: Sequence[str], where: str) -> str:
     """The name of what is predicted; raises UserError where it is none of the names."""
-    if given in names:
+    if given is not None and given in names:
         return given
     problem = f"--target={given} is not there.{suggest(given, names)}" if given else "--target is missing."
     known = f"has {', '.join(names)}. Write --target={names[-1]}" if names else "has no column with values."
