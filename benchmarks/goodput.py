@@ -1,7 +1,9 @@
 """Goodput under kills: the share of an undisturbed run's steps that is left when the process is killed now and then.
 
 Used by checkpoint.py. Time counts from the moment at which a process is about to build its model: starting Python and
-importing TensorFlow takes the same for both, and as long as a tenth of the time between two kills here.
+importing TensorFlow takes the same for both, and as long as a tenth of the time between two kills here. As a command it
+is one process, which trains until it is killed, and keeps telling how far it is: in the first eight bytes of a file the
+moment, in the next eight the number of steps done.
 """
 
 from __future__ import annotations
@@ -16,12 +18,22 @@ import tempfile
 import time
 from pathlib import Path
 
+import keras
 from measuring import HERE, Figure, choose_size
+from workloads import Workload, heavy_mlp, loss, metric, optimizer
 
+from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.data.sources.arrays import ArraySource
+from tfdist.experiment import train
+from tfdist.strategies.one_device import OneDevice
+from tfdist.tasks.supervised import Supervised
+from tfdist.training.run.request import Request
+from tfdist.training.run.settings import TrainSettings
 from tfdist.xla_cache import keep_compiled
 
 _START_SECONDS = 120.0  # until a process builds its model, at most
 _POLL_SECONDS = 0.02
+ENDLESS = 10**6  # epochs
 LEAST_STEPS = choose_size(0, 1)  # without one there would be nothing to divide by
 
 
@@ -82,7 +94,7 @@ def _life(who: str, scratch: str, seconds: list[float], mean_seconds: float, ste
     progress = Path(scratch) / "progress"
     progress.unlink(missing_ok=True)
     paths = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, str(HERE / "goodput_run.py"), who, str(Path(scratch) / "run"), str(progress)]
+    command = [sys.executable, __file__, who, str(Path(scratch) / "run"), str(progress)]
     environment = {**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3"}
     if who == "tfdist":
         keep_compiled(str(Path(scratch) / "run"), environment)  # as tfdist.main does
@@ -121,3 +133,66 @@ def _started_at(process: subprocess.Popen[bytes], progress: Path) -> float:
 def _steps(progress: Path) -> int:
     data = progress.read_bytes() if progress.exists() else b""
     return struct.unpack("q", data[8:16])[0] if len(data) >= 16 else 0
+
+
+class Progress(keras.callbacks.Callback):
+    """Keeps the number of steps done in a file: by the epoch and batch for Keras, whose count of updates continues when
+    it does an epoch again, and by the updates for tfdist, which does not see where in an epoch it continues."""
+
+    def __init__(self, path: str, *, steps_per_epoch: int, by_batch: bool) -> None:
+        super().__init__()
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        self._steps_per_epoch = steps_per_epoch
+        self._by_batch = by_batch
+        self._epoch = 0
+
+    def started(self) -> None:
+        os.pwrite(self._file, struct.pack("d", time.time()), 0)
+
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        by_batch = self._epoch * self._steps_per_epoch + batch + 1
+        step = by_batch if self._by_batch else int(self.model.optimizer.iterations.numpy())
+        os.pwrite(self._file, struct.pack("q", step), 8)
+
+
+def run_tfdist(workload: Workload, directory: str, progress: Progress, mean_seconds: float) -> None:
+    def build_model() -> keras.Model:
+        progress.started()
+        return workload.build_model()
+
+    settings = TrainSettings(
+        model=build_model,
+        optimizer=optimizer,
+        task=Supervised(loss=loss(), metrics=[metric]),
+        train_data=lambda: ArraySource(workload.arrays()),
+        strategy=OneDevice(),
+        global_batch_size=workload.global_batch_size,
+        epochs=ENDLESS,
+        callbacks=[progress],
+        checkpoint=CheckpointPolicy(mean_seconds_between_failures=mean_seconds) if mean_seconds else "off",
+    )
+    train(settings, Request(run_dir=directory))
+
+
+def run_keras(workload: Workload, directory: str, progress: Progress, mean_seconds: float) -> None:
+    x, y = workload.arrays()
+    progress.started()
+    model = workload.build_model()
+    model.compile(optimizer=optimizer(), loss=loss(), metrics=[metric()])
+    callbacks = [progress, keras.callbacks.BackupAndRestore(directory)] if mean_seconds else [progress]
+    model.fit(x, y, batch_size=workload.global_batch_size, epochs=ENDLESS, verbose=0, callbacks=callbacks)
+
+
+def run(who: str, directory: str, progress_path: str, mean_seconds: str, steps_per_epoch: str) -> None:
+    """Trains until it is killed; `mean_seconds` between failures are for tfdist's checkpoints, 0 makes none."""
+    steps = int(steps_per_epoch)
+    workload = heavy_mlp(num_examples=16 * steps)
+    progress = Progress(progress_path, steps_per_epoch=steps, by_batch=who == "keras")
+    {"tfdist": run_tfdist, "keras": run_keras}[who](workload, directory, progress, float(mean_seconds))
+
+
+if __name__ == "__main__":
+    run(*sys.argv[1:])

@@ -19,12 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import input_bytes
-import input_files
 import numpy as np
 import tensorflow as tf
 from measuring import Figure, choose_size, figures_of, interleaved, ratio, report
@@ -35,11 +33,17 @@ from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import build_pipeline, dispose
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.columns import Columns
-from tfdist.data.sources.source import Source
+from tfdist.data.sources.source import Order, Source
 from tfdist.strategies.base import Topology
 
 PARTS = ("memory", "records", "photo_records", "photo_folder", "first_batch", "bytes_per_worker")
 ALONE = Topology(worker_index=0, num_workers=1, num_local_replicas=1)
+NUM_FILES = 5
+SMALL_IMAGE = (28, 28)
+PHOTO_SIZE = (160, 160)
+EPOCH_BATCHES = (256, 100)  # of workers whose bytes are counted
+WORKERS = choose_size((2, 4, 8), (2,))
+NUM_RECORDS = choose_size(20_011, 2_011)
 NUM_IMAGES = choose_size(60_000, 512)
 NUM_PHOTOS = choose_size(1_000, 16)
 RESIZED = (96, 96)
@@ -53,7 +57,7 @@ STEP = 1_000_000
 FIRST_BATCH_ROUNDS = 15
 AUTO = tf.data.AUTOTUNE
 FEATURES = {"image": tf.io.FixedLenFeature((), tf.string), "label": tf.io.FixedLenFeature((), tf.int64)}
-PIXELS = {"image": lambda image: tf.reshape(tf.io.decode_raw(image, tf.uint8), [-1, *input_files.SMALL_IMAGE])}
+PIXELS = {"image": lambda image: tf.reshape(tf.io.decode_raw(image, tf.uint8), [-1, *SMALL_IMAGE])}
 COLUMNS = Columns(inputs="image", targets="label")
 
 Parsed = tuple[tf.Tensor, tf.Tensor]
@@ -69,7 +73,7 @@ def memory() -> list[Figure]:
     labels = generator.integers(0, 10, NUM_IMAGES, dtype=np.int32)
     figures = []
     for kind in ("float32", "uint8"):
-        images = generator.integers(0, 256, (NUM_IMAGES, *input_files.SMALL_IMAGE), dtype=np.uint8).astype(kind)
+        images = generator.integers(0, 256, (NUM_IMAGES, *SMALL_IMAGE), dtype=np.uint8).astype(kind)
         peer = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(NUM_IMAGES).repeat()
         peer = peer.batch(BATCH).prefetch(AUTO)
         name = f"in memory, {kind}: examples/s ÷ from_tensor_slices → shuffle → batch → prefetch"
@@ -80,13 +84,13 @@ def memory() -> list[Figure]:
 def records() -> list[Figure]:
     """Small TFRecords, against `interleave` with several settings."""
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        paths = input_files.write_records(Path(scratch) / "records", input_files.small_images(NUM_IMAGES))
+        paths = write_records(Path(scratch) / "records", small_images(NUM_IMAGES))
         source = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS, transforms=PIXELS)
 
         def parse(serialized: tf.Tensor) -> Parsed:
             parsed = tf.io.parse_example(serialized, FEATURES)
             pixels = tf.io.decode_raw(parsed["image"], tf.uint8)
-            return tf.reshape(pixels, [-1, *input_files.SMALL_IMAGE]), parsed["label"]
+            return tf.reshape(pixels, [-1, *SMALL_IMAGE]), parsed["label"]
 
         def peer(cycle: int, calls: int | None, block: int) -> tf.data.Dataset:
             shuffled = interleaved_records(paths, cycle, calls, block)
@@ -101,9 +105,8 @@ def records() -> list[Figure]:
 def photo_records() -> list[Figure]:
     """PNG files in TFRecords, decoded and resized, against maps with several settings."""
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        photos = input_files.photos(NUM_PHOTOS)
-        records = [input_files.example({"image": photo, "label": i % 10}) for i, photo in enumerate(photos)]
-        return [_photo_records(input_files.write_records(Path(scratch) / "records", records))]
+        records = [example({"image": photo, "label": i % 10}) for i, photo in enumerate(photos(NUM_PHOTOS))]
+        return [_photo_records(write_records(Path(scratch) / "records", records))]
 
 
 def _photo_records(paths: list[str]) -> Figure:
@@ -134,7 +137,7 @@ def _photo_records(paths: list[str]) -> Figure:
 def photo_folder() -> list[Figure]:
     """PNG files in folders, decoded and resized, against maps with several settings."""
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        for i, photo in enumerate(input_files.photos(NUM_PHOTOS)):
+        for i, photo in enumerate(photos(NUM_PHOTOS)):
             (Path(scratch) / str(i % 10)).mkdir(exist_ok=True)
             (Path(scratch) / str(i % 10) / f"{i}.png").write_bytes(photo)
         return [_photo_folder(Path(scratch))]
@@ -158,7 +161,7 @@ def _photo_folder(folder: Path) -> Figure:
 
 
 def decoded(images: tf.Tensor) -> tf.Tensor:
-    spec = tf.TensorSpec([*input_files.PHOTO_SIZE, 3], tf.uint8)
+    spec = tf.TensorSpec([*PHOTO_SIZE, 3], tf.uint8)
     return tf.map_fn(
         lambda png: tf.ensure_shape(tf.image.decode_png(png, 3), spec.shape), images, fn_output_signature=spec
     )
@@ -171,10 +174,10 @@ def _resized(images: tf.Tensor) -> tf.Tensor:
 def first_batch() -> list[Figure]:
     """From building the pipeline to the first batch, at a late step and at the first."""
     generator = np.random.default_rng(0)
-    images = generator.integers(0, 256, (NUM_IMAGES, *input_files.SMALL_IMAGE), dtype=np.uint8)
+    images = generator.integers(0, 256, (NUM_IMAGES, *SMALL_IMAGE), dtype=np.uint8)
     arrays = ArraySource((images, np.arange(NUM_IMAGES)))
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        paths = input_files.write_records(Path(scratch) / "records", input_files.small_images(NUM_IMAGES))
+        paths = write_records(Path(scratch) / "records", small_images(NUM_IMAGES))
         records = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS, transforms=PIXELS)
         return [_first_batch("arrays", arrays), _first_batch("TFRecord", records)]
 
@@ -199,23 +202,20 @@ def _first_batch(what: str, source: Source) -> Figure:
 
 def bytes_per_worker() -> list[Figure]:
     """Bytes that the workers of 2, 4 and 8 read of an epoch of TFRecords, the worker with the largest part."""
-    here = Path(__file__).resolve().parent
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        directory, out = Path(scratch) / "data", Path(scratch) / "out"
-        out.mkdir()
-        paths = input_files.write_records(directory, input_files.small_images(input_bytes.NUM_RECORDS))
+        directory = Path(scratch) / "data"
+        paths = write_records(directory, small_images(NUM_RECORDS))
         total = sum(os.path.getsize(path) for path in paths)
         environment = {**os.environ, "XDG_CACHE_HOME": str(Path(scratch) / "cache")}
 
         def read_by(worker: int) -> dict[str, int]:
-            path = out / f"{worker}.json"
-            command = [sys.executable, str(here / "input_bytes.py"), str(worker), str(directory), str(path)]
-            subprocess.run(command, env=environment, check=True)
-            return json.loads(path.read_text())
+            command = [sys.executable, __file__, "count_bytes", str(worker), str(directory)]
+            printed = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+            return json.loads(printed.splitlines()[-1])
 
         counts = [read_by(0)]  # which leaves the indices of the files in the cache
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            counts += pool.map(read_by, range(1, input_bytes.WORKERS[-1]))
+            counts += pool.map(read_by, range(1, WORKERS[-1]))
         found = {name: [count[name] for count in counts if name in count] for name in counts[0]}
         return [_bytes_figure(f"TFRecord, {name}", read, total) for name, read in found.items()]
 
@@ -312,5 +312,91 @@ class Drawn:
         return tf.while_loop(lambda i, _: i < num_batches, body, [zero, zero], parallel_iterations=1)[1]
 
 
-if __name__ == "__main__":
+def open_source(directory: Path) -> Source:
+    return TFRecordSource(files=str(directory / "*"), features=FEATURES, columns=COLUMNS)
+
+
+def read_epoch(source: Source, batch: int, worker: int, num_workers: int, most: int | None = None) -> None:
+    """Reads what the worker needs of the first epoch, as the pipeline does, which would continue into the second."""
+    plan = BatchPlan(
+        num_examples=source.num_examples, global_batch_size=batch, num_replicas=num_workers, shuffle_seed=0
+    )
+    read = source.reader(Order(batch_size=batch, seed=0))
+
+    def local_batch(step: tf.Tensor) -> None:
+        piece = plan.replica_slice(step, tf.constant(worker, tf.int64))
+        return read(piece["positions"], piece["epoch"])
+
+    for _ in tf.data.Dataset.range(most or plan.steps_per_epoch).map(local_batch, num_parallel_calls=4):
+        pass
+
+
+def bytes_read() -> int:
+    """What this process has asked the system for so far, in whatever way but by mapping files."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["rchar"])
+
+
+def count_bytes(worker: int, directory: Path) -> None:
+    """Prints, for each number of workers of which it can be one, how many bytes it asks the system for in an epoch.
+
+    Whatever is imported while reading is imported before, by reading a few examples of another source.
+    """
+    found = {}
+    read_epoch(open_source(directory), EPOCH_BATCHES[0], worker, WORKERS[-1], most=2)  # imports what is missing
+    for num_workers, batch in itertools.product((n for n in WORKERS if n > worker), EPOCH_BATCHES):
+        source = open_source(directory)
+        before = bytes_read()
+        read_epoch(source, batch, worker, num_workers)
+        found[f"batch {batch}, {num_workers} workers"] = bytes_read() - before
+    print(json.dumps(found), flush=True)
+
+
+def example(features: Mapping[str, bytes | int]) -> bytes:
+    """A serialized `tf.train.Example`."""
+
+    def feature(value: bytes | int) -> tf.train.Feature:
+        if isinstance(value, bytes):
+            return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+
+    named = {name: feature(value) for name, value in features.items()}
+    return tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString()
+
+
+def write_records(directory: Path, records: list[bytes]) -> list[str]:
+    """TFRecord files of unequal sizes; their paths."""
+    directory.mkdir(parents=True)
+    edges = [len(records) * i * (i + 1) // (NUM_FILES * (NUM_FILES + 1)) for i in range(NUM_FILES + 1)]
+    paths = [str(directory / f"part-{i}") for i in range(NUM_FILES)]
+    for path, first, end in zip(paths, edges, edges[1:], strict=False):
+        with tf.io.TFRecordWriter(path) as writer:
+            for record in records[first:end]:
+                writer.write(record)
+    return paths
+
+
+def small_images(num_examples: int) -> list[bytes]:
+    """Records of raw 28 × 28 gray images, `image`, and a `label`."""
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (num_examples, *SMALL_IMAGE), dtype=np.uint8)
+    return [example({"image": p.tobytes(), "label": i % 10}) for i, p in enumerate(pixels)]
+
+
+def photos(num_examples: int) -> list[bytes]:
+    """PNG files of 160 × 160 pixels in three colors."""
+    generator = np.random.default_rng(0)
+    height, width = PHOTO_SIZE
+    y, x = np.arange(height)[:, np.newaxis, np.newaxis] / height, np.arange(width)[:, np.newaxis] / width
+    made = []
+    for _ in range(num_examples):
+        waves = np.sin(generator.uniform(1, 9, 3) * x + generator.uniform(1, 9, 3) * y + generator.uniform(0, 6, 3))
+        noise = generator.normal(0, 4, (height, width, 3))
+        made.append(tf.io.encode_png(np.clip(waves * 110 + 128 + noise, 0, 255).astype(np.uint8)).numpy())
+    return made
+
+
+if __name__ == "__main__" and "count_bytes" in sys.argv:
+    count_bytes(int(sys.argv[2]), Path(sys.argv[3]))
+elif __name__ == "__main__":
     report(__doc__, measure, parts=PARTS)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -114,11 +113,3 @@ def contents(arrays: Iterable[Any]) -> str:
     """Types and shapes of a batch's arrays."""
     counts = collections.Counter(f"{each.dtype}{list(each.shape)}" for each in arrays)
     return " and ".join(f"{counts[each]} {each}" for each in sorted(counts))
-
-
-def stall(save: Callable[[], object], train: Callable[[int], object], steps: int, *, with_step: bool) -> float:
-    """The seconds of `save` after so many steps; `with_step` also by how much the next step is slower than those."""
-    one = timed(train)
-    before = statistics.fmean(one(1) for _ in range(steps))
-    taken = timed(lambda _: save())(1)
-    return taken + one(1) - before if with_step else taken

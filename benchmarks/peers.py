@@ -1,8 +1,8 @@
-"""tfdist beside other frameworks: PyTorch, Keras on JAX, JAX, grain and orbax, which tools/peers.sh installs.
+"""tfdist beside other frameworks: PyTorch, Keras on JAX, JAX and grain, which tools/peers.sh installs.
 
 Each framework runs in processes of its own; all take samples in turn, in each round one. A figure is the median of the
 rounds' ratios, tfdist ÷ peer. Where the sides' models differ in their number of weights, or their batches in types or
-shapes, there is no figure. Takes some forty minutes on two cores.
+shapes, there is no figure. Takes some thirty minutes on two cores.
 
     one_device    steps/s of seven models on all cores, beside Keras's fit on JAX, a hand-written loop on JAX, PyTorch
                   eager and compiled (for images with channels last too): the same layers, Adam, batch and number of
@@ -11,8 +11,6 @@ shapes, there is no figure. Takes some forty minutes on two cores.
                   Horovod, beside PyTorch's DistributedDataParallel over gloo
     input         examples/s of PNG files in ArrayRecord, of a Parquet table and of arrays in memory, beside the best of
                   grain with and without threads and worker processes, which the figure names
-    backup        the stall of the training's thread by a checkpoint of 202 MB, beside orbax's asynchronous save: of the
-                  call, and with what the next step takes longer (JAX donates the state to it)
 
     python benchmarks/peers.py [--part=PART] [--rounds=N] [--json=FILE]
 """
@@ -31,14 +29,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import input_files
 import numpy as np
 import scaling
 import tensorflow as tf
-from checkpoint import Subject
-from input import NUM_IMAGES, WARM_BATCHES, Drawn, decoded, ours
+from input import NUM_IMAGES, SMALL_IMAGE, WARM_BATCHES, Drawn, decoded, ours, photos
 from measuring import Figure, as_table, choose_size, figures_of, interleaved, ratio, report
-from peer import Peer, Seconds, contents, stall, timed
+from peer import Peer, Seconds, contents, timed
 from scaling import connected, of_chief, said_by_chief, steps_per_sample
 from sizes import ONE_DEVICE, TWO_WORKERS, Size
 from trainings import tfdist_learner_and_training
@@ -53,7 +49,7 @@ from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
 
-PARTS = ("one_device", "two_workers", "input", "backup")
+PARTS = ("one_device", "two_workers", "input")
 LAUNCH = ("--workers=2", "--pin_cpus")
 SAMPLE_SECONDS = choose_size(0.5, 0.01)
 ON_JAX = {"Keras on JAX, fit": "fit", "JAX by hand": "step"}
@@ -62,7 +58,6 @@ GROUP_ROWS, NAMES = 1024, [f"c{i}" for i in range(8)]
 NUM_ROWS = choose_size(64, 1) * GROUP_ROWS
 NUM_TABLES = 4
 GRAIN_THREADS = (0, 4)
-STEPS_BEFORE = 5  # before a checkpoint
 BATCHES = {"png": 64, "parquet": 256, "memory": 256}
 
 
@@ -84,12 +79,9 @@ def _figures(part: str, rounds: int) -> Iterator[list[Figure]]:
         if importlib.util.find_spec("horovod"):
             launch = (*LAUNCH, "--launcher=horovod")
             yield figures_of("peers", "two_workers", "horovod", rounds, launch=launch)
-    elif part == "input":
+    else:
         for kind in ("png", "parquet", "memory"):
             yield figures_of("peers", "reading", kind, rounds)
-    else:
-        for way in ("call", "with_step"):
-            yield figures_of("peers", "backup", way, rounds)
 
 
 def one_device(name: str, rounds: str) -> list[Figure]:
@@ -170,30 +162,14 @@ def reading(kind: str, rounds: str) -> list[Figure]:
     return [ratio(f"{kind}: tfdist ÷ {best}", *samples, 1.2, unit="examples/s")]
 
 
-def backup(way: str, rounds: str) -> list[Figure]:
-    """The stall of a checkpoint: "call" of the call alone, "with_step" also of the next step."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
-        subject, peer = Subject(directory), Peer("peers_jax.py", "heavy", way)
-
-        def mine() -> float:
-            taken = stall(subject.save, subject.train, STEPS_BEFORE, with_step=way == "with_step")
-            subject.manager.wait()
-            return taken
-
-        samples = interleaved([mine, lambda: peer(STEPS_BEFORE)], int(rounds))
-        peer.close()
-    what = "the call" if way == "call" else "the call and what the next step takes longer"
-    return [ratio(f"stall of a checkpoint, {what}: tfdist ÷ orbax", *samples, 1.0, unit="s", at_most=True)]
-
-
 def photo_records(directory: Path) -> Source:
     """ArrayRecord, each record a byte that is the class and a PNG file."""
     from array_record.python.array_record_data_source import ArrayRecordDataSource
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    photos, path = input_files.photos(NUM_PHOTOS), str(directory / "records")
+    path = str(directory / "records")
     writer = ArrayRecordWriter(path, "group_size:1")
-    for index, photo in enumerate(photos):
+    for index, photo in enumerate(photos(NUM_PHOTOS)):
         writer.write(bytes([index % 10]) + photo)
     writer.close()
 
@@ -219,7 +195,7 @@ def table(directory: Path) -> Source:
 def arrays(directory: Path) -> Source:
     """Images and classes in memory, left as files for the other side to load."""
     generator = np.random.default_rng(0)
-    x = generator.standard_normal((NUM_IMAGES, *input_files.SMALL_IMAGE), dtype=np.float32)
+    x = generator.standard_normal((NUM_IMAGES, *SMALL_IMAGE), dtype=np.float32)
     y = generator.integers(0, 10, NUM_IMAGES, dtype=np.int32)
     np.save(directory / "x.npy", x), np.save(directory / "y.npy", y)
     return ArraySource((x, y))

@@ -3,22 +3,17 @@
 The model, loss and Adam are Keras's. WAY: fit is Keras's own loop on arrays, in whole epochs; step a loop by hand that
 calls one jitted step, to which it donates the state. (A `fori_loop` of steps in one call was slower on a CPU, where XLA
 runs its body on one thread.) Tells the number of trained weights.
-
-With call or with_step a number is answered by how long orbax's asynchronous save after so many steps by hand stalls the
-training: the call alone, or with what the next step takes longer, whose donated state orbax may still be reading. The
-writing has ended when it answers. Tells the bytes of the state.
 """
 
 from __future__ import annotations
 
 import sys
-import tempfile
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from peer import Seconds, serve, stall, timed
+from peer import Seconds, serve, timed
 from sizes import SIZES
 from workloads import Workload, loss, metric, of_size, optimizer
 
@@ -81,33 +76,8 @@ class ByHand:
         return self._loss(y, logits), (others, jnp.sum(jnp.argmax(logits, -1) == y))
 
 
-def serve_stalls(training: ByHand, *, with_step: bool) -> None:
-    import orbax.checkpoint as ocp
-
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
-        options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=True)
-        with ocp.CheckpointManager(directory, options=options) as manager:
-            num_saves = 0
-
-            def save() -> None:
-                nonlocal num_saves
-                num_saves += 1
-                manager.save(num_saves, args=ocp.args.StandardSave(training.state))
-
-            def seconds(steps: int) -> float:
-                taken = stall(save, training.train, steps, with_step=with_step)
-                manager.wait_until_finished()
-                return taken
-
-            seconds(2)
-            serve(seconds, sum(each.nbytes for each in jax.tree.leaves(training.state)))
-
-
 def main(name: str, way: str) -> None:
     workload = of_size(name, SIZES[name])
-    if way in ("call", "with_step"):
-        serve_stalls(ByHand(workload), with_step=way == "with_step")
-        return
     if way == "fit":
         seconds, num_weights = fit(workload)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import forks
 import pytest
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.slow
 DIGITS = support.REPOSITORY / "configs" / "experiments" / "digits.gin"
 DEADLINE_SECONDS = support.PATIENCE * 60
 DIES = """
+import contextlib
 import json
 import os
 import signal
@@ -53,6 +56,20 @@ def start_worker(
     )
 
 
+@contextlib.contextmanager
+def two_workers(
+    run_dir: pathlib.Path, *params: str, directory: pathlib.Path | None = None
+) -> Iterator[list[subprocess.Popen[str]]]:
+    addresses = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
+    workers = [start_worker(index, addresses, run_dir, *params, directory=directory) for index in range(2)]
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
 def wait_for_points(path: pathlib.Path, count: int) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not path.exists() or path.read_text().count("\n") < count:
@@ -62,16 +79,10 @@ def wait_for_points(path: pathlib.Path, count: int) -> None:
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_survivor_of_a_killed_worker_ends_with_status_4(tmp_path: pathlib.Path, killed: int) -> None:
-    addresses = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
-    workers = [start_worker(index, addresses, tmp_path / "run") for index in range(2)]
-    try:
+    with two_workers(tmp_path / "run") as workers:
         wait_for_points(tmp_path / "run" / "metrics.jsonl", 6)
         os.kill(workers[killed].pid, signal.SIGKILL)
         _, stderr = workers[1 - killed].communicate(timeout=DEADLINE_SECONDS)
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
     assert workers[1 - killed].returncode == 4, stderr
     assert "Traceback" not in stderr
     assert stderr.count("error:") == 1
@@ -82,15 +93,9 @@ def test_survivor_of_a_killed_worker_ends_with_status_4(tmp_path: pathlib.Path, 
 def test_a_worker_that_dies_while_none_talks_to_it_is_missed(tmp_path: pathlib.Path) -> None:
     """The chief then waits for it to join the next collective, and no connection of its own breaks."""
     (tmp_path / "dies.py").write_text(DIES)
-    addresses = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
     params = ("import dies", "train.callbacks = [@dies.DiesBetweenCalls()]")
-    workers = [start_worker(i, addresses, tmp_path / "run", *params, directory=tmp_path) for i in range(2)]
-    try:
+    with two_workers(tmp_path / "run", *params, directory=tmp_path) as workers:
         _, stderr = workers[0].communicate(timeout=DEADLINE_SECONDS)
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
     assert workers[1].returncode == -signal.SIGKILL
     assert workers[0].returncode == 4, stderr
     assert stderr.count("error:") == 1 and "Worker 0 lost the connection" in stderr, stderr
@@ -98,16 +103,10 @@ def test_a_worker_that_dies_while_none_talks_to_it_is_missed(tmp_path: pathlib.P
 
 def test_when_one_worker_is_told_to_leave_all_save_and_leave(tmp_path: pathlib.Path) -> None:
     """Although TensorFlow has a handler of its own for SIGTERM in workers."""
-    addresses = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
-    workers = [start_worker(index, addresses, tmp_path / "run") for index in range(2)]
-    try:
+    with two_workers(tmp_path / "run") as workers:
         wait_for_points(tmp_path / "run" / "metrics.jsonl", 2)
         workers[1].terminate()
         said = [worker.communicate(timeout=DEADLINE_SECONDS)[1] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
     assert [worker.returncode for worker in workers] == [143, 143], said
     assert "another worker has to leave" in said[0]
     assert "SIGTERM was received" in said[1]

@@ -7,12 +7,11 @@ so that a second environment on the same machine gets it in seconds, and an envi
 
     python tools/build_horovod.py                            # CPU, Gloo
     HOROVOD_GPU_OPERATIONS=NCCL python tools/build_horovod.py
-    HOROVOD_WITH_MPI=1 python tools/build_horovod.py
+    HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_MPI=0 python tools/build_horovod.py
 
 Every HOROVOD_* variable that is set reaches the build and wins over the default here: HOROVOD_CUDA_HOME,
-HOROVOD_NCCL_HOME and HOROVOD_NCCL_LINK say where CUDA and NCCL are, HOROVOD_CMAKE names another CMake, and whatever
-asks for MPI (HOROVOD_CPU_OPERATIONS=MPI, HOROVOD_GPU_ALLREDUCE=MPI, …) switches it on. Needs a C++ compiler and make;
-CMake and the Python build tools are brought along and touch nothing outside a temporary directory.
+HOROVOD_NCCL_HOME and HOROVOD_NCCL_LINK say where CUDA and NCCL are, HOROVOD_CMAKE names another CMake. Needs a C++
+compiler and make; CMake and the Python build tools are brought along and touch nothing outside a temporary directory.
 """
 
 from __future__ import annotations
@@ -47,20 +46,6 @@ DEFAULT_SETTINGS = {
     "HOROVOD_WITH_GLOO": "1",
     "HOROVOD_WITHOUT_MPI": "1",
 }
-GPU_OPERATIONS = tuple(
-    f"HOROVOD_GPU_{name}" for name in ("OPERATIONS", "ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
-)
-# What the binary depends on: the variables that Horovod's setup.py and CMake files read. Others, such as
-# HOROVOD_FUSION_THRESHOLD, are read when it runs.
-BUILD_VARIABLES = (
-    *(f"HOROVOD_{word}_{part}" for word in ("WITH", "WITHOUT") for part in ("TENSORFLOW", "PYTORCH", "MXNET")),
-    *(f"HOROVOD_{word}_{part}" for word in ("WITH", "WITHOUT") for part in ("GLOO", "MPI", "NVTX")),
-    *GPU_OPERATIONS,
-    *("HOROVOD_GPU", "HOROVOD_CPU_OPERATIONS", "HOROVOD_ALLOW_MIXED_GPU_IMPL", "HOROVOD_CUDA_HOME"),
-    *("HOROVOD_ROCM_HOME", "HOROVOD_NCCL_HOME", "HOROVOD_NCCL_INCLUDE", "HOROVOD_NCCL_LIB", "HOROVOD_NCCL_LINK"),
-    *("HOROVOD_NVTX_INCLUDE", "HOROVOD_BUILD_ARCH_FLAGS", "HOROVOD_BUILD_CUDA_CC_LIST", "HOROVOD_DEBUG"),
-    "HOROVOD_LOCAL_VERSION",
-)
 
 
 class BuildError(Exception):
@@ -93,7 +78,6 @@ def build_and_install(cache: pathlib.Path, *, install: bool, rebuild: bool) -> i
     with lock(cache, key):
         wheel = None if rebuild else find_wheel(wheel_dir)
         if wheel is None:
-            check_tools(settings, os.environ)
             print(f"Building Horovod {HOROVOD_VERSION} into {wheel_dir} (about five minutes on two cores)", flush=True)
             with tempfile.TemporaryDirectory(prefix="tfdist-horovod-") as scratch:
                 wheel = keep(build_wheel(pathlib.Path(scratch), settings), wheel_dir)
@@ -112,33 +96,8 @@ def default_cache() -> pathlib.Path:
 
 
 def build_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The HOROVOD_* variables that shape the binary: the defaults, overridden by the user's own.
-
-    An empty variable counts as unset and a switch as on only when it is "1", as in Horovod's CMake files. What the
-    user switches on takes the contrary default out.
-
-    Raises:
-      BuildError: two settings contradict each other.
-    """
-    given = {name: environment[name] for name in BUILD_VARIABLES if environment.get(name)}
-    asks_mpi = [n for n in ("HOROVOD_CPU_OPERATIONS", *GPU_OPERATIONS) if given.get(n) == "MPI"]
-    if asks_mpi:
-        given.setdefault("HOROVOD_WITH_MPI", "1")  # so that a missing MPI ends the build instead of being passed over
-    for name in [n for n, value in given.items() if value == "1" and "_WITH_" in n]:
-        contrary = name.replace("_WITH_", "_WITHOUT_")
-        if given.get(contrary) == "1":
-            cause = f"{asks_mpi[0]}=MPI" if name == "HOROVOD_WITH_MPI" and asks_mpi else f"{name}=1"
-            raise BuildError(f"{cause} and {contrary}=1 contradict each other: unset one of them.")
-    if given.get("HOROVOD_WITHOUT_TENSORFLOW") == "1":
-        raise BuildError("HOROVOD_WITHOUT_TENSORFLOW=1 is set, but tfdist needs Horovod's TensorFlow part: unset it.")
-    on = {name for name, value in given.items() if value == "1"}
-    defaults = {name: value for name, value in DEFAULT_SETTINGS.items() if opposite(name) not in on}
-    return defaults | given
-
-
-def opposite(name: str) -> str:
-    """HOROVOD_WITHOUT_MPI for HOROVOD_WITH_MPI, and the other way round."""
-    return name.replace("_WITHOUT_", "_WITH_") if "_WITHOUT_" in name else name.replace("_WITH_", "_WITHOUT_")
+    """The HOROVOD_* variables of the build: the defaults, overridden by the user's own."""
+    return DEFAULT_SETTINGS | {name: value for name, value in environment.items() if name.startswith("HOROVOD_")}
 
 
 def tensorflow_version() -> str:
@@ -175,27 +134,6 @@ def check_pip() -> None:
         raise BuildError(f"This environment ({sys.prefix}) has no pip. Run: {sys.executable} -m ensurepip")
 
 
-def check_tools(settings: Mapping[str, str], environment: Mapping[str, str]) -> None:
-    """Names what the machine lacks for this build before anything is downloaded."""
-    compilers = [environment["CXX"].split()[0]] if environment.get("CXX", "").split() else ["c++", "g++", "clang++"]
-    if not any(map(shutil.which, compilers)):
-        raise BuildError(
-            f"No C++ compiler: looked for {', '.join(compilers)}. Install one (on Debian or Ubuntu: "
-            "apt install build-essential) or set CXX to its path."
-        )
-    if shutil.which("make") is None and not environment.get("CMAKE_GENERATOR"):
-        raise BuildError("make is missing. Install it (on Debian or Ubuntu: apt install build-essential).")
-    gpu = [name for name in GPU_OPERATIONS if name in settings]
-    if gpu and settings.get("HOROVOD_GPU", "CUDA") == "CUDA":
-        home = settings.get("HOROVOD_CUDA_HOME")
-        nvcc = [f"{home}/bin/nvcc"] if home else ["nvcc", "/usr/local/cuda/bin/nvcc"]
-        if not any(map(shutil.which, nvcc)):
-            raise BuildError(
-                f"{gpu[0]}={settings[gpu[0]]} needs the CUDA toolkit: looked for {' and '.join(nvcc)}. "
-                "Set HOROVOD_CUDA_HOME to the folder that holds bin/nvcc."
-            )
-
-
 # The build
 
 
@@ -210,11 +148,7 @@ def lock(cache: pathlib.Path, key: str) -> Iterator[None]:
             f"Cannot write to the cache folder {cache}: {error}. Give another one with --cache."
         ) from error
     with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("Waiting for another process that builds or installs this wheel", flush=True)
-            fcntl.flock(stream, fcntl.LOCK_EX)
+        fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
 
@@ -236,7 +170,10 @@ def build_wheel(scratch: pathlib.Path, settings: Mapping[str, str]) -> pathlib.P
     pip(
         "install", "--target", str(tools), *BUILD_TOOLS, log=scratch / "tools.log", purpose="Installing the build tools"
     )
-    environment = build_environment(os.environ, settings, tools)
+    environment = os.environ | settings
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tools), os.environ.get("PYTHONPATH")]))
+    environment["PATH"] = os.pathsep.join(filter(None, [str(tools / "bin"), os.environ.get("PATH")]))
+    environment.setdefault("MAKEFLAGS", f"-j{os.cpu_count() or 1}")
     source = unpack(fetch_source(scratch, environment), scratch / "source")
     leave_out_xla(source / "horovod" / "tensorflow" / "CMakeLists.txt")
     built = scratch / "wheel"
@@ -250,20 +187,6 @@ def build_wheel(scratch: pathlib.Path, settings: Mapping[str, str]) -> pathlib.P
     if wheel is None:
         raise BuildError(f"The build ended without a wheel in {built}.")
     return wheel
-
-
-def build_environment(
-    environment: Mapping[str, str], settings: Mapping[str, str], tools: pathlib.Path
-) -> dict[str, str]:
-    """The build's environment: the user's, with `settings` and with `tools` before everything else."""
-    result = {name: value for name, value in environment.items() if name not in BUILD_VARIABLES} | dict(settings)
-    result.pop("HOROVOD_SKIP_COMPILE", None)  # would make a wheel without the libraries
-    if settings.get("HOROVOD_CPU_OPERATIONS") != "CCL":
-        result.pop("CCL_ROOT", None)  # alone it makes Horovod link oneCCL
-    result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tools), environment.get("PYTHONPATH")]))
-    result["PATH"] = os.pathsep.join(filter(None, [str(tools / "bin"), environment.get("PATH")]))
-    result.setdefault("MAKEFLAGS", f"-j{os.cpu_count() or 1}")
-    return result
 
 
 def fetch_source(scratch: pathlib.Path, environment: Mapping[str, str]) -> pathlib.Path:

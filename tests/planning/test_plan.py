@@ -15,6 +15,7 @@ import pytest
 from support import REPOSITORY, clean_environment, run_python
 
 from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.checkpoint.schedule import FIRST_COST
 from tfdist.planning.estimate import Limits, Traced, Training, checkpoints, estimates, memory_of
 from tfdist.planning.hardware import Group, read_devices
 from tfdist.planning.planning import chosen
@@ -107,10 +108,10 @@ def test_the_cheapest_comes_first_and_limits_hold() -> None:
 
 
 def test_checkpoints_come_at_youngs_interval_and_their_cost_and_steps_done_twice_count() -> None:
-    interval, lost = checkpoints(CheckpointPolicy(mean_seconds_between_failures=7200), 0.2)
-    assert interval == pytest.approx((2 * 0.2 * 7200) ** 0.5)  # Young
-    assert lost == pytest.approx(0.2 / interval + interval / 2 / 7200)
-    assert checkpoints(None, 0.2) == (None, 0.0)
+    interval, lost = checkpoints(CheckpointPolicy(mean_seconds_between_failures=7200))
+    assert interval == pytest.approx((2 * FIRST_COST * 7200) ** 0.5)  # Young
+    assert lost == pytest.approx(FIRST_COST / interval + interval / 2 / 7200)
+    assert checkpoints(None) == (None, 0.0)
 
 
 def plan(run_dir: Path, *flags: str) -> Any:
@@ -175,12 +176,6 @@ def test_measurements_of_a_run_take_the_place_of_estimates(tmp_path: Path) -> No
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert found["performance_targets"]["examples_per_second"] == pytest.approx(result["examples_per_second"])
     assert found["basis"]["step_seconds"].startswith("measured in")
-    writes = [
-        json.loads(line)["details"]["write_seconds"]
-        for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
-        if '"checkpoint_saved"' in line
-    ]
-    assert min(writes) <= found["checkpoint_strategy"]["cost_seconds"] <= max(writes)
 
 
 REDUCED = """

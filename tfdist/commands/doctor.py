@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
         return compile_for.run(options)
     doctor = Doctor(options, os.environ)
     doctor.examine()
-    put(json.dumps(doctor.as_json(), indent=2) if options.json else doctor.last_words())
+    print(json.dumps(doctor.as_json(), indent=2) if options.json else doctor.last_words(), flush=True)
     return say.exit_status(doctor.findings)
 
 
@@ -86,7 +86,7 @@ class Doctor:
         self.findings += findings
         if not self.options.json:
             for each in findings:
-                put(say.as_text(each))
+                print(say.as_text(each), flush=True)
 
     def last_words(self) -> str:
         """The summary, with the worker's name where there are several."""
@@ -182,9 +182,11 @@ class Doctor:
     def _measure(self, name: str, facts: Mapping[str, Any]) -> None:
         """Connects the strategy as a run does, compares the workers through it, and times its all-reduce."""
         from tfdist.doctor import collectives
+        from tfdist.strategies.horovod import Horovod
+        from tfdist.strategies.multi_worker import MultiWorker
 
         try:
-            strategy = make_strategy(name, self.options.peer_seconds)
+            strategy = Horovod() if name == "horovod" else MultiWorker(peer_timeout_seconds=self.options.peer_seconds)
             topology = strategy.connect()
         except TfdistError as error:
             why = "A run waits for every worker, and ends when one does not come."
@@ -210,20 +212,3 @@ class Doctor:
         for worker, theirs in enumerate(everybodys):
             if worker != self.worker:
                 self.tell(*facts_of.compare(facts, theirs, f"worker {worker}"))
-
-
-def put(text: str) -> None:
-    """Writes at once, so that lines of workers that share a terminal stay whole."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def make_strategy(name: str, peer_seconds: float) -> Any:
-    """The strategy whose collectives are to be tried, not connected yet."""
-    if name == "horovod":
-        from tfdist.strategies.horovod import Horovod
-
-        return Horovod()
-    from tfdist.strategies.multi_worker import MultiWorker
-
-    return MultiWorker(peer_timeout_seconds=peer_seconds)

@@ -5,8 +5,7 @@ Invariant: a name that a template uses and nobody gives is an error. Called by `
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import pprint
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ def write(directory: Path, found: Found) -> None:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"set_to": _assignment, "literal": _flat}
+    environment.filters |= {"set_to": _assignment, "literal": repr}
     values = {**_settings(found), **found.values}
     for name, template in {"experiment.py": f"{found.kind}.py", **dict(zip(FILES, FILES, strict=True))}.items():
         text = environment.get_template(f"{template}.jinja").render(values)
@@ -60,27 +59,6 @@ def _prose(text: str) -> str:
 
 
 def _assignment(name: str, value: Any) -> str:
-    """`NAME = value`, over several lines where one would be long, as ruff formats it."""
-    line = f"{name} = {_flat(value)}"
-    if len(line) <= WIDTH or not isinstance(value, list | Mapping):
-        return line
-    items = [f"    {item},\n" for item in _items(value)]
-    begin, end = ("{", "}") if isinstance(value, Mapping) else ("[", "]")
-    return f"{name} = {begin}\n{''.join(items)}{end}"
-
-
-def _flat(value: Any) -> str:
-    """A value in Python's syntax, with double quotes."""
-    if isinstance(value, list):
-        return f"[{', '.join(_items(value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(_items(value))}}}"
-    if isinstance(value, str) and ('"' not in value or "'" in value):
-        return json.dumps(value, ensure_ascii=False)
-    return repr(value)
-
-
-def _items(value: Any) -> list[str]:
-    if isinstance(value, Mapping):
-        return [f"{_flat(key)}: {_flat(item)}" for key, item in value.items()]
-    return [_flat(item) for item in value]
+    """`NAME = value`, over several lines where one would be long."""
+    text = pprint.pformat(value, width=WIDTH - len(f"{name} = "), compact=True, sort_dicts=False)
+    return f"{name} = {text}".replace("\n", "\n" + " " * len(f"{name} = "))

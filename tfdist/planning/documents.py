@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist.checkpoint.schedule import FIRST_COST
 from tfdist.planning.estimate import (
     ALLOCATED,
     COMPILED,
@@ -204,7 +205,7 @@ def _checkpoint(each: Estimate, training: Training) -> dict[str, Any]:
     return {
         "state_bytes": each.step.state_bytes,
         "every_seconds": each.interval_seconds,
-        "cost_seconds": each.checkpoint_seconds if training.policy is not None else None,
+        "cost_seconds": FIRST_COST if training.policy is not None else None,
         "rule": "Young's interval, which train.checkpoint = 'auto' keeps to by itself",
     }
 

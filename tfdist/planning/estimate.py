@@ -121,7 +121,6 @@ class Estimate:
     reduce_seconds: float
     step_seconds: float
     utilization: float
-    checkpoint_seconds: float
     interval_seconds: float | None
     lost_share: float
     hours: float
@@ -228,8 +227,7 @@ def _estimate(
     seconds = max(compute, moving) + reduce_seconds
     if measured is not None and measured.is_of(group):
         seconds, of_time = training.global_batch_size / measured.examples_per_second, f"{MEASURED} {measured.path}"
-    cost = (measured.write_seconds if measured else None) or FIRST_COST
-    interval, lost = checkpoints(training.policy, cost)
+    interval, lost = checkpoints(training.policy)
     hours = training.total_steps * seconds * (1 + lost) / 3600
     return Estimate(
         group=group,
@@ -243,7 +241,6 @@ def _estimate(
         reduce_seconds=reduce_seconds,
         step_seconds=seconds,
         utilization=compute / seconds,
-        checkpoint_seconds=cost,
         interval_seconds=interval,
         lost_share=lost,
         hours=hours,
@@ -260,13 +257,13 @@ def all_reduce_seconds(num_bytes: float, group: Group) -> float:
     return 2 * (count - 1) * (MESSAGE_SECONDS + num_bytes / count / speed)
 
 
-def checkpoints(policy: CheckpointPolicy | None, cost: float) -> tuple[float | None, float]:
-    """Seconds between checkpoints of such a cost, and the share of the time that is not spent on the training."""
+def checkpoints(policy: CheckpointPolicy | None) -> tuple[float | None, float]:
+    """Seconds between checkpoints, and the share of the time that is not spent on the training."""
     if policy is None:
         return None, 0.0
     failures = policy.mean_seconds_between_failures
     schedule = Schedule(CheckpointPolicy(mean_seconds_between_failures=failures), steps_per_epoch=None)
-    schedule.saved(1, 0.0, cost_seconds=cost)
+    schedule.saved(1, 0.0, cost_seconds=FIRST_COST)
     interval = schedule.interval_seconds
     assert interval is not None
-    return interval, cost / interval + interval / 2 / failures
+    return interval, FIRST_COST / interval + interval / 2 / failures

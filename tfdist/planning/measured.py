@@ -1,15 +1,12 @@
-"""What an earlier run measured: how long a step took, and what a checkpoint did."""
+"""What an earlier run measured."""
 
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
 
 from tfdist.errors import UserError
 from tfdist.planning.hardware import Group
-from tfdist.telemetry.logs.records import read_events
-from tfdist.telemetry.records import Unreadable
 from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -21,14 +18,12 @@ class Measured:
     Attributes:
       examples_per_second: of its last start, evaluations and all else between steps included.
       accelerators: names of what it computed on; "CPU" where that was nothing else.
-      write_seconds: of a checkpoint, the median: more than it kept the training waiting. None: it had none.
     """
 
     path: str
     examples_per_second: float
     num_replicas: int
     accelerators: Sequence[str]
-    write_seconds: float | None
 
     def is_of(self, group: Group) -> bool:
         """Whether it ran on so many of these devices."""
@@ -44,12 +39,9 @@ def read(path: str) -> Measured:
         raise UserError(f"--from_run={path} holds no finished run: there is no {directory.result}.")
     if not result.examples_per_second or not result.num_replicas:
         raise UserError(f"--from_run={path} holds no measurements: {directory.result} has no examples_per_second.")
-    committed = [each for each in read_events(directory, Unreadable()) if each.name == "checkpoint_saved"]
-    writes = [seconds for each in committed if isinstance(seconds := each.details.get("write_seconds"), int | float)]
     return Measured(
         path=directory.path,
         examples_per_second=result.examples_per_second,
         num_replicas=result.num_replicas,
         accelerators=list(result.hardware.get("accelerators") or ()) or ["CPU"],
-        write_seconds=statistics.median(writes) if writes else None,
     )
