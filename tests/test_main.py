@@ -251,8 +251,8 @@ WRONG_STRATEGIES = [
     ("multi_worker", "multi_worker.MultiWorker.implementation = 'rign'", ["'rign'", "Did you mean 'ring'?"]),
     ("multi_worker", "multi_worker.MultiWorker.bytes_per_pack = -1", ["bytes_per_pack is -1"]),
     ("multi_worker", "multi_worker.MultiWorker.peer_timeout_seconds = 60", ["TF_CONFIG", "tfdist.launch"]),
-    ("horovod", "horovod.Horovod.fusion_threshold_bytes = -1", ["fusion_threshold_bytes is -1", "number of bytes"]),
-    ("auto", "auto.choose.mirrored = @mirrored.Mirrored()", ["auto.choose.mirrored", "no parentheses"]),
+    ("horovod", "horovod.Horovod.fusion_threshold_bytes = -1", ["fusion_threshold_bytes is -1", "at least 0"]),
+    ("auto", "auto.choose.mirrored = @mirrored.Mirrored()", ["auto.choose.mirrored", "without parentheses"]),
     ("tpu", "train.epochs = 1", ["No TPU found", "tfdist[tpu]", "TPU.address"]),
 ]
 WRONG_CODE = [
@@ -491,6 +491,21 @@ def test_what_cannot_be_learned_is_told_before_training_and_by_validate(
     given = [param("import mine"), param("import keras"), *map(param, settings)]
     for mode in ("validate", "train"):
         check_refused(answer(DIGITS, *given, "--run_dir=run", f"--mode={mode}"), *words)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["train.train_data = @mine.one_nan"], ["first batch of the training data holds", "x holds nan in example"]),
+        (["train.eval_data = @mine.one_nan"], ["first batch of the evaluation data holds", "x holds nan in example"]),
+        (["train.train_data = @mine.infinite_weights", "train.eval_data = None"], ["sample_weight holds inf in exam"]),
+    ],
+)
+def test_values_that_are_not_finite_are_told_by_validate(
+    answer: Callable[..., Finished], settings: list[str], words: list[str]
+) -> None:
+    given = [param("import mine"), *map(param, settings)]
+    check_refused(answer(DIGITS, *given, "--mode=validate"), *words)
 
 
 @pytest.mark.slow
