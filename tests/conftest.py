@@ -28,11 +28,12 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # What takes minutes begins first, so that no process of a parallel run is left alone with it at the end.
 LONG = (
-    *("equivalence/test_equivalence", "equivalence/test_owners", "keras_fit/test_callbacks_beside_fit"),
-    *("tuning/test_ray", "launch/test_recovery", "tuning/test_sweep", "crashes/test_trials"),
-    *("launch/test_ray", "keras_fit/test_behaviors", "new/test_new", "launch/test_clusters", "crashes/test_crash"),
-    *("test_benchmarks", "launch/test_elastic", "launch/test_launch", "launch/test_pipelines", "test_run_files"),
-    *("storage/test_gcs_kills", "training/test_callbacks"),
+    *("equivalence/test_equivalence", "equivalence/test_owners", "tuning/test_ray", "crashes/test_trials"),
+    *("training/test_sharding", "tpu_compiler/test_compile_for", "launch/test_recovery", "test_benchmarks"),
+    *("tuning/test_sweep", "launch/test_ray", "keras_fit/test_behaviors", "new/test_new", "test_run_files"),
+    *("keras_fit/test_callbacks_beside_fit", "launch/test_clusters", "crashes/test_crash", "training/test_memory"),
+    *("launch/test_elastic", "launch/test_launch", "launch/test_pipelines", "storage/test_gcs_kills"),
+    "training/test_callbacks",
 )
 
 

@@ -13,6 +13,7 @@ directory, descriptors, session and signal handlers, and ends as any Python does
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -27,6 +28,7 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -226,7 +228,7 @@ def _run(executable: str, command: Sequence[str]) -> NoReturn:
     elif command[1] == "-c":
         sys.path.insert(0, "")
         sys.argv = ["-c", *command[3:]]
-        if "--mode=tune" in "".join(command[3:]):
+        if "subprocess" in command[2] or "--mode=tune" in "".join(command[3:]):
             _start_own_server()
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(command[2], "<string>", "exec"), main.__dict__)
@@ -238,6 +240,21 @@ def _run(executable: str, command: Sequence[str]) -> NoReturn:
             sys.path.insert(0, os.path.dirname(os.path.abspath(command[1])))
         runpy.run_path(command[1], run_name="__main__")
     sys.exit()
+
+
+def _replace(executable: str, command: Sequence[str]) -> NoReturn:
+    """As `os.execv`: whatever called it sees no end of the program."""
+    status: Any = 1
+    try:
+        _run(executable, command)
+    except SystemExit as error:
+        status = error.code or 0
+    except BaseException:
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else 1)
 
 
 def _show(*lists: Sequence[str]) -> None:
@@ -263,7 +280,7 @@ def _start_own_server() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     subprocess.Popen = Popen
     multiprocessing.util.spawnv_passfds = _spawn_server  # type: ignore[attr-defined]
-    os.execv = _run  # what a trial of several workers ends with
+    os.execv = _replace  # what a trial of several workers ends with
 
 
 def main() -> None:

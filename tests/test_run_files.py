@@ -674,6 +674,10 @@ KNOWN = {
 }
 
 
+READ_AS_OTHERS = ("predict", "export", "report")  # by the same code; each is tried with FEW_DAMAGES alone
+FEW_DAMAGES = ("absent", "half", "lines", "more", "newer")
+
+
 def damages_of(name: str) -> Sequence[str]:
     """Those with which a whole command is tried; without a file of fitted values they are fitted anew."""
     if name == "config.gin":
@@ -710,6 +714,8 @@ def test_a_command_finds_the_same_or_names_the_file(typed: Typed, tmp_path: path
         assert find(unread, damage) == (0, ANY, whole), damage
     for name, goes_on in read.items():
         for damage in damages_of(name):
+            if mode in READ_AS_OTHERS and damage not in FEW_DAMAGES:
+                continue
             status, printed, found = find([name], damage)
             assert status == (0 if damage in goes_on else 2), (name, damage, printed)
             assert found == whole if not status else file_of(run, name).name in printed, (name, damage, printed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -29,6 +30,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+@pytest.fixture(scope="module")
+def exported(trained: Path) -> Path:
+    """A copy of the run, in every format."""
+    run_dir = trained.with_name("exported")
+    shutil.copytree(trained, run_dir)
+    export(run_dir, "export.formats = ['saved_model', 'litert', 'onnx']").check()
+    return run_dir
+
+
 def export(run_dir: Path, *settings: str) -> Any:
     given = [f"--gin_param={each}" for each in settings]
     return run_python(["-m", "tfdist.main", "--mode=export", f"--run_dir={run_dir}", *given], cwd=REPOSITORY)
@@ -38,10 +48,9 @@ def report_of(run_dir: Path) -> dict[str, Any]:
     return json.loads((run_dir / "export" / "report.json").read_text())
 
 
-def test_every_format_computes_what_the_model_does(trained: Path) -> None:
-    export(trained, "export.formats = ['saved_model', 'litert', 'onnx']").check()
-    report = report_of(trained)
-    assert report["num_examples"] == 64 and report["weights"] == str(trained / "export/model.keras")
+def test_every_format_computes_what_the_model_does(exported: Path) -> None:
+    report = report_of(exported)
+    assert report["num_examples"] == 64 and report["weights"] == str(exported / "export/model.keras")
     assert set(report["exports"]) == {"saved_model", "litert", "onnx"}
     for kind, found in report["exports"].items():
         assert found["largest_difference"]["output"] < 1e-4, kind
@@ -49,27 +58,25 @@ def test_every_format_computes_what_the_model_does(trained: Path) -> None:
         assert Path(found["path"]).exists()
 
 
-def test_a_saved_model_runs_without_tfdist_or_keras(trained: Path) -> None:
-    export(trained).check()
+def test_a_saved_model_runs_without_tfdist_or_keras(exported: Path, tmp_path: Path) -> None:
     images, _ = load_digits(split="test")
-    np.save(trained / "images.npy", images)
+    np.save(tmp_path / "images.npy", images)
     program = (
         "import sys, numpy as np, tensorflow as tf\n"
-        f"model = tf.saved_model.load({str(trained / 'export/saved_model')!r})\n"
-        f"images = np.load({str(trained / 'images.npy')!r})\n"
+        f"model = tf.saved_model.load({str(exported / 'export/saved_model')!r})\n"
+        f"images = np.load({str(tmp_path / 'images.npy')!r})\n"
         "found = model.signatures['serving_default'](inputs=tf.constant(images))['output'].numpy()\n"
         "assert 'tfdist' not in sys.modules\n"
-        f"np.save({str(trained / 'found.npy')!r}, found)"
+        f"np.save({str(tmp_path / 'found.npy')!r}, found)"
     )
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    expected = keras.models.load_model(trained / "export" / "model.keras")(images)
-    np.testing.assert_allclose(np.load(trained / "found.npy"), expected, atol=1e-4)
+    expected = keras.models.load_model(exported / "export" / "model.keras")(images)
+    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), expected, atol=1e-4)
 
 
-def test_int8_is_smaller_and_its_difference_is_said(trained: Path) -> None:
-    export(trained, "export.formats = ['litert']").check()
-    plain = report_of(trained)["exports"]["litert"]
+def test_int8_is_smaller_and_its_difference_is_said(trained: Path, exported: Path) -> None:
+    plain = report_of(exported)["exports"]["litert"]
     export(trained, "export.formats = ['saved_model', 'onnx', 'litert']", "export.quantize = 'int8'").check()
     report = report_of(trained)
     small = report["exports"]["litert"]
@@ -108,13 +115,12 @@ def test_wrong_settings_are_one_message(
     assert refused.status == 2 and words in refused.stderr, refused.outputs()
 
 
-def test_the_server_of_the_documentation_answers(trained: Path, tmp_path: Path) -> None:
-    export(trained).check()
+def test_the_server_of_the_documentation_answers(exported: Path) -> None:
     images, _ = load_digits(split="test")
     program = [
         sys.executable,
         str(REPOSITORY / "examples" / "serve.py"),
-        str(trained / "export/saved_model"),
+        str(exported / "export/saved_model"),
         "--port=0",
     ]
     server = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
@@ -128,5 +134,5 @@ def test_the_server_of_the_documentation_answers(trained: Path, tmp_path: Path) 
     finally:
         server.terminate()
         server.wait(30)
-    expected = keras.models.load_model(trained / "export" / "model.keras")(images[:5])
+    expected = keras.models.load_model(exported / "export" / "model.keras")(images[:5])
     np.testing.assert_allclose(found, expected, atol=1e-4)
