@@ -39,7 +39,7 @@ def set_heartbeat_timeout(cluster: Cluster, seconds: float) -> None:
         service_type="standalone",
         service_leader=f"/job:{next(iter(cluster.jobs))}/replica:0/task:0",
         heartbeat_timeout_in_ms=round(seconds * 1000),
-        coordinated_jobs=jobs,
+        coordinated_jobs=list(jobs),
     )
 
 
