@@ -32,18 +32,6 @@ EVALUATIONS = Check(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Length:
-    """How long a run is to be, by passes over its data and by steps; with both, what comes first ends it."""
-
-    epochs: int | None = None
-    steps: int | None = None
-
-    def total_steps(self, steps_per_epoch: int) -> int:
-        """The last step; one of the two is given."""
-        return min(limit for limit in (self.steps, self.epochs and self.epochs * steps_per_epoch) if limit)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LengthSettings(Settings):
     """How long a run is, and what happens on its way."""
@@ -83,15 +71,15 @@ class LengthSettings(Settings):
         if self.epochs is None and self.steps is None:
             raise UserError(f"{self.NAME} needs an end: write {self.NAME}.epochs = 10 or {self.NAME}.steps = 1000.")
 
-    @property
-    def length(self) -> Length:
-        return Length(self.epochs, self.steps)
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """The last step: with epochs and steps, what comes first."""
+        return min(limit for limit in (self.steps, self.epochs and self.epochs * steps_per_epoch) if limit)
 
     def boundaries(self, steps_of_pass: int) -> Boundaries:
         """The steps at which calls end, where a pass over the training data takes so many."""
         steps_per_epoch = self.steps_per_epoch or steps_of_pass
         return Boundaries(
-            total_steps=self.length.total_steps(steps_per_epoch),
+            total_steps=self.total_steps(steps_per_epoch),
             steps_per_epoch=steps_per_epoch,
             eval_every_steps=_steps_in(self.eval_every),
             eval_every_epochs=1 if isinstance(self.eval_every, str) else self.eval_every,

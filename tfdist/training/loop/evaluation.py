@@ -18,7 +18,7 @@ from tfdist.tasks.base import ROWS, Objective, Task
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.boundaries import Pace
 from tfdist.training.loop.callbacks import Callbacks
-from tfdist.training.loop.outcome import Vote, Votes, no_votes
+from tfdist.training.loop.outcome import Vote, Votes
 from tfdist.training.run.run import Run
 from tfdist.training.step.gradients import forward, quotients
 from tfdist.training.step.layers.normalization import batch_norm_layers
@@ -60,7 +60,7 @@ class Evaluator:
         self._pass_over = traced(self._unused)
         self._end = traced(lambda: strategy.first_local(strategy.run(self._results)))
 
-    def evaluate(self, votes: Votes = no_votes, hooks: Callbacks | None = None) -> dict[str, Any] | None:
+    def evaluate(self, votes: Votes = Vote, hooks: Callbacks | None = None) -> dict[str, Any] | None:
         """One pass over the split; every worker calls it.
 
         Args:

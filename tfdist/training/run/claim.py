@@ -155,7 +155,7 @@ def _finished(directory: RunDirectory, result: RunResult, settings: TrainSetting
     """
     done, epochs = result.steps, result.epochs
     steps_per_epoch = result.steps_per_epoch or (epochs and done // epochs)
-    total = settings.length.total_steps(steps_per_epoch) if steps_per_epoch else done
+    total = settings.total_steps(steps_per_epoch) if steps_per_epoch else done
     had = f"{directory.path} holds this run, and it is finished: {done:,} steps, {epochs:,} epochs"
     if result.end_reason != "completed":
         by = result.stopped_by or "a callback"

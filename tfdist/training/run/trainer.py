@@ -21,7 +21,7 @@ from tfdist.training.loop.callback_model import CallbackModel
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, renew_batch_statistics
 from tfdist.training.loop.loop import Loop
-from tfdist.training.loop.outcome import Outcome, no_votes, suspects_of_stop
+from tfdist.training.loop.outcome import Outcome, Vote, suspects_of_stop
 from tfdist.training.recovery.recovery import Opened
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import open_recovery
@@ -193,7 +193,7 @@ class Trainer:
         """
         recovery, training = opened.recovery, self._training
         if evaluator is not None and outcome.evaluated_at != outcome.step:
-            results = evaluator.evaluate(no_votes if recovery is None else lambda: recovery.votes(outcome.step))
+            results = evaluator.evaluate(Vote if recovery is None else lambda: recovery.votes(outcome.step))
             if results is None:
                 assert recovery is not None
                 recovery.leave(outcome.step)

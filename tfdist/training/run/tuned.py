@@ -7,12 +7,11 @@ for want of memory perhaps, is one without XLA when it starts again.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import operator
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -22,7 +21,6 @@ from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import Warn, read_record
-from tfdist.training.step.gradients import Sums
 from tfdist.training.step.layers.aggregation import aggregated_variables
 from tfdist.training.step.layers.layer_state import moving_variables
 from tfdist.training.step.layers.normalization import batch_norm_layers, is_synchronized
@@ -77,73 +75,39 @@ def store_xla(strategy: Strategy, path: str, choice: str, seconds: Mapping[str, 
     content = to_json(Tuned(choice, seconds), indent=2) + "\n"
     strategy.on_chief(lambda: files.write_atomic(path, content), "What the run has chosen cannot be written")
     if seconds:
-        tell("xla_chosen", message=f"XLA {choice}: {_said(seconds)} a step", choice=choice, seconds=dict(seconds))
+        each = ", ".join(f"{name} {1000 * value:.2f} ms" for name, value in seconds.items())
+        tell("xla_chosen", message=f"XLA {choice}: {each} a step", choice=choice, seconds=dict(seconds))
 
 
 def can_compile(strategy: Strategy, learner: Learner, step: TrainStep, batch: Any) -> bool:
-    """Whether XLA compiles a step, found without a call of it: one that fails half-way has eaten its batch."""
+    """Whether XLA compiles a step on every worker, found without a call of it: one that fails half-way eats its batch.
+
+    A collective. What a pass moves along is put back.
+    """
 
     def on_replica(batch: Any) -> tf.Tensor:
-        return _one_number(step.local(batch, counts=False))
+        """A scalar that needs every gradient."""
+        by_divisor, objective = step.local(batch, counts=False)
+        gradients = [g for some in by_divisor.values() for g in some if g is not None]
+        values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+        return tf.add_n([*objective.shown.values(), *(tf.cast(tf.reduce_sum(v), tf.float32) for v in values)])
 
-    if not runs(strategy, on_replica, batch, keep=moving_variables(learner.model)):
+    moving = moving_variables(learner.model)
+    before = [keras.ops.convert_to_numpy(variable) for variable in moving]
+    is_refused = False
+    try:
+        traced(lambda b: strategy.first_local(strategy.run(on_replica, args=(b,))))(batch).numpy()
+    except REFUSED:
+        is_refused = True
+    finally:
+        for variable, value in zip(moving, before, strict=True):
+            variable.assign(value)
+    if strategy.any_worker(is_refused):
         return False
-    if not step.compiles_update:
-        return True
-    trained = step.local.variables
-    return not strategy.any_worker(not step.update.compiles(trained))
-
-
-def _one_number(sums: Sums) -> tf.Tensor:
-    """A scalar that needs every gradient."""
-    gradients = [g for some in sums[0].values() for g in some if g is not None]
-    return tf.add_n([*sums[1].shown.values(), *(tf.cast(tf.reduce_sum(_values(g)), tf.float32) for g in gradients)])
-
-
-def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-
-
-def _said(seconds: Mapping[Any, float]) -> str:
-    return ", ".join(f"{name} {1000 * value:.2f} ms" for name, value in seconds.items())
+    return not step.compiles_update or not strategy.any_worker(not step.update.compiles(step.local.variables))
 
 
 REFUSED = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)  # by XLA, of what it cannot compile
-
-
-def runs(
-    strategy: Strategy,
-    function: Callable[[dict[str, Any]], tf.Tensor],
-    batch: Any,
-    *,
-    keep: Sequence[keras.Variable],
-) -> bool:
-    """Whether a function runs on every worker. A collective.
-
-    Args:
-      strategy: connected.
-      function: of a local batch, called in replica context; returns one number that depends on all that it computes.
-      batch: the local batches of one step.
-      keep: variables to put back to their values afterwards.
-    """
-    with _kept(keep):
-        try:
-            traced(lambda b: strategy.first_local(strategy.run(function, args=(b,))))(batch).numpy()
-        except REFUSED:
-            return not strategy.any_worker(True)
-        return not strategy.any_worker(False)
-
-
-@contextlib.contextmanager
-def _kept(variables: Sequence[keras.Variable]) -> Iterator[None]:
-    before = [keras.ops.convert_to_numpy(v) for v in variables]
-    try:
-        yield
-    finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)
-
-
 MOST_COST = 0.01  # of the time that the run has before it
 TRACES = 2.0  # what a variant is expected to cost, in times of the first call, which traces one
 FIRST_LOOK, LOOKS_APART = 16, 8  # after calls of these numbers: 16, 128, 1,024, …
@@ -210,7 +174,16 @@ def _course(
     last_step: int,
     settle: Settle,
 ) -> Generator[TrainStep, Call, TrainStep]:
-    budget = yield from _until_worth_it(strategy, uncompiled, len(variants), last_step)
+    first = yield uncompiled
+    budget, number, look = 0.0, 1, FIRST_LOOK
+    while not budget:  # until the rest of the run is long enough for what a trial may take of it
+        call = yield uncompiled
+        number += 1
+        if number == look:
+            look *= LOOKS_APART
+            traced_seconds, of_step = strategy.from_chief([first.seconds, call.seconds / call.steps]).tolist()
+            allowed = MOST_COST * of_step * (last_step - call.step)
+            budget = allowed if allowed >= TRACES * traced_seconds * len(variants) else 0.0
     settle(UNCOMPILED, {})
     tried, spent = {UNCOMPILED: uncompiled}, 0.0
     for name, make in variants.items():
@@ -233,20 +206,3 @@ def _course(
     choice = quickest if seconds[quickest] <= (1 - LEAST_GAIN) * seconds[UNCOMPILED] else UNCOMPILED
     settle(choice, seconds)
     return tried[choice]
-
-
-def _until_worth_it(
-    strategy: Strategy, uncompiled: TrainStep, num_variants: int, last_step: int
-) -> Generator[TrainStep, Call, float]:
-    """Goes on until the rest of the run is long enough; the seconds that a trial may then take."""
-    first = yield uncompiled
-    number, look = 1, FIRST_LOOK
-    while True:
-        call = yield uncompiled
-        number += 1
-        if number == look:
-            look *= LOOKS_APART
-            traced, of_step = strategy.from_chief([first.seconds, call.seconds / call.steps]).tolist()
-            budget = MOST_COST * of_step * (last_step - call.step)
-            if budget >= TRACES * traced * num_variants:
-                return budget
