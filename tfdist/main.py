@@ -368,7 +368,7 @@ def plan(given: flags.FlagValues, settings: Any, run_dir: str) -> None:
 def validate(loaded: Any, checks: Mapping[str, Callable[[Any], None]], run_dir: str) -> None:
     """Says what is configured, and checks every mode that is."""
     print(loaded.explain().rstrip(), flush=True)
-    configured = {binding.key.split(".")[0] for binding in loaded.bindings}
+    configured = loaded.configured_roots()
     for mode, check in checks.items():
         if mode == "train" or mode in configured:
             print(f"\n--mode={mode}", flush=True)

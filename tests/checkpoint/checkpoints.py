@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tfdist.checkpoint.catalog import Entry
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write.manager import CheckpointManager
+from tfdist.checkpoint.write.parts import Part
 
 IDENTITY = {"config": "0123abcd", "num_workers": 2}
 
@@ -46,10 +48,18 @@ def state_of(step: int, *, num_items: int = 400) -> State:
     return State(step, tensors, {"position": [1, step]})
 
 
-def new_manager(directory: pathlib.Path, listener: Listener | None = None, **settings: Any) -> CheckpointManager:
+def new_manager(
+    directory: pathlib.Path | str,
+    listener: Listener | None = None,
+    *,
+    still_ours: Callable[[], None] = lambda: None,
+    part: Part | None = None,
+    **settings: Any,
+) -> CheckpointManager:
     """A manager of small files, so that a state has several."""
     policy = CheckpointPolicy(**{"max_file_bytes": 4096, **settings})
-    return CheckpointManager(str(directory), policy, identity=IDENTITY, tell=listener or Listener())
+    tell = listener or Listener()
+    return CheckpointManager(str(directory), policy, identity=IDENTITY, tell=tell, still_ours=still_ours, part=part)
 
 
 def save_steps(directory: pathlib.Path, *steps: int, **settings: Any) -> None:
@@ -58,6 +68,13 @@ def save_steps(directory: pathlib.Path, *steps: int, **settings: Any) -> None:
     for step in steps:
         manager.save(state_of(step))
         manager.wait()
+    manager.close()
+
+
+def save_state(directory: pathlib.Path, state: State, **settings: Any) -> None:
+    """Commits one checkpoint."""
+    manager = new_manager(directory, on_error="stop", **settings)
+    manager.save(state)
     manager.close()
 
 

@@ -8,6 +8,7 @@ import pathlib
 import textwrap
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +17,8 @@ from storage import faulty
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints, verify
-from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write import manager as manager_module
-from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.lease import LeaseLostError
@@ -109,27 +108,6 @@ def test_a_store_that_takes_several_files_at_once_gets_them(
         assert_same(restore.load(entry.path), state)
 
 
-def test_one_of_several_uploads_that_fails_fails_the_checkpoint(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Refusing(faulty.Calls):
-        def link(self, source: str, target: str) -> None:
-            if "data-00007" in target:
-                raise OSError(errno.EDQUOT, "Quota exceeded", target)
-            os.link(source, target)
-
-    monkeypatch.setattr(files, "is_remote", lambda path: True)
-    save_steps(tmp_path, 1, 2)
-    listener = Listener()
-    manager = new_manager(tmp_path, listener)
-    with faulty.installed(Refusing()):
-        manager.save(State(3, {f"t{n}": np.zeros(1000) for n in range(20)}, {}))
-        manager.close()
-    assert "The checkpoint of step 3 failed" in listener.warnings[0]
-    assert "Quota exceeded" in listener.warnings[0]
-    assert steps(list_checkpoints(str(tmp_path))) == [1, 2]
-
-
 def test_tensors_may_change_their_shapes_between_saves(tmp_path: pathlib.Path) -> None:
     manager = new_manager(tmp_path, keep_last=4)
     states = [state_of(step, num_items=num_items) for step, num_items in ((1, 50), (2, 60), (3, 50), (4, 0))]
@@ -187,27 +165,38 @@ def test_a_file_size_limit_of_the_system_is_survived(tmp_path: pathlib.Path, run
     assert_same(restore.newest(str(tmp_path / "checkpoints"), tell=Listener()), state_of(1))
 
 
-@pytest.mark.parametrize("name", ["mkdir", "open"])
-def test_a_read_only_directory_is_told_once_a_save(tmp_path: pathlib.Path, name: str) -> None:
-    class ReadOnly(faulty.Calls):
+@pytest.mark.parametrize(
+    ("name", "part", "why"),
+    [
+        ("mkdir", "", "Read-only file system"),
+        ("open", ".tfdist-tmp", "Read-only file system"),
+        ("link", "data-00002", "Quota exceeded"),  # one of several uploads
+    ],
+)
+def test_a_store_that_refuses_is_told_once_a_save(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str, part: str, why: str
+) -> None:
+    class Refusing(faulty.Calls):
         def __getattr__(self, called: str) -> Callable:
             return refuse if called == name else super().__getattr__(called)
 
-    def refuse(path: str, flags: int = os.O_CREAT, *mode: int) -> int:
-        if flags & os.O_CREAT:
-            raise OSError(errno.EROFS, "Read-only file system", path)
-        return os.open(path, flags, *mode)
+    def refuse(*arguments: Any) -> Any:
+        if any(part in str(each) for each in arguments):
+            raise OSError(errno.EROFS, why, arguments[0])
+        return getattr(os, name)(*arguments)
 
+    monkeypatch.setattr(files, "is_remote", lambda path: name == "link")
     listener = Listener()
     save_steps(tmp_path, 1)
-    with faulty.installed(ReadOnly()):
+    with faulty.installed(Refusing()):
         manager = new_manager(tmp_path, listener)
         for step in (2, 3):
             manager.save(state_of(step))
             manager.wait()
         manager.close()
-    assert ["Read-only file system" in warning for warning in listener.warnings] == [True, True]
+    assert [why in warning for warning in listener.warnings] == [True, True]
     assert manager.last_committed_step is None
+    assert steps(list_checkpoints(str(tmp_path))) == [1]
     assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(1))
 
 
@@ -233,20 +222,25 @@ def test_what_no_checkpoint_can_hold_is_the_users_error_at_once(tmp_path: pathli
     assert steps(list_checkpoints(str(tmp_path))) == [2]
 
 
-def test_nothing_is_written_or_removed_in_a_directory_that_another_run_took(tmp_path: pathlib.Path) -> None:
-    save_steps(tmp_path, 1, 2)
-    is_ours = [True]
+def answers(*errors: Exception | None) -> Callable[[], None]:
+    """Raises these where it is asked whether the directory is still this run's: at the start, the first commit …"""
+    left = list(errors)
 
     def still_ours() -> None:
-        if not is_ours[0]:
-            raise LeaseLostError("another run has taken this directory")
+        if error := left.pop(0) if left else None:
+            raise error
 
-    listener = Listener()
-    policy = CheckpointPolicy(keep_last=2)
-    manager = CheckpointManager(str(tmp_path), policy, identity={}, tell=listener, still_ours=still_ours)
+    return still_ours
+
+
+TAKEN = LeaseLostError("another run has taken this directory")
+
+
+def test_nothing_is_written_or_removed_in_a_directory_that_another_run_took(tmp_path: pathlib.Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    manager = new_manager(tmp_path, still_ours=answers(None, None, TAKEN), keep_last=2)
     manager.save(state_of(3))
     manager.wait()
-    is_ours[0] = False
     manager.save(state_of(4))
     for surfacing in (manager.wait, manager.check, lambda: manager.save(state_of(5))):
         with pytest.raises(LeaseLostError, match="another run has taken"):
@@ -255,17 +249,22 @@ def test_nothing_is_written_or_removed_in_a_directory_that_another_run_took(tmp_
     assert steps(list_checkpoints(str(tmp_path))) == [2, 3]
 
 
+def test_what_was_saved_before_the_loss_was_known_is_not_written_either(tmp_path: pathlib.Path) -> None:
+    gate = Gate()
+    manager = new_manager(tmp_path, still_ours=answers(None, TAKEN))
+    with faulty.installed(gate):
+        manager.save(state_of(1))
+        threading.Timer(0.05, gate.opened.set).start()
+        manager.save(state_of(2))
+        with pytest.raises(LeaseLostError, match="another run has taken"):
+            manager.close()
+    assert list_checkpoints(str(tmp_path)) == []
+
+
 def test_a_store_that_does_not_answer_the_check_of_the_lease_costs_one_checkpoint(tmp_path: pathlib.Path) -> None:
     outage = OSError(errno.EIO, "503 Service Unavailable", str(tmp_path))
-    answers = iter([None, None, outage])  # at the start, at the first commit, at the second
-
-    def still_ours() -> None:
-        answer = next(answers, None)
-        if answer is not None:
-            raise answer
-
     listener = Listener()
-    manager = CheckpointManager(str(tmp_path), CheckpointPolicy(), identity={}, tell=listener, still_ours=still_ours)
+    manager = new_manager(tmp_path, listener, still_ours=answers(None, None, outage))
     for step in (1, 2, 3):
         manager.save(state_of(step))
         manager.wait()
@@ -341,23 +340,3 @@ def test_going_back_abandons_the_checkpoints_ahead(tmp_path: pathlib.Path) -> No
     manager.close()
     assert steps(list_checkpoints(str(tmp_path))) == [10, 20]
     assert listener.events("checkpoints_superseded")
-
-
-@pytest.mark.slow
-def test_what_was_saved_before_the_loss_was_known_is_not_written_either(tmp_path: pathlib.Path) -> None:
-    answers = iter([None, LeaseLostError("another run has taken this directory")])  # at the start, at the first commit
-
-    def still_ours() -> None:
-        answer = next(answers, None)
-        if answer is not None:
-            raise answer
-
-    gate = Gate()
-    manager = CheckpointManager(str(tmp_path), CheckpointPolicy(), identity={}, tell=Listener(), still_ours=still_ours)
-    with faulty.installed(gate):
-        manager.save(state_of(1))
-        threading.Timer(0.05, gate.opened.set).start()
-        manager.save(state_of(2))
-        with pytest.raises(LeaseLostError, match="another run has taken"):
-            manager.close()
-    assert list_checkpoints(str(tmp_path)) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -44,18 +45,17 @@ def test_what_json_cannot_hold_is_refused(value: object) -> None:
         manifests.to_plain(value)
 
 
-def test_a_later_format_is_told_as_such() -> None:
-    body = manifests.encode(MANIFEST).replace(b'"format":1', b'"format":9').split(b',"manifest_crc32c"')[0]
-    text = body + b',"manifest_crc32c":"%08x"}\n' % contents.crc32c(body)
-    with pytest.raises(UserError, match="of format 9") as refusal:
-        manifests.decode(text)
-    assert not isinstance(refusal.value, DamagedCheckpoint)
-
-
-def test_compressed_files_of_an_earlier_version_are_told_as_such() -> None:
-    packed = dataclasses.replace(MANIFEST, files=(StoredFile("f", 10, 1, "blosc2-zstd"),))
-    with pytest.raises(UserError, match=r"packed as 'blosc2-zstd'\. Use the tfdist that wrote it") as refusal:
-        manifests.decode(manifests.encode(packed))
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ((b'"format":1', b'"format":9'), "of format 9"),
+        ((b'"packing":"none"', b'"packing":"blosc2-zstd"'), "packed as 'blosc2-zstd'. Use the tfdist that wrote it"),
+    ],
+)
+def test_what_another_version_wrote_is_told_as_such(changed: tuple[bytes, bytes], told: str) -> None:
+    text = manifests.encode(MANIFEST).replace(*changed).split(b',"manifest_crc32c"')[0].decode()
+    with pytest.raises(UserError, match=re.escape(told)) as refusal:
+        manifests.decode(_signed(f"{text}}}"))
     assert not isinstance(refusal.value, DamagedCheckpoint)
 
 

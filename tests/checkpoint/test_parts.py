@@ -8,38 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoint.checkpoints import Listener, new_manager
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format.manifest import StoredFile
-from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write import parts
-from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.writer_thread import WriterThread
 
-POLICY = CheckpointPolicy(every_steps=1, keep_last=2, writers="all")
 
-
-class Told:
-    """What a manager says."""
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-        self.messages: list[str] = []
-
-    def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: Any) -> None:
-        self.events.append(event)
-
-    def warning(self, event: str, *, step: int | None = None, message: str | None = None, **details: Any) -> None:
-        self.events.append(event)
-        self.messages.append(message or "")
-
-
-def manager(directory: pathlib.Path, index: int, count: int = 3, start: str = "a1", told: Told | None = None) -> Any:
-    part = Part(index, count, start)
-    return CheckpointManager(str(directory), POLICY, identity={}, tell=told or Told(), part=part)
+def manager(
+    directory: pathlib.Path, index: int, count: int = 3, start: str = "a1", told: Listener | None = None
+) -> Any:
+    return new_manager(directory, told, part=Part(index, count, start), writers="all")
 
 
 def state(step: int, index: int) -> State:
@@ -52,11 +35,11 @@ def test_a_checkpoint_is_there_once_all_parts_are(tmp_path: pathlib.Path) -> Non
     for index in (0, 1):
         managers[index].save(state(7, index))
     managers[1].wait()
-    assert restore.newest(str(tmp_path), tell=Told()) is None
+    assert restore.newest(str(tmp_path), tell=Listener()) is None
     managers[2].save(state(7, 2))
     for each in managers:
         each.close()
-    found = restore.newest(str(tmp_path), tell=Told())
+    found = restore.newest(str(tmp_path), tell=Listener())
     assert found is not None and found.step == 7 and found.values == {"loss": 0.5}
     assert {name: float(array[0]) for name, array in found.tensors.items()} == {
         f"tensor_{i}": 7.0 + i for i in range(3)
@@ -88,7 +71,7 @@ def test_the_notes_of_many_workers_are_read_several_at_once(
 def test_of_a_worker_that_cannot_write_there_is_no_checkpoint(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = Told()
+    told = Listener()
     managers = [manager(tmp_path, 0, count=2, told=told), manager(tmp_path, 1, count=2)]
     note = Part.note
 
@@ -100,14 +83,14 @@ def test_of_a_worker_that_cannot_write_there_is_no_checkpoint(
         each.save(state(3, index))
     managers[1].wait()
     managers[0].wait()
-    assert "worker 1 could not write its part: OSError: no space left" in told.messages[0]
-    assert restore.newest(str(tmp_path), tell=Told()) is None
+    assert "worker 1 could not write its part: OSError: no space left" in told.warnings[0]
+    assert restore.newest(str(tmp_path), tell=Listener()) is None
     monkeypatch.setattr(Part, "note", note)
     for index, each in enumerate(managers):
         each.save(state(4, index))
     for each in managers:
         each.close()
-    found = restore.newest(str(tmp_path), tell=Told())
+    found = restore.newest(str(tmp_path), tell=Listener())
     assert found is not None and found.step == 4
 
 
@@ -138,7 +121,7 @@ def test_a_worker_whose_first_start_failed_writes_its_part_of_the_next_checkpoin
 
 
 def test_nobody_waits_for_a_worker_that_is_gone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told()
+    told = Listener()
     chief = manager(tmp_path, 0, count=2, told=told)
     chief.save(state(3, 0))
     waiting = threading.Thread(target=chief.close)
@@ -147,13 +130,13 @@ def test_nobody_waits_for_a_worker_that_is_gone(tmp_path: pathlib.Path, monkeypa
     assert waiting.is_alive()
     chief.abandon()
     waiting.join(30)
-    assert not waiting.is_alive() and "worker 1 did not write its part" in told.messages[0]
+    assert not waiting.is_alive() and "worker 1 did not write its part" in told.warnings[0]
     monkeypatch.setattr(parts, "PATIENCE_SECONDS", 0.1)
     chief = manager(tmp_path, 0, count=2, told=told)
     chief.save(state(4, 0))
     chief.close()
-    assert len(told.messages) == 2
-    assert restore.newest(str(tmp_path), tell=Told()) is None
+    assert len(told.warnings) == 2
+    assert restore.newest(str(tmp_path), tell=Listener()) is None
 
 
 def test_a_new_start_tidies_up_and_leaves_its_own_alone(tmp_path: pathlib.Path) -> None:

@@ -8,16 +8,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoint.checkpoints import Listener, assert_same, save_steps, state_of
+from checkpoint.checkpoints import Listener, assert_same, save_state, save_steps, state_of
 from gcs.server import GcsServer
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.callback_state import Baseline
 from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
-from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.errors import UserError
 
 TENSORS = {"kernel": np.zeros((2, 3), np.float32), "bias": np.zeros(3, np.float32), "old": np.zeros(4, np.int64)}
@@ -117,9 +115,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(tmp_path: pa
 def test_a_part_of_a_checkpoint_is_read(gcs: GcsServer, tmp_path: pathlib.Path, place: str, verify: bool) -> None:
     directory = str(tmp_path) if place == "local" else "gs://bucket/checkpoints"
     tensors = {f"slot-{index}": np.arange(50_000.0) * index for index in range(5)}
-    manager = CheckpointManager(directory, CheckpointPolicy(), identity={}, tell=Listener())
-    manager.save(State(1, tensors, {}))
-    manager.close()
+    save_state(directory, State(1, tensors, {}), max_file_bytes=2**28)
     wanted = {"slot-1", "slot-2", "slot-4"}
     asked = len(gcs.asked)
     found = restore.load(list_checkpoints(directory)[0].path, verify=verify, wanted=wanted.__contains__)

@@ -27,7 +27,6 @@ from crashes.kills import LOST_PEER, PREEMPTED
 from crashes.pace import PACE
 from crashes.runs import END_SECONDS, Run, differences
 from gcs.faults import Fault as Answer
-from gcs.objects import Conditions
 from gcs.server import GcsServer
 from tuning.sweeps import Running, Sweep, arguments, write_experiment
 
@@ -102,7 +101,7 @@ class Scene:
         for name in self.server.buckets.names("bucket"):
             path = to / name.removeprefix("run/")
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self.server.buckets.get("bucket", name, Conditions()).data)
+            path.write_bytes(self.server.buckets.get("bucket", name).data)
         return to
 
     def put(self, directory: pathlib.Path) -> None:
@@ -113,7 +112,7 @@ class Scene:
         for path in directory.rglob("*"):
             if path.is_file():
                 name = f"run/{path.relative_to(directory)}"
-                self.server.buckets.put("bucket", name, path.read_bytes(), Conditions(), {})
+                self.server.buckets.put("bucket", name, path.read_bytes())
 
 
 @contextlib.contextmanager

@@ -3,15 +3,59 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
+import json
 import re
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from gcs.messages import Answer, Request, json_answer
-from gcs.objects import ApiError, Buckets, Conditions, StoredObject
+from gcs.objects import ApiError, Buckets
 
 MOST_LISTED = 1000  # names a page, which is also what it gives if not asked for less
 _OBJECT = r"/storage/v1/b/(?P<bucket>[^/]+)/o/(?P<name>[^/]+)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One request, free of sockets.
+
+    Attributes:
+      method: GET and the like.
+      path: as it was sent, still quoted, without the query.
+      query: by name.
+      headers: by lower-case name.
+      body: what arrived of it.
+    """
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+
+    def number(self, name: str) -> int | None:
+        """A number in the query."""
+        return int(self.query[name]) if name in self.query else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One answer; Content-Length is added when it is sent."""
+
+    status: int
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    body: bytes = b""
+
+
+def json_answer(content: Mapping[str, Any], status: int = 200) -> Answer:
+    return Answer(status, {"Content-Type": "application/json; charset=UTF-8"}, json.dumps(content).encode())
+
+
+def json_error(error: ApiError) -> Answer:
+    """As https://cloud.google.com/storage/docs/json_api/v1/status-codes has it."""
+    detail = {"message": error.message, "domain": "global", "reason": error.reason}
+    return json_answer({"error": {"code": error.status, "message": error.message, "errors": [detail]}}, error.status)
 
 
 class JsonApi:
@@ -41,98 +85,62 @@ class JsonApi:
         query = request.query
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         most = min(int(query.get("maxResults", MOST_LISTED)), MOST_LISTED)
-        after = base64.urlsafe_b64decode(query["pageToken"]).decode() if query.get("pageToken") else None
+        after = base64.urlsafe_b64decode(query.get("pageToken", "")).decode()
         entries: dict[str, bool] = {}  # name or prefix, and whether it is a prefix; in the order of names
         for name in self._buckets.names(bucket):
-            if not name.startswith(prefix):
-                continue
             cut = name.find(delimiter, len(prefix)) if delimiter else -1
             entry = name if cut < 0 else name[: cut + len(delimiter)]
-            if after is None or entry > after:
+            if name.startswith(prefix) and entry > after:
                 entries.setdefault(entry, cut >= 0)
         page = list(entries)[:most]
-        content: dict[str, Any] = {"kind": "storage#objects"}
-        items = [self._resource_of(bucket, name) for name in page if not entries[name]]
-        prefixes = [name for name in page if entries[name]]
-        content |= {"items": [i for i in items if i]} if items else {}
-        content |= {"prefixes": prefixes} if prefixes else {}
+        content: dict[str, Any] = {
+            "items": [{"name": name} for name in page if not entries[name]],
+            "prefixes": [name for name in page if entries[name]],
+        }
         if len(entries) > len(page):
             content["nextPageToken"] = base64.urlsafe_b64encode(page[-1].encode()).decode()
         return json_answer(content)
 
-    def _resource_of(self, bucket: str, name: str) -> dict[str, Any] | None:
-        try:
-            return self._buckets.get(bucket, name, Conditions()).resource()
-        except ApiError:  # deleted meanwhile
-            return None
-
     def _get(self, request: Request, bucket: str, name: str) -> Answer:
-        found = self._buckets.get(bucket, name, Conditions.of(request.query), _generation(request))
-        if request.query.get("alt") == "media":
-            return media(found, request.headers.get("range"))
-        return json_answer(found.resource(), ETag=found.etag)
+        found = self._buckets.get(bucket, name, request.number("generation"))
+        if request.query.get("alt") != "media":
+            return json_answer(found.resource())
+        headers = {"X-Goog-Generation": str(found.generation), "X-Goog-Hash": f"crc32c={found.crc32c}"}
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("range", ""))
+        if asked is None:
+            return Answer(200, headers, found.data)
+        begin, end, size = int(asked[1]), int(asked[2]) + 1, len(found.data)
+        if begin >= size:
+            return Answer(416, {"Content-Range": f"bytes */{size}"}, b"Request range not satisfiable")
+        data = found.data[begin:end]
+        return Answer(206, headers | {"Content-Range": f"bytes {begin}-{begin + len(data) - 1}/{size}"}, data)
 
     def _delete(self, request: Request, bucket: str, name: str) -> Answer:
-        self._buckets.delete(bucket, name, Conditions.of(request.query), _generation(request))
+        self._buckets.delete(bucket, name, request.number("ifGenerationMatch"))
         return Answer(204)
 
     def _upload(self, request: Request, bucket: str) -> Answer:
-        kind = request.query.get("uploadType")
-        if kind == "media":
-            metadata, data = {}, request.body
-        elif kind == "multipart":
-            metadata, data = split_multipart(request)
-        else:
-            raise ApiError(400, "invalid", f"Invalid value for uploadType: {kind}")
-        name = request.query.get("name") or str(metadata.get("name", ""))
-        made = self._buckets.put(bucket, name, data, Conditions.of(request.query), metadata)
-        return json_answer(made.resource(), ETag=made.etag)
-
-
-def media(found: StoredObject, asked: str | None) -> Answer:
-    """The data or a range of it; see https://www.rfc-editor.org/rfc/rfc9110#name-range-requests."""
-    size = len(found.data)
-    headers = {
-        "Content-Type": found.metadata.get("contentType", "application/octet-stream"),
-        "Accept-Ranges": "bytes",
-        "ETag": found.etag,
-        "X-Goog-Generation": str(found.generation),
-        "X-Goog-Metageneration": "1",
-        "X-Goog-Stored-Content-Length": str(size),
-        "X-Goog-Hash": f"crc32c={found.crc32c}",
-    }
-    match = re.fullmatch(r"bytes=(\d*)-(\d*)", (asked or "").strip())
-    if match is None or match.groups() == ("", ""):  # what cannot be understood is passed over
-        return Answer(200, headers, found.data)
-    first, last = match.groups()
-    begin = int(first) if first else max(0, size - int(last))
-    end = min(int(last), size - 1) if first and last else size - 1
-    if begin >= size or begin > end:
-        text = b"Request range not satisfiable"
-        return Answer(416, {"Content-Type": "text/html; charset=UTF-8", "Content-Range": f"bytes */{size}"}, text)
-    return Answer(206, headers | {"Content-Range": f"bytes {begin}-{end}/{size}"}, found.data[begin : end + 1])
+        metadata, data = split_multipart(request)
+        made = self._buckets.put(
+            bucket,
+            str(metadata.get("name", "")),
+            data,
+            crc32c=metadata.get("crc32c"),
+            metadata=metadata.get("metadata"),
+            generation_match=request.number("ifGenerationMatch"),
+        )
+        return json_answer(made.resource())
 
 
 def split_multipart(request: Request) -> tuple[dict[str, Any], bytes]:
     """Metadata and data of an uploadType=multipart; see https://www.rfc-editor.org/rfc/rfc2387."""
     found = re.search(r'boundary="?([^";]+)"?', request.headers.get("content-type", ""))
-    if found is None:
-        raise ApiError(400, "badContent", "Multipart content-type must have a boundary.")
-    marker = b"--" + found.group(1).strip("'").encode()
-    body, between, last = request.body, b"\r\n" + marker + b"\r\n", b"\r\n" + marker + b"--"
+    marker = b"--" + (found[1].strip("'").encode() if found else b"")
+    body = request.body
     begin = body.find(b"\r\n\r\n") + 4
-    middle = body.find(between, begin)
+    middle = body.find(b"\r\n" + marker + b"\r\n", begin)
     data_at = body.find(b"\r\n\r\n", middle) + 4
-    end = body.rfind(last)  # by places, as to split would copy what may be large
-    if not body.startswith(marker) or not 4 <= begin <= middle < data_at <= end:
-        raise ApiError(400, "badContent", "Multipart must have two parts: metadata and media.")
-    text, head, data = body[begin:middle], body[middle:data_at], body[data_at:end]
-    metadata = Request("", "", {}, {}, text).json()
-    typed = re.search(rb"(?i)content-type:\s*([^\r\n]+)", head)
-    if typed and "contentType" not in metadata:
-        metadata["contentType"] = typed.group(1).decode()
-    return metadata, data
-
-
-def _generation(request: Request) -> int | None:
-    return int(request.query["generation"]) if "generation" in request.query else None
+    end = body.rfind(b"\r\n" + marker + b"--")  # by places, as to split would copy what may be large
+    if found is None or not body.startswith(marker) or not 4 <= begin <= middle < data_at <= end:
+        raise ApiError(400, "badContent", "A multipart body has a boundary and two parts: metadata and media.")
+    return json.loads(body[begin:middle]), body[data_at:end]

@@ -27,8 +27,7 @@ if __name__ == "__main__":
 
 from gcs import faults
 from gcs.faults import Fault, Faults
-from gcs.json_api import JsonApi
-from gcs.messages import Answer, Request, json_error
+from gcs.json_api import Answer, JsonApi, Request, json_error
 from gcs.objects import ApiError, Buckets
 
 SLOW_PIECE = 1 << 16  # bytes
@@ -180,21 +179,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _request(self, body: bytes) -> Request:
         parts = urlsplit(self.path)
-        query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        headers: dict[str, str] = {}
-        for name, value in self.headers.items():
-            headers[name.lower()] = f"{headers[name.lower()]},{value}" if name.lower() in headers else value
-        return Request(self.command, parts.path, query, headers, body)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        return Request(self.command, parts.path, dict(parse_qsl(parts.query)), headers, body)
 
     def _read_body(self, fault: Fault | None) -> bytes:
         """All of it; half of it where the fault says so."""
-        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
-            pieces = []
-            while size := int(self.rfile.readline().split(b";")[0], 16):
-                pieces.append(self.rfile.read(size))
-                self.rfile.readline()
-            self.rfile.readline()
-            return b"".join(pieces)
         size = int(self.headers.get("Content-Length") or 0)
         halved = fault is not None and fault.kind in (faults.RESET_UPLOAD, faults.STALL_UPLOAD)
         if fault is not None and fault.kind == faults.SLOW_UPLOAD:
@@ -218,7 +207,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
-        if answer.status not in (204, 304):
+        if answer.status != 204:
             self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
         if fault is not None and fault.kind in (faults.RESET_DOWNLOAD, faults.STALL_DOWNLOAD):

@@ -56,9 +56,7 @@ def test_a_new_file_is_made_of_its_parts_and_only_once(root: str, large: np.ndar
 def test_an_empty_file(root: str) -> None:
     path = files.join(root, "empty")
     assert files.write_new(path, []) == 0
-    assert files.read(path) == b""
-    assert files.read_range(path, 0, 10) == b""
-    assert files.stat(path).num_bytes == 0
+    assert (files.read(path), files.read_range(path, 0, 10), files.stat(path).num_bytes) == (b"", b"", 0)
 
 
 @pytest.mark.parametrize("num_bytes", [10, LARGE_BYTES])
@@ -132,8 +130,9 @@ def test_trees_are_listed_and_removed(root: str) -> None:
     files.remove(files.join(root, "a"))
     files.remove(files.join(root, "a"))
     assert files.list_tree(root) == ["bb"]
-    assert files.list_tree(files.join(root, "missing")) == []
-    assert files.list_names(files.join(root, "missing")) == []
+    assert files.list_tree(files.join(root, "missing")) == files.list_names(files.join(root, "missing")) == []
+    with pytest.raises(FileNotFoundError):
+        files.read(files.join(root, "missing"))
 
 
 def test_half_written_files_are_not_listed_but_removed(root: str) -> None:

@@ -38,15 +38,6 @@ def test_a_tree_that_is_a_link_goes_without_what_it_points_to(
     assert not (tmp_path / "link").is_symlink()
 
 
-def test_a_checkpoint_that_is_a_link_is_removed_as_a_link(tmp_path: pathlib.Path, others: pathlib.Path) -> None:
-    before = contents(others)
-    link = tmp_path / "step-000000000001-0123456789ab"
-    link.symlink_to(others)
-    catalog.remove(str(link))
-    assert contents(others) == before
-    assert not link.is_symlink()
-
-
 def test_a_linked_checkpoint_that_expires_leaves_the_other_runs_checkpoint(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path / "theirs", 1)
     (theirs,) = catalog.list_checkpoints(str(tmp_path / "theirs"))
@@ -57,21 +48,14 @@ def test_a_linked_checkpoint_that_expires_leaves_the_other_runs_checkpoint(tmp_p
     assert catalog.verify(theirs) is None
 
 
-def test_a_lease_that_is_a_link_is_refused_and_its_target_is_whole(tmp_path: pathlib.Path) -> None:
+def test_a_lease_or_a_log_that_is_a_link_is_refused_and_its_target_is_whole(tmp_path: pathlib.Path) -> None:
     target = tmp_path / "thesis.txt"
     target.write_text("two years of work")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / lease.NAME).symlink_to(target)
-    with pytest.raises(UserError, match=r"run/.lease is a symbolic link, which tfdist does not follow. Remove it"):
-        lease.acquire(tmp_path / "run", owner="a training", wait_seconds=0, notify=print)
-    assert target.read_text() == "two years of work"
-
-
-def test_a_log_that_is_a_link_is_refused_and_its_target_is_whole(tmp_path: pathlib.Path) -> None:
-    target = tmp_path / "thesis.txt"
-    target.write_text("two years of work")
-    (tmp_path / "events.jsonl").symlink_to(target)
+    for name in (lease.NAME, "events.jsonl"):
+        (tmp_path / name).symlink_to(target)
+    with pytest.raises(UserError, match=r"/.lease is a symbolic link, which tfdist does not follow. Remove it"):
+        lease.acquire(tmp_path, owner="a training", wait_seconds=0, notify=print)
     with pytest.raises(OSError) as raised:
         files.open_log(tmp_path / "events.jsonl")
-    assert target.read_text() == "two years of work"
     assert "symbolic link: remove it" in str(troubles.failed(raised.value))
+    assert target.read_text() == "two years of work"

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tfdist.errors import UserError, suggest
+from tfdist.storage import files as stored
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHIPPED = "tfdist:"  # begins the name of a file of those that come with tfdist
@@ -91,6 +92,14 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the gin file {shown(path)} cannot be read: {error}") from error
+
+
+def read_url(url: str) -> str:
+    """The text of a gin file in a bucket."""
+    try:
+        return stored.read(url).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The gin file {url!r} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def shown(path: Path) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ class Function:
       identity: its module and name in Python, the same however it was imported; a root's plain name.
       parameters: the default of every parameter that can be given by name, NO_DEFAULT where it has none.
       takes_any: there is a `**kwargs` whose names are not known.
-      is_decorated: the user's own code registered it, so calls to it cannot be seen in the configuration.
       builds: what it makes when that must not be made before the strategy's scope ("an optimizer"), otherwise empty.
       units: of those of its parameters that declare one.
     """
@@ -35,7 +34,6 @@ class Function:
     identity: str
     parameters: Mapping[str, Any]
     takes_any: bool
-    is_decorated: bool
     builds: str
     units: Mapping[str, str]
 
@@ -44,34 +42,19 @@ class Function:
         return [name for name, default in self.parameters.items() if default is NO_DEFAULT]
 
 
-def describe(
-    called: Callable[..., Any],
-    *,
-    name: str,
-    identity: str,
-    allowed: Collection[str] | None,
-    denied: Collection[str],
-    is_decorated: bool,
-    no_default: object,
-) -> Function:
+def describe(called: Callable[..., Any], *, name: str, identity: str) -> Function:
     """Looks at a function or class.
 
     Args:
       identity: empty for the module and name that Python knows it by.
-      allowed: the only parameters that may be configured, if not all.
-      denied: parameters that may not.
-      no_default: a default that stands for none.
     """
     parameters, takes_any = _parameters(called)
-    if allowed is not None:
-        parameters, takes_any = {p: parameters.get(p, NO_DEFAULT) for p in allowed}, False
     module = getattr(called, "__module__", None) or type(called).__module__
     return Function(
         name=name,
         identity=identity or f"{module}.{getattr(called, '__qualname__', name)}",
-        parameters={p: NO_DEFAULT if d is no_default else d for p, d in parameters.items() if p not in denied},
+        parameters=parameters,
         takes_any=takes_any,
-        is_decorated=is_decorated,
         builds=_what_it_builds(called),
         units=_units(called),
     )

@@ -162,12 +162,6 @@ class Graph:
         return {id(setting) for call, _ in self.walk(starts) for setting in self.settings_of(call)}
 
 
-def starting_calls(settings: Iterable[Setting], functions: Mapping[str, Function], roots: Iterable[str]) -> list[Call]:
-    """The calls nobody in the configuration makes: the roots, and the user's own decorated functions."""
-    own = {Call(s.target, s.scope, s.scope) for s in settings if functions[s.target].is_decorated}
-    return [Call(root) for root in roots] + sorted(own, key=lambda call: (call.target, call.scope))
-
-
 def check_all_used(settings: Sequence[Setting], functions: Mapping[str, Function], roots: Mapping[str, str]) -> None:
     """Every setting is taken by a call that some statement, even an overridden one, leads to.
 
@@ -178,7 +172,7 @@ def check_all_used(settings: Sequence[Setting], functions: Mapping[str, Function
       UserError: naming the settings that nothing takes.
     """
     graph = Graph(settings, shadowing=False)
-    starts = starting_calls(settings, functions, roots.values())
+    starts = [Call(root) for root in roots.values()]
     used = graph.used(starts)
     unused = [setting for setting in settings if id(setting) not in used]
     if unused:

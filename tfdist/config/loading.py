@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from gin import config as gin_config
@@ -29,9 +29,8 @@ from gin import config_parser, selector_map
 from tfdist import user_code
 from tfdist.config import files, graph, report, run_directory, syntax
 from tfdist.config.functions import Function, describe
-from tfdist.config.graph import CONSTANT, MACRO, Graph, Reference, Setting, Source
-from tfdist.config.names import Context, Registered, is_decorated
-from tfdist.config.report import Binding
+from tfdist.config.graph import CONSTANT, MACRO, Call, Graph, Reference, Setting, Source
+from tfdist.config.names import Context, Registered
 from tfdist.config.statements import (
     MODULES_IN,
     PARAMS,
@@ -63,13 +62,8 @@ gin_config.utils.augment_exception_message_and_reraise = _reraise_with_note
 
 @dataclass(frozen=True)
 class Config:
-    """A checked configuration. `load` makes it; it stays as it is whatever is loaded afterwards.
+    """A checked configuration. `load` makes it; it stays as it is whatever is loaded afterwards."""
 
-    Attributes:
-      bindings: every statement that gives a value, in the order in which they were applied.
-    """
-
-    bindings: tuple[Binding, ...]
     _settings: tuple[Setting, ...]
     _used: tuple[Setting, ...]
     _functions: Mapping[str, Function]
@@ -102,13 +96,7 @@ class Config:
         self.check(root_name)
         bindings = _placed(self._gin_bindings, run_dir)
         with _gin_state(bindings, self._operative), gin_config.config_scope(None):
-            try:
-                return use(self._roots[root_name].wrapper())
-            except (TypeError, RuntimeError) as error:
-                missing = _missing_in_call(error, self._functions)
-                if missing is None:
-                    raise
-                raise missing from error
+            return use(self._roots[root_name].wrapper())
 
     def user_error(self, error: BaseException) -> UserError | None:
         """What to tell the user about an exception of `run`; None where tfdist itself failed.
@@ -153,27 +141,17 @@ class Config:
         """A table of the settings that hold, by function: value, where it was set, what it overrides there."""
         return report.explanation(self._settings, self._used, self._functions)
 
-    def digest(self) -> str:
-        """SHA-256 of what holds, in hex, the same for `text()` and `operative_text()` when they are loaded again."""
-        return report.digest(self._used, self._functions)
-
     def settings(self) -> dict[str, str]:
-        """What holds, by Python's own names: `digest` is over this."""
+        """What holds, by Python's own names: the same when `text()` or `operative_text()` is loaded."""
         return report.settings(self._used, self._functions)
 
+    def configured_roots(self) -> set[str]:
+        """The roots that some statement gives a value."""
+        return {name for name, root in self._roots.items() if any(s.target == root.selector for s in self._settings)}
+
     def _reached_targets(self) -> set[str]:
-        starts = graph.starting_calls(self._used, self._functions, [root.selector for root in self._roots.values()])
+        starts = [Call(root.selector) for root in self._roots.values()]
         return {call.target for call, _ in Graph(self._used, shadowing=True).walk(starts)} - {MACRO, CONSTANT}
-
-
-def read_url(url: str) -> str:
-    """The text of a gin file in a bucket."""
-    from tfdist.storage import files as stored
-
-    try:
-        return stored.read(url).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The gin file {url!r} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def load(
@@ -181,7 +159,6 @@ def load(
     gin_files: Sequence[str],
     gin_params: Sequence[str],
     roots: Callable[[], Mapping[str, Callable[..., Any]]],
-    read_url: Callable[[str], str] = read_url,
     inherited: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Config:
     """Reads gin files, then params; the later statement wins.
@@ -191,14 +168,13 @@ def load(
       gin_params: statements, such as `train.epochs = 3` or `from tfdist.models import mlp`.
       roots: gives the functions or classes that `Config.run` can call, by their plain names. It is called after all
         that can be checked without them, because it imports TensorFlow.
-      read_url: reads a gin file whose name holds `://`.
       inherited: settings of roots, such as `evaluate.model`, that take the value of others where they have none: of the
         first that has one.
 
     Raises:
       UserError: anything that the user wrote is wrong.
     """
-    reader = _read(gin_files, gin_params, read_url)
+    reader = _read(gin_files, gin_params)
     with _gin_state({}, {}):
         return _Loader(roots(), reader).load(inherited)
 
@@ -210,7 +186,7 @@ def stated(*, gin_files: Sequence[str], gin_params: Sequence[str]) -> dict[str, 
       UserError: a file is missing or cannot be read, or a macro that is used has no definition.
     """
     found: dict[str, str] = {}
-    for statement in _read(gin_files, gin_params, read_url).statements:
+    for statement in _read(gin_files, gin_params).statements:
         content = statement.content
         if isinstance(content, Import):
             found[f"import {content.bound_name}"] = str(content)
@@ -220,9 +196,9 @@ def stated(*, gin_files: Sequence[str], gin_params: Sequence[str]) -> dict[str, 
     return found
 
 
-def _read(gin_files: Sequence[str], gin_params: Sequence[str], read_url: Callable[[str], str]) -> Reader:
+def _read(gin_files: Sequence[str], gin_params: Sequence[str]) -> Reader:
     """All statements, macros checked as far as can be without an import."""
-    reader = Reader(syntax.parse, read_url)
+    reader = Reader(syntax.parse)
     for name in gin_files:
         reader.read_file(name)
     reader.read_params(gin_params)
@@ -363,20 +339,9 @@ class _Loader:
         in_force = Graph(kept, shadowing=True)
         graph.check_no_circle(in_force, functions, roots.values())
         graph.check_not_built_early(in_force, functions, roots.values())
-        used_ids = in_force.used(graph.starting_calls(kept, functions, roots.values()))
-        kept_ids = {id(setting) for setting in kept}
-        bindings = tuple(
-            Binding(
-                key=graph.setting_name(setting, functions),
-                value=report.value_text(setting.value, lambda target: functions[target].name),
-                source=setting.source.location,
-                overridden=id(setting) not in kept_ids,
-                idle=id(setting) in kept_ids and id(setting) not in used_ids,
-            )
-            for setting in settings
-        )
+        used_ids = in_force.used([Call(root) for root in roots.values()])
         used = tuple(setting for setting in kept if id(setting) in used_ids)
-        return Config(bindings, tuple(settings), used, functions, self._roots, imports, _gin_bindings(used))
+        return Config(tuple(settings), used, functions, self._roots, imports, _gin_bindings(used))
 
     def _written_names(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """The imports of the written configuration, and the name that each target has with them."""
@@ -437,28 +402,7 @@ def _gin_value(reference: Reference) -> gin_config.ConfigurableReference | str:
 
 
 def _describe(configurable: gin_config.Configurable, *, name: str) -> Function:
-    return describe(
-        configurable.wrapped,
-        name=name,
-        identity=name if configurable.import_source is _ROOT else "",
-        allowed=configurable.allowlist,
-        denied=configurable.denylist or (),
-        is_decorated=is_decorated(configurable),
-        no_default=gin_config.REQUIRED,
-    )
-
-
-def _missing_in_call(error: Exception, functions: Mapping[str, Function]) -> UserError | None:
-    """The UserError for an exception that says that a call by gin lacked a value; None for any other."""
-    call = _failed_call(error)
-    if call is None or (function := functions.get(call.f_locals["selector"])) is None:
-        return None
-    if isinstance(error, RuntimeError):
-        missing = call.f_locals.get("missing_required_params", [])
-    else:
-        supplied = {*call.f_locals.get("new_kwargs", ()), *call.f_locals.get("arg_names", ())}
-        missing = [name for name in function.required if name not in supplied]
-    return graph.missing_values(function.name, missing) if missing else None
+    return describe(configurable.wrapped, name=name, identity=name if configurable.import_source is _ROOT else "")
 
 
 def _calls_by_gin(error: BaseException) -> list[str]:
@@ -466,13 +410,3 @@ def _calls_by_gin(error: BaseException) -> list[str]:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     of_gin = [f for f in frames if f.f_code.co_filename == gin_config.__file__ and f.f_code.co_name == "gin_wrapper"]
     return [f.f_locals["selector"] for f in of_gin]
-
-
-def _failed_call(error: Exception) -> FrameType | None:
-    """gin's frame of the call that did not even reach the called function's body."""
-    for frame in reversed([frame for frame, _ in traceback.walk_tb(error.__traceback__)]):
-        if frame.f_code.co_filename != gin_config.__file__:
-            return None
-        if frame.f_code.co_name == "gin_wrapper":
-            return frame
-    return None

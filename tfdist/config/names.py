@@ -1,4 +1,4 @@
-"""What a name means in a gin file: the imports there, the roots, and what decorators have registered with gin.
+"""What a name means in a gin file: the imports there, and the roots.
 
 Invariant: a name that is not known, or means several things, is a `UserError` that says which line to add.
 """
@@ -20,7 +20,7 @@ from tfdist.errors import UserError, suggest
 
 
 class Context(gin_config.ParseContext):
-    """What names mean in one file: its imports, the roots, gin's own, and what the user's code has decorated."""
+    """What names mean in one file: its imports, the roots, and gin's own."""
 
     def __init__(
         self, roots: Mapping[str, gin_config.Configurable], imported_elsewhere: Mapping[str, Statement]
@@ -66,7 +66,7 @@ class Context(gin_config.ParseContext):
         """The function or class that `module.function` names, registered with gin if it was not yet."""
         first, *rest = selector.split(".")
         if first not in self._symbol_table:
-            return self._find_decorated(selector)
+            raise UserError(self._why_not_imported(selector))
         if first in self._ambiguous:
             lines = " and ".join(map(repr, self._ambiguous[first]))
             raise UserError(f"the name {first!r} may be of {lines}. Add the line that is meant to this file.")
@@ -82,27 +82,21 @@ class Context(gin_config.ParseContext):
         except Exception as error:
             raise UserError(f"gin cannot configure {path}: {error}") from error
 
-    def _find_decorated(self, selector: str) -> gin_config.Configurable:
-        found = [c for c in gin_config._REGISTRY.get_all_matches(selector) if is_decorated(c)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise UserError(f"{selector} may be any of {', '.join(c.selector for c in found)}. Write more of its name.")
+    def _why_not_imported(self, selector: str) -> str:
         name = selector.split(".")[0]
         elsewhere = self._imported_elsewhere.get(name)
-        line = str(elsewhere.content) if elsewhere else files.import_line_for(name)
-        if line:
+        if elsewhere:
+            advice = (
+                f" Add the line {str(elsewhere.content)!r}, as {elsewhere.source.location} does: an import holds in "
+                "its own file and in those that include it."
+            )
+        elif line := files.import_line_for(name):
             advice = f" Add the line {line!r}."
-            if elsewhere:
-                advice = (
-                    f" Add the line {line!r}, as {elsewhere.source.location} does: an import holds in its own file and "
-                    "in those that include it."
-                )
         else:
             advice = suggest(name, [n for n in self._symbol_table if n != "gin"]) or (
                 " Import its module, and write module.function." if "." not in selector else " Import its module."
             )
-        raise UserError(f"the name {name!r} is not imported here.{advice}")
+        return f"the name {name!r} is not imported here.{advice}"
 
 
 def _why_no_attribute(holder: Any, path: str, name: str) -> str:
@@ -116,8 +110,3 @@ class Registered(gin_config.ParseContext):
 
     def get_configurable(self, selector: str) -> gin_config.Configurable:
         return gin_config._REGISTRY[selector]
-
-
-def is_decorated(configurable: gin_config.Configurable) -> bool:
-    """Whether a decorator registered it, not an import of a gin file."""
-    return configurable.import_source is None and configurable.module != "gin"

@@ -1,4 +1,4 @@
-"""Writes a configuration: as gin text that loads again, as a table for a reader, as a digest.
+"""Writes a configuration: as gin text that loads again, as a table for a reader, by Python's own names.
 
 Invariant: the order of what is written depends on names only, never on the order or the files of the statements. Knows
 nothing of gin's own state; called by `tfdist.config.loading` only.
@@ -6,11 +6,9 @@ nothing of gin's own state; called by `tfdist.config.loading` only.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import pprint
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tfdist.config.functions import Function
@@ -18,25 +16,6 @@ from tfdist.config.graph import CONSTANT, MACRO, Reference, Setting, map_referen
 
 WIDTH = 120  # characters a line of gin text
 MAX_PADDING = 48  # characters of a name or a value that the table aligns
-
-
-@dataclass(frozen=True)
-class Binding:
-    """One statement of a configuration.
-
-    Attributes:
-      key: the left side, a root's parameter by its plain name: `train.epochs`.
-      value: the right side as gin text.
-      source: `file:line` or `--gin_param 'text'`.
-      overridden: a later statement gives the same key another value.
-      idle: it is not overridden, but what it configures is no longer referred to because of an override.
-    """
-
-    key: str
-    value: str
-    source: str
-    overridden: bool
-    idle: bool
 
 
 class _Verbatim(str):
@@ -168,9 +147,3 @@ def settings(used: Iterable[Setting], functions: Mapping[str, Function]) -> dict
             continue
         found["/".join([*setting.scope, f"{function.identity}.{setting.parameter}"])] = text
     return found
-
-
-def digest(used: Iterable[Setting], functions: Mapping[str, Function]) -> str:
-    """SHA-256 over `settings`."""
-    lines = sorted(f"{name} = {text}" for name, text in settings(used, functions).items())
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -100,12 +100,11 @@ class Reader:
       included: the files that each file includes itself, in their order.
     """
 
-    def __init__(self, parse: Parse, read_url: Callable[[str], str]) -> None:
+    def __init__(self, parse: Parse) -> None:
         self.statements: list[Statement] = []
         self.directories: list[Path] = []
         self.included: dict[int, list[int]] = {PARAMS: []}
         self._parse = parse
-        self._read_url = read_url
         self._num_files = 0
         self._open: list[str] = []
 
@@ -117,7 +116,7 @@ class Reader:
         if "://" not in name:
             path = files.find_gin_file(name, including=including)
             return files.read_text(path), files.shown(path), path
-        return self._read_url(name), name, None
+        return files.read_url(name), name, None
 
     def _add_file(self, text: str, shown: str, path: Path | None) -> None:
         if path is not None:
