@@ -88,6 +88,9 @@ def test_asha_that_stops_lets_the_best_of_each_rung_continue_as_they_arrive() ->
     assert report(4, 1, 0.54) == "STOPPED"  # the third of five
     assert report(0, 2, 0.9) == "RUNNING" and report(2, 2, 0.8) == "STOPPED"
     assert report(0, 3, 0.1) == "RUNNING" and report(0, 4, 0.1) == "RUNNING"  # no rungs
+    oracle = build(search.AshaStopping(factor=2, min_epochs=4), max_trials=10, epochs=4)
+    trials = [oracle.create_trial(f"worker-{index}") for index in range(2)]
+    assert report(0, 4, 0.5) == "RUNNING" and report(1, 4, 0.4) == "RUNNING"  # both end there
 
 
 @pytest.mark.parametrize("direction", ["max", "min"])
