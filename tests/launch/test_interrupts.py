@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-from launch.programs import DEADLINE_SECONDS, SHOWING, Run, assert_gone, both_launchers
+from launch.programs import DEADLINE_SECONDS, SHOWING, Run, assert_gone
 
 from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED
 
@@ -52,12 +52,11 @@ def wait_for_child(run: Run) -> None:
 
 
 @pytest.mark.slow
-@both_launchers
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGHUP, EXIT_PREEMPTED)])
 def test_the_first_is_as_sigterm_and_reaches_the_workers_once(
-    launch: Callable[..., Run], launcher: str, number: int, expected: int
+    launch: Callable[..., Run], number: int, expected: int
 ) -> None:
-    run = launch(SAVES, options=(f"--launcher={launcher}",))
+    run = launch(SAVES)
     run.wait_for("ready0", "ready1")
     os.killpg(run.process.pid, number)  # as a terminal does, to all of the process group
     run.wait_for("saving0", "saving1")
@@ -117,9 +116,8 @@ def test_while_the_launcher_starts(launch: Callable[..., Run], monkeypatch: pyte
 
 
 @pytest.mark.slow
-@both_launchers
-def test_while_the_workers_start(launch: Callable[..., Run], launcher: str) -> None:
-    run = launch("time.sleep(100)", options=(f"--launcher={launcher}", "--max_restarts=3"), workers=4)
+def test_while_the_workers_start(launch: Callable[..., Run]) -> None:
+    run = launch("time.sleep(100)", options=("--max_restarts=3",), workers=4)
     wait_for_child(run)
     run.process.send_signal(signal.SIGINT)
     assert not any("Starting again" in line for line in end(run, EXIT_INTERRUPTED))
