@@ -21,7 +21,8 @@ def save(*_):
     wait_for("may_end")
     print("saved", flush=True)
     sys.exit(143)
-signal.signal(signal.SIGTERM, save)
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, save)
 signal.signal(signal.SIGINT, lambda *_: mark(f"sigint{index}"))
 mark(f"ready{index}")
 while True:
@@ -52,10 +53,9 @@ def wait_for_child(run: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGHUP, EXIT_PREEMPTED)])
-def test_the_first_is_as_sigterm_and_reaches_the_workers_once(
-    launch: Callable[..., Run], number: int, expected: int
-) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1])
+def test_the_first_reaches_the_workers_once_which_may_take_their_time(launch: Callable[..., Run], number: int) -> None:
+    expected = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
     run = launch(SAVES)
     run.wait_for("ready0", "ready1")
     os.killpg(run.process.pid, number)  # as a terminal does, to all of the process group
