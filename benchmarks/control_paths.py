@@ -33,8 +33,7 @@ from tfdist.checkpoint.write.snapshot import HostBuffer
 from tfdist.checkpoint.write.writer import Snapshot, write_checkpoint
 from tfdist.errors import InUseError
 from tfdist.launch.processes import Worker
-from tfdist.launch.supervise.hangs import Deadlines, Watcher
-from tfdist.launch.supervise.vitals import look
+from tfdist.launch.supervise.hangs import Deadlines, Watcher, look
 from tfdist.storage import files as stored
 from tfdist.storage import lease
 from tfdist.telemetry import heartbeat

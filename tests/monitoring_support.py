@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import http.server
 import threading
@@ -21,20 +22,21 @@ RUN_ID = "0af7651916cd43dd8448eb211c80319c"
 BEGIN = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 
 
-def run_facts(*, worker: int = 0, start: int = 0) -> RunFacts:
-    return RunFacts(
+def run_facts(**changed: Any) -> RunFacts:
+    facts = RunFacts(
         directory="/runs/digits",
         run_id=RUN_ID,
         mode="train",
         strategy="multi_worker",
-        worker=worker,
+        worker=0,
         num_workers=2,
         num_replicas=2,
         settings={},
         config_text="",
-        start=start,
+        start=0,
         price_per_device_hour=30.0,
     )
+    return dataclasses.replace(facts, **changed)
 
 
 def at(seconds: float) -> datetime.datetime:
@@ -75,15 +77,7 @@ def facts_of_a_start(*, begin: float = 0.0, loss: float = 0.5, step: int = 100) 
 
 def feed(sink: Sink, facts: list[Fact]) -> None:
     for fact in facts:
-        match fact:
-            case Event():
-                sink.event(fact)
-            case Point():
-                sink.point(fact)
-            case Sample():
-                sink.sample(fact)
-            case Phase():
-                sink.phase(fact)
+        getattr(sink, type(fact).__name__.lower())(fact)
 
 
 class OtlpReceiver:

@@ -1033,7 +1033,7 @@ PARSERS = {
     **dict.fromkeys(
         [
             *("training.recovery.recovery", "strategies.agreement", "strategies.base", "commands.doctor"),
-            *("launch.hosts", "launch.remote_worker"),
+            *("launch.hosts", "launch.worker_host"),
         ],
         "between workers of one start",
     ),

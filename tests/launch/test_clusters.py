@@ -31,81 +31,6 @@ SCRIPTS = ("slurm.sbatch", "ray.sbatch", "horovodrun.sh", "tpu_vm.sh")
 MANIFESTS = ("jobset.yaml", "mpijob.yaml", "rayjob.yaml", "skypilot.yaml")
 KUBERNETES = "1.33"
 DIGITS = "--gin_file=configs/experiments/digits.gin"
-# Fields with their types, or what a text may be; `!` ends the name of one that must be there. `{}` is any object.
-ANY: dict[str, Any] = {}
-REPLICAS = {"replicas": int, "restartPolicy": ("Always", "OnFailure", "Never", "ExitCode"), "template!": ANY}
-# What v2beta1 of mpijobs.kubeflow.org (mpi-operator 0.6) has, its pod templates aside, which are core Kubernetes.
-MPI_JOB = {
-    "apiVersion!": ("kubeflow.org/v2beta1",),
-    "kind!": ("MPIJob",),
-    "metadata!": ANY,
-    "spec!": {
-        "slotsPerWorker": int,
-        "runLauncherAsWorker": bool,
-        "launcherCreationPolicy": ("AtStartup", "WaitForWorkersReady"),
-        "mpiImplementation": ("OpenMPI", "Intel", "MPICH"),
-        "sshAuthMountPath": str,
-        "runPolicy": {
-            **dict.fromkeys(("activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished"), int),
-            "cleanPodPolicy": ("None", "Running", "All"),
-            "managedBy": str,
-            "schedulingPolicy": ANY,
-            "suspend": bool,
-        },
-        "mpiReplicaSpecs!": {"Launcher!": REPLICAS, "Worker": REPLICAS},
-    },
-}
-RAY_GROUP = {"rayStartParams": ANY, "template!": {"metadata": ANY, "spec!": ANY}}
-# What v1 of rayjobs.ray.io (KubeRay 1.5) has and a run may want, its pod templates aside.
-RAY_JOB = {
-    "apiVersion!": ("ray.io/v1",),
-    "kind!": ("RayJob",),
-    "metadata!": ANY,
-    "spec!": {
-        "entrypoint!": str,
-        **dict.fromkeys(("activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished"), int),
-        "shutdownAfterJobFinishes": bool,
-        "submissionMode": ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"),
-        "rayClusterSpec!": {
-            "rayVersion": str,
-            "authOptions": {"mode": ("disabled", "token"), "secretName": str},
-            "headGroupSpec!": RAY_GROUP,
-            "workerGroupSpecs": [
-                {"groupName!": str, **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), int), **RAY_GROUP}
-            ],
-        },
-    },
-}
-# What a SkyPilot task has and a run may want.
-SKYPILOT_TASK = {
-    "name": str,
-    "num_nodes": int,
-    "workdir": str,
-    "resources!": {
-        "infra": str,
-        "accelerators": str,
-        "use_spot": bool,
-        "job_recovery": {"strategy": str, "max_restarts_on_errors": int},
-    },
-    "envs": ANY,
-    "secrets": ANY,
-    "setup": str,
-    "run!": str,
-}
-
-
-def schema_of(fields: Any) -> dict[str, Any]:
-    """The JSON schema of such fields."""
-    match fields:
-        case tuple():
-            return {"enum": list(fields)}
-        case [each]:
-            return {"type": "array", "items": schema_of(each)}
-        case type():
-            return {int: {"type": "integer", "minimum": 0}, bool: {"type": "boolean"}, str: {"type": "string"}}[fields]
-    inner = {name.rstrip("!"): schema_of(each) for name, each in fields.items()}
-    required = [name.rstrip("!") for name in fields if name.endswith("!")]
-    return {"type": "object"} | ({"properties": inner, "required": required} if inner else {})
 
 
 def read(name: str, changes: dict[str, str] | None = None) -> str:
@@ -150,17 +75,6 @@ def check_job_set(found: dict[str, Any]) -> None:
         kubernetes_validate.validate(job, KUBERNETES, strict=True)
 
 
-def check_ray_job(found: dict[str, Any]) -> None:
-    jsonschema.validate(found, closed(schema_of(RAY_JOB)))
-    cluster = found["spec"]["rayClusterSpec"]
-    check_pods([cluster["headGroupSpec"], *cluster["workerGroupSpecs"]])
-
-
-def check_mpi_job(found: dict[str, Any]) -> None:
-    jsonschema.validate(found, closed(schema_of(MPI_JOB)))
-    check_pods(found["spec"]["mpiReplicaSpecs"].values())
-
-
 def check_pods(groups: Iterable[dict[str, Any]]) -> None:
     for each in groups:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": each["template"]["spec"]}
@@ -190,10 +104,10 @@ def test_the_job_set_fits_the_published_schemas(options: bool) -> None:
 
 
 @both
-def test_the_mpi_job_fits_the_published_schemas(options: bool) -> None:
+def test_the_mpi_job_has_pods_that_fit_the_published_schemas_and_starts_as_many_processes(options: bool) -> None:
     found = manifest("mpijob.yaml", options=options)
-    check_mpi_job(found)
     replicas = found["spec"]["mpiReplicaSpecs"]
+    check_pods(replicas.values())
     command = replicas["Launcher"]["template"]["spec"]["containers"][0]["command"]
     processes = found["spec"]["slotsPerWorker"] * replicas["Worker"]["replicas"]
     assert command[command.index("-np") + 1] == str(processes)
@@ -202,10 +116,10 @@ def test_the_mpi_job_fits_the_published_schemas(options: bool) -> None:
 
 
 @both
-def test_the_ray_job_fits_its_schema_and_wants_a_token(options: bool) -> None:
+def test_the_ray_job_has_pods_that_fit_the_published_schemas_and_wants_a_token(options: bool) -> None:
     found = manifest("rayjob.yaml", options=options)
-    check_ray_job(found)
     cluster = found["spec"]["rayClusterSpec"]
+    check_pods([cluster["headGroupSpec"], *cluster["workerGroupSpecs"]])
     assert cluster["authOptions"] == {"mode": "token"}
     assert cluster["rayVersion"] == importlib.metadata.version("ray")
     (workers,) = cluster["workerGroupSpecs"]
@@ -216,19 +130,6 @@ def test_the_ray_job_fits_its_schema_and_wants_a_token(options: bool) -> None:
     limits = workers["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert asked == {"cpus": limits["cpu"], "gpus": limits["nvidia.com/gpu"]}
     assert all(f"--{name}={amount}" in words for name, amount in asked.items())
-
-
-@pytest.mark.slow
-def test_the_schemas_find_mistakes() -> None:
-    for break_it in (
-        lambda spec: spec["failurePolicy"].update(maxRestart=3),
-        lambda spec: spec["replicatedJobs"][0]["template"]["spec"].update(backofLimit=0),
-        lambda spec: spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"].update(containers=[{}]),
-    ):
-        found = manifest("jobset.yaml")
-        break_it(found["spec"])
-        with pytest.raises(jsonschema.ValidationError):
-            check_job_set(found)
 
 
 def test_each_pod_gets_its_place_under_its_dns_name() -> None:
@@ -269,9 +170,8 @@ def test_no_secret_stands_in_a_manifest() -> None:
 
 
 @both
-def test_a_skypilot_task_has_its_fields(options: bool) -> None:
+def test_a_skypilot_task_recovers_and_its_scripts_are_shell(options: bool) -> None:
     task = manifest("skypilot.yaml", options=options)
-    jsonschema.validate(task, closed(schema_of(SKYPILOT_TASK)))
     assert task["resources"]["job_recovery"] == {"max_restarts_on_errors": 0}
     for part in ("setup", "run"):
         subprocess.run(["bash", "-n"], input=task[part], text=True, check=True)
@@ -353,49 +253,34 @@ def test_arguments_with_spaces_and_quotes_stay_one_word(tmp_path: pathlib.Path) 
     assert odd in (stubs / "srun.words").read_text().splitlines()
 
 
-@pytest.mark.slow
-def test_the_sbatch_script_trains_is_preempted_and_resumes(tmp_path: pathlib.Path) -> None:
-    run_dir = tmp_path / "run"
-    text = slurm(**{"--run_dir=runs/digits": f"--run_dir={run_dir} '--gin_param=train.epochs = 40'"})
-    stubs = write_stubs(tmp_path, srun=SRUN, scontrol=SCONTROL)
-    first = run_script(text, stubs, tmp_path, SIGNAL_WHEN=str(run_dir / "metrics.jsonl"))
-    assert first.status == EXIT_PREEMPTED, first.outputs()
-    assert (stubs / "requeued").read_text() == f"{os.getpid()}\n"
-    second = run_script(text, stubs, tmp_path, SLURM_RESTART_COUNT="1").check()
-    result = json.loads((run_dir / "result.json").read_text())
-    assert (result["num_workers"], result["epochs"], result["strategy"]) == (2, 40, "multi_worker"), second.outputs()
-    assert result["resumed_from_step"]
-    assert (stubs / "requeued").read_text() == f"{os.getpid()}\n"
-
-
 # Runs what a step of Slurm would, on this machine, whose nodes have addresses of loopback.
 RAY_SRUN = 'while [[ "$1" == --* ]]; do shift; done; exec "$@"'
 RAY_SCONTROL = SCONTROL.replace("localhost", "127.0.0.2").replace("127.0.0.1", "127.0.0.3")
 
 
 @pytest.mark.slow
-def test_the_script_for_ray_on_slurm_trains_is_preempted_and_resumes(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("name", ["slurm.sbatch", "ray.sbatch"])
+def test_a_script_for_slurm_trains_is_preempted_and_resumes(tmp_path: pathlib.Path, name: str) -> None:
     run_dir = tmp_path / "run"
-    text = slurm(
-        "ray.sbatch",
-        **{
-            "\ncpus=32\ngpus=8": "\ncpus=1\ngpus=0",
-            "--workers=4": "--workers=2",
-            "--run_dir=runs/digits": f"--run_dir={run_dir} '--gin_param=train.epochs = 40'",
-        },
-    )
-    stubs = write_stubs(tmp_path, srun=RAY_SRUN, scontrol=RAY_SCONTROL)
-    signalled = text.replace(
-        "trap ", f"(until [[ -s {run_dir}/metrics.jsonl ]]; do sleep 0.1; done; kill -USR1 $$) &\ntrap "
-    )
-    first = run_script(signalled, stubs, tmp_path)
+    changes = {"--run_dir=runs/digits": f"--run_dir={run_dir} '--gin_param=train.epochs = 40'"}
+    if name == "slurm.sbatch":
+        text = before = slurm(**changes)
+        stubs = write_stubs(tmp_path, srun=SRUN, scontrol=SCONTROL)
+    else:
+        changes |= {"\ncpus=32\ngpus=8": "\ncpus=1\ngpus=0", "--workers=4": "--workers=2"}
+        text = slurm(name, **changes)
+        before = text.replace(
+            "trap ", f"(until [[ -s {run_dir}/metrics.jsonl ]]; do sleep 0.1; done; kill -USR1 $$) &\ntrap "
+        )
+        stubs = write_stubs(tmp_path, srun=RAY_SRUN, scontrol=RAY_SCONTROL)
+    first = run_script(before, stubs, tmp_path, SIGNAL_WHEN=str(run_dir / "metrics.jsonl"))
     assert first.status == EXIT_PREEMPTED, first.outputs()
-    assert (stubs / "requeued").read_text() == f"{os.getpid()}\n"
     second = run_script(text, stubs, tmp_path, SLURM_RESTART_COUNT="1").check()
     result = json.loads((run_dir / "result.json").read_text())
     assert (result["num_workers"], result["epochs"], result["strategy"]) == (2, 40, "multi_worker"), second.outputs()
     assert result["resumed_from_step"]
-    assert "worker 1 on 127.0.0.3" in second.stderr, second.outputs()
+    assert (stubs / "requeued").read_text() == f"{os.getpid()}\n"  # once
+    assert name == "slurm.sbatch" or "worker 1 on 127.0.0.3" in second.stderr, second.outputs()
 
 
 ENDS = [(0, 0, False), (EXIT_PREEMPTED, 99, True), (EXIT_PEER_LOST, 0, True), (137, 2, True), (137, 3, False)]

@@ -22,7 +22,7 @@ from launch.programs import both_launchers
 
 from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch.hosts import read_hosts
-from tfdist.launch.supervise.supervisor import Hosts
+from tfdist.launch.supervise.supervisor import Slots
 
 TOLERANCE = 1e-5
 DEADLINE_SECONDS = 120.0
@@ -206,7 +206,7 @@ time.sleep(100)
 """
     elastic = open_elastic("tf_config", "--max_restarts=5", program=program)
     assert elastic.end() == 0, elastic.output()
-    assert "worker 1 could not be started on 127.0.0.2: the connection to its host ended" in elastic.output()
+    assert "worker 1 could not be started: the connection to 127.0.0.2 ended" in elastic.output()
     assert "no route to 127.0.0.2" in elastic.output() and "without 127.0.0.2" in elastic.output()
 
 
@@ -256,7 +256,7 @@ def test_a_listing_names_hosts_and_their_slots() -> None:
 
 def test_hosts_that_stay_keep_their_places() -> None:
     listed = ["a", "b"]
-    hosts = Hosts(lambda: listed, min_workers=1, max_workers=3)
+    hosts = Slots(lambda: listed, min_workers=1, max_workers=3)
     assert hosts.take() == ("a", "b") and not hosts.have_changed()
     listed = ["c", "b", "b#2", "d"]
     assert hosts.have_changed() and hosts.take() == ("b", "b#2", "c")

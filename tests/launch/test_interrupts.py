@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-from launch.programs import DEADLINE_SECONDS, SHOWING, Run, assert_gone, both_launchers
+from launch.programs import DEADLINE_SECONDS, SHOWING, Run, assert_gone
 
 from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED
 
@@ -21,7 +21,8 @@ def save(*_):
     wait_for("may_end")
     print("saved", flush=True)
     sys.exit(143)
-signal.signal(signal.SIGTERM, save)
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, save)
 signal.signal(signal.SIGINT, lambda *_: mark(f"sigint{index}"))
 mark(f"ready{index}")
 while True:
@@ -52,12 +53,10 @@ def wait_for_child(run: Run) -> None:
 
 
 @pytest.mark.slow
-@both_launchers
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGHUP, EXIT_PREEMPTED)])
-def test_the_first_is_as_sigterm_and_reaches_the_workers_once(
-    launch: Callable[..., Run], launcher: str, number: int, expected: int
-) -> None:
-    run = launch(SAVES, options=(f"--launcher={launcher}",))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1])
+def test_the_first_reaches_the_workers_once_which_may_take_their_time(launch: Callable[..., Run], number: int) -> None:
+    expected = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
+    run = launch(SAVES)
     run.wait_for("ready0", "ready1")
     os.killpg(run.process.pid, number)  # as a terminal does, to all of the process group
     run.wait_for("saving0", "saving1")
@@ -117,9 +116,8 @@ def test_while_the_launcher_starts(launch: Callable[..., Run], monkeypatch: pyte
 
 
 @pytest.mark.slow
-@both_launchers
-def test_while_the_workers_start(launch: Callable[..., Run], launcher: str) -> None:
-    run = launch("time.sleep(100)", options=(f"--launcher={launcher}", "--max_restarts=3"), workers=4)
+def test_while_the_workers_start(launch: Callable[..., Run]) -> None:
+    run = launch("time.sleep(100)", options=("--max_restarts=3",), workers=4)
     wait_for_child(run)
     run.process.send_signal(signal.SIGINT)
     assert not any("Starting again" in line for line in end(run, EXIT_INTERRUPTED))

@@ -1,59 +1,16 @@
-"""Runs as they are, watched by Prometheus and an OpenTelemetry collector."""
+"""A run as it is, watched by an OpenTelemetry collector."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tensorflow as tf
 from crashes.runs import environment
-from equivalence.cases import digits
 from monitoring_support import otlp_receiver
-from prometheus_server import Server, needs_prometheus, scraping
-from support import REPOSITORY, free_ports, run_python, wait_until
-from training.trainings import run
-
-from tfdist.errors import DivergedError
-from tfdist.telemetry.sinks.prometheus import Prometheus
-from tfdist.telemetry.stream import CLOSE_SECONDS
+from support import REPOSITORY, run_python
 
 pytestmark = pytest.mark.slow
-
-
-def digits_with_nan() -> tf.data.Dataset:
-    images, labels = digits()
-    images[200, 30] = np.nan
-    return tf.data.Dataset.from_tensor_slices((images, labels))
-
-
-class Lingering(Prometheus):
-    """Shows a run's end until an alert fires."""
-
-    def __init__(self, port: int, prometheus: Server) -> None:
-        super().__init__(port=port)
-        self._prometheus = prometheus
-
-    def close(self, status: str) -> None:
-        wait_until(lambda: "TfdistLossNotFinite" in self._prometheus.firing(), seconds=CLOSE_SECONDS)
-        super().close(status)
-
-
-@needs_prometheus
-def test_prometheus_scrapes_a_run_that_diverges_and_the_alert_fires(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    with scraping(tmp_path, port) as prometheus:
-        run_dir = tmp_path / "run"
-        sinks = [Lingering(port, prometheus)]
-        trained = run(run_dir, may_fail=True, train_data=digits_with_nan, shuffle=False, sinks=sinks)
-        assert isinstance(trained.error, DivergedError)
-        assert not trained.events("sink_dropped")
-        ((labels, seconds),) = prometheus.asked("sum by (job_id) (last_over_time(tfdist_time_seconds_total[1h]))")
-        assert labels["job_id"] == (run_dir / "telemetry" / "run_id").read_text().strip()
-        assert seconds > 0
-        told = prometheus.asked('last_over_time(tfdist_events_total{event="training_diverged", level="error"}[1h])')
-        assert [count for _, count in told] == [1]
 
 
 def test_a_launched_run_that_is_killed_and_restarted_is_one_trace_of_both_workers(tmp_path: Path) -> None:

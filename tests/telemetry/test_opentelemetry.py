@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
 
 import pytest
 from monitoring_support import RUN_ID, OtlpReceiver, at, facts_of_a_start, feed, otlp_receiver, run_facts
-from support import free_ports
+from support import free_ports, wait_until
 
 from tfdist.errors import UserError
 from tfdist.telemetry.facts import Fact
-from tfdist.telemetry.sinks.opentelemetry import REQUEST_SECONDS, OpenTelemetry
+from tfdist.telemetry.sinks import opentelemetry
+from tfdist.telemetry.sinks.opentelemetry import OpenTelemetry
 
 
 def told(
@@ -33,10 +33,11 @@ def test_all_starts_and_workers_are_in_one_trace_without_a_gap() -> None:
             for worker in (0, 1):
                 random.seed(7)  # as training does
                 told(receiver, facts_of_a_start(), worker=worker, start=start, status="done" if start else None)
+        wait_until(lambda: [span["name"] for span in receiver.spans].count("start") == 4, seconds=20)
     assert {span["trace"] for span in receiver.spans} == {RUN_ID}
     starts = {span["id"]: span for span in receiver.spans if span["name"] == "start"}
     seen = [(span["tfdist.start"], span["tfdist.worker"]) for span in starts.values()]
-    assert seen == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert sorted(seen) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     for span in receiver.spans:
         assert span["resource"]["service.instance.id"] == f"{RUN_ID}-{span['tfdist.worker']}"
         if span["id"] in starts:
@@ -83,51 +84,43 @@ def test_phases_epochs_checkpoints_and_events_are_spans() -> None:
     assert spans["start"]["tfdist.strategy"] == "multi_worker"
 
 
-def test_a_run_that_is_not_sampled_sends_nothing() -> None:
-    with otlp_receiver() as receiver:
-        sink = OpenTelemetry(endpoint=receiver.url, sample_rate=0.0)
-        sink.open(run_facts())
-        feed(sink, facts_of_a_start())
-        sink.close("done")
-    assert not receiver.headers
-
-
-def test_a_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sample_rate", [0.0, 1.0])
+def test_a_token_comes_from_the_environment_and_a_run_that_is_not_sampled_sends_nothing(
+    monkeypatch: pytest.MonkeyPatch, sample_rate: float
+) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20abc")
     with otlp_receiver() as receiver:
-        told(receiver, facts_of_a_start())
-    assert {headers["authorization"] for headers in receiver.headers} == {"Bearer abc"}
-
-
-def test_what_a_collector_missed_it_gets_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
-    with otlp_receiver() as receiver, caplog.at_level(logging.WARNING):
-        sink = OpenTelemetry(endpoint=receiver.url)
-        receiver.answer = lambda: 400
+        sink = OpenTelemetry(endpoint=receiver.url, sample_rate=sample_rate)
         sink.open(run_facts())
         feed(sink, facts_of_a_start())
-        receiver.answer = lambda: 200
         sink.close("done")
+    assert {headers["authorization"] for headers in receiver.headers} == ({"Bearer abc"} if sample_rate else set())
+
+
+def test_what_a_collector_missed_it_gets_when_it_is_back() -> None:
+    with otlp_receiver() as receiver:
+        answers = iter([503])
+        receiver.answer = lambda: next(answers, 200)
+        told(receiver, facts_of_a_start())
     assert {"start", "import", "epoch", "train"} <= {span["name"] for span in receiver.spans}
-    assert not caplog.messages
+    assert len(receiver.headers) > 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hangs", "refuses"])
-def test_a_bad_collector_holds_up_a_call_for_its_time_out_and_is_told_at_the_end(kind: str) -> None:
+def test_a_bad_collector_holds_up_nothing_but_the_end(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opentelemetry, "AWAY_SECONDS", 2.0)
     with otlp_receiver() as receiver:
         released = threading.Event()
         receiver.answer = lambda: 200 if released.wait(60) else 500
         sink = OpenTelemetry(endpoint=receiver.url if kind == "hangs" else f"http://127.0.0.1:{free_ports(1)[0]}")
         began = time.monotonic()
         sink.open(run_facts())
-        opened = time.monotonic()
-        assert opened - began < 10 * REQUEST_SECONDS  # once with the connection's retry
-        try:
-            with pytest.raises(ConnectionError, match=r"does not take traces: .*(due to timeout|refused)"):
-                sink.close("done")
-        finally:
-            released.set()
-        assert time.monotonic() - opened < 10 * REQUEST_SECONDS
+        feed(sink, facts_of_a_start())
+        assert time.monotonic() - began < 2.0
+        sink.close("done")
+        released.set()
+        assert time.monotonic() - began < 20.0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import support
+from monitoring_support import RUN_ID, run_facts
 from training.trainings import run
 
 from tfdist.telemetry import stream
@@ -17,18 +18,7 @@ from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
 from tfdist.telemetry.sinks.sink import DONE, Sink
 from tfdist.telemetry.stream import Stream
 
-RUN = RunFacts(
-    directory="runs/a",
-    run_id="0" * 32,
-    mode="train",
-    strategy="one_device",
-    worker=0,
-    num_workers=1,
-    num_replicas=1,
-    settings={},
-    config_text="",
-    start=0,
-)
+RUN = run_facts()
 
 
 class Keeps(Sink):
@@ -84,7 +74,7 @@ def test_a_sink_gets_all_facts_in_order_on_its_own_thread() -> None:
         told.tell(fact)
     told.status = DONE
     told.close()
-    assert keeps.told == ["0" * 32, "training_started", 7, 3.0, "done"]
+    assert keeps.told == [RUN_ID, "training_started", 7, 3.0, "done"]
     assert keeps.threads == {"tfdist-Keeps"} and not warnings
 
 
@@ -97,7 +87,7 @@ def test_a_sink_that_fails_is_dropped_and_the_others_are_not() -> None:
     support.wait_until(lambda: told.tell(event("workers")) or bool(warnings), seconds=5)
     told.close()
     assert warnings == ["The sink Fails was dropped, and the run goes on without it: RuntimeError: no route."]
-    assert keeps.told[:3] == ["0" * 32, "training_started", "resumed"] and keeps.told[-1] == "failed"
+    assert keeps.told[:3] == [RUN_ID, "training_started", "resumed"] and keeps.told[-1] == "failed"
 
 
 def test_a_sink_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,25 +110,21 @@ def test_a_sink_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch)
     assert slowest < 0.2  # the call itself would take a minute
 
 
-def test_the_end_waits_for_a_slow_sink_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "CLOSE_SECONDS", 0.5)
+@pytest.mark.parametrize(
+    ("limit", "count", "warning"),
+    [(("CLOSE_SECONDS", 0.5), 1, "was not done"), (("MOST_WAITING", 5), 10, "5 facts wait for it")],
+)
+def test_a_sink_that_is_behind_at_the_end_or_by_too_much_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, limit: tuple[str, float], count: int, warning: str
+) -> None:
+    monkeypatch.setattr(stream, *limit)
     hangs, warnings = Hangs(), []
     told = Stream([hangs], RUN, warn=warnings.append)
-    told.tell(event("run_finished"))
-    told.close()
-    hangs.released.set()
-    assert len(warnings) == 1 and "was not done" in warnings[0]
-
-
-def test_more_facts_than_a_sink_can_take_drop_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MOST_WAITING", 5)
-    hangs, warnings = Hangs(), []
-    told = Stream([hangs], RUN, warn=warnings.append)
-    for _ in range(10):
+    for _ in range(count):
         told.tell(event("workers"))
-    assert len(warnings) == 1 and "5 facts wait for it" in warnings[0]
     told.close()
     hangs.released.set()
+    assert len(warnings) == 1 and warning in warnings[0]
 
 
 @pytest.mark.slow

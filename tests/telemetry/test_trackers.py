@@ -18,8 +18,9 @@ import forks
 import pytest
 from gcs.server import GcsServer
 from mlflow import MlflowClient
+from monitoring_support import RUN_ID
 from support import MARK, REPOSITORY, clean_environment, free_ports, kill_marked, run_python, wait_until
-from telemetry.trackers import RUN_ID, run_facts, tell, tell_in_another_process
+from telemetry.trackers import run_facts, tell, tell_in_another_process
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 from tuning.sweeps import arguments, write_experiment
@@ -181,7 +182,7 @@ def test_two_processes_of_a_run_write_one_run_of_wandb(tmp_path: pathlib.Path) -
     assert [log.name for log in logs] == 2 * [f"run-{RUN_ID}.wandb"]
     (failed, first), (done, second) = map(_read, logs)
     assert (failed["state"], failed["project"], failed["name"]) == ("failed", "digits", tmp_path.name)
-    assert failed["config"]["train.epochs"] == "2" and failed["config"]["tfdist"]["strategy"] == "one_device"
+    assert failed["config"]["train.epochs"] == "2" and failed["config"]["tfdist"]["strategy"] == "multi_worker"
     assert (done["state"], done["summary"]["status"], done["summary"]["result"]) == ("finished", "done", {"steps": 5})
     losses = [[(p["step"], p["train/loss"]) for p in points if "train/loss" in p] for points in (first, second)]
     assert losses == [[(k, pytest.approx(1 / k)) for k in steps] for steps in ((1, 2, 3), (3, 4, 5))]

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 from typing import Any
 
+import monitoring_support
 from support import REPOSITORY, run_python
 
 from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
 from tfdist.telemetry.sinks.sink import Sink
 
-RUN_ID = "0123456789abcdef0123456789abcdef"
+SETTINGS = {"train.epochs": "2", "train.model": "@tiny.linear", "LONG": "x" * 7000}
 
 
 def run_facts(directory: pathlib.Path | str, **changed: Any) -> RunFacts:
-    facts = RunFacts(
-        directory=str(directory),
-        run_id=RUN_ID,
-        mode="train",
-        strategy="one_device",
-        worker=0,
-        num_workers=1,
-        num_replicas=1,
-        settings={"train.epochs": "2", "train.model": "@tiny.linear", "LONG": "x" * 7000},
-        config_text="train.epochs = 2\n",
-        start=0,
-    )
-    return dataclasses.replace(facts, **changed)
+    return monitoring_support.run_facts(directory=str(directory), **{"settings": SETTINGS, **changed})
 
 
 def point(step: int, loss: float, split: str = "train") -> Point:

@@ -23,7 +23,7 @@ from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.restarts import Rules
 from tfdist.launch.supervise.signals import ignore_signals
-from tfdist.launch.supervise.supervisor import Hosts, Start, Supervisor
+from tfdist.launch.supervise.supervisor import Slots, Start, Supervisor
 from tfdist.launch.supervise.watch import Patience
 from tfdist.telemetry.console.base import columns_of
 
@@ -132,12 +132,12 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         options, plan, start, patience, rules = parse(arguments)
-        found = None
+        slots = Slots(lambda: plan.places, is_fixed=True)
         if options.hosts_command is not None:
             listing = hosts.HostList(options.hosts_command, output.say)
             least, most = options.min_workers or 1, options.max_workers
-            found = Hosts(lambda: listing.slots, min_workers=least, max_workers=most)
-        supervisor = Supervisor(plan, start, output, signals=signals, patience=patience, rules=rules, hosts=found)
+            slots = Slots(lambda: listing.slots, min_workers=least, max_workers=most)
+        supervisor = Supervisor(plan, start, output, signals=signals, patience=patience, rules=rules, slots=slots)
         return supervisor.run()
     except TfdistError as error:
         output.say(str(error))

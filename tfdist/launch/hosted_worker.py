@@ -6,7 +6,6 @@ Invariant: what a process wrote is passed on before its end is told; a host that
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -52,10 +51,7 @@ class HostedWorker(Worker):
         self._host: Host | None = None
         self._lock = threading.Lock()
         self._follower: threading.Thread | None = None
-        pipes = {stream: os.pipe() for stream in (STDOUT, STDERR)}
-        self._writing = {stream: writing for stream, (_, writing) in pipes.items()}
-        for stream, (reading, _) in pipes.items():
-            output.follow(os.fdopen(reading, "rb", buffering=0), stream, index)
+        self._feeds = {stream: output.open_feed(stream, index) for stream in (STDOUT, STDERR)}
 
     @property
     def pid(self) -> int | None:
@@ -72,7 +68,7 @@ class HostedWorker(Worker):
         with self._lock:
             if self._host is None:
                 if self._status is None and signal_number in (signal.SIGTERM, signal.SIGKILL):
-                    self._end(128 + signal_number)
+                    self._status = 128 + signal_number
             elif self._status is None:
                 self._host.send(signal_number)
 
@@ -100,19 +96,19 @@ class HostedWorker(Worker):
                 self._take(self._host.look(LOOK_SECONDS))
         except HostLostError as error:
             self.fail(f"worker {self.index} was lost: {error}")
-        finally:
-            self._close()
+        for feed in self._feeds.values():
+            feed(b"")
 
     def fail(self, why: str, status: int = _LOST) -> None:
         """Ends it from here."""
         with self._lock:
             if self._status is None:
                 self._output.say(why)
-                self._end(status)
+                self._status = status
 
     def _take(self, seen: Seen) -> None:
         for stream, data in seen.written:
-            _write_all(self._writing[stream], data.encode("latin-1"))
+            self._feeds[stream](data.encode("latin-1"))
         for ending, text in seen.shown.items():
             content = text.encode("latin-1")
             if not ending:
@@ -123,23 +119,7 @@ class HostedWorker(Worker):
         self._pid, self._state = seen.pid, seen.state
         if seen.status is not None:
             with self._lock:
-                if self._status is None:
-                    self._end(seen.status)
-
-    def _end(self, status: int) -> None:
-        if self._follower in (None, threading.current_thread()):  # another may be writing, and closes when it is done
-            self._close()
-        self._status = status
-
-    def _close(self) -> None:
-        for writing in self._writing.values():
-            os.close(writing)
-        self._writing.clear()
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+                self._status = seen.status if self._status is None else self._status
 
 
 class HostedStart:

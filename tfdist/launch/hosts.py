@@ -1,6 +1,6 @@
 """The hosts that a command lists, and workers on them, started through a remote shell.
 
-Invariant: nothing is left of the workers when `start` ends, or when this process does: each has a `remote_worker` on
+Invariant: nothing is left of the workers when `start` ends, or when this process does: each has a `worker_host` on
 its host that ends with the connection. Variables travel on that connection, not on a command line.
 """
 
@@ -118,7 +118,7 @@ class HostList:
 
 @contextlib.contextmanager
 def start(plan: Plan, output: Output, *, remote_shell: str, is_horovod: bool = False) -> Iterator[Sequence[Worker]]:
-    """Starts the workers on `plan.hosts`; none is left when the context ends, whatever ends it.
+    """Starts the workers on the hosts of `plan.slots`; none is left when the context ends, whatever ends it.
 
     Args:
       remote_shell: a command that takes a host and a command line; hosts of this machine need none.
@@ -127,7 +127,7 @@ def start(plan: Plan, output: Output, *, remote_shell: str, is_horovod: bool = F
     Raises:
       UserError: Horovod is not installed.
     """
-    hosts = [host_of(slot) for slot in plan.hosts]
+    hosts = [host_of(slot) for slot in plan.slots]
     with contextlib.ExitStack() as at_end:
         directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
         at_end.callback(output.drain, _DRAIN_SECONDS)
@@ -147,10 +147,10 @@ def start(plan: Plan, output: Output, *, remote_shell: str, is_horovod: bool = F
 
 
 class _ShellHost:
-    """The `remote_worker` on a host, through a remote shell."""
+    """The `worker_host` on a host, through a remote shell."""
 
     def __init__(self, host: str, remote_shell: str, environment: Mapping[str, str]) -> None:
-        agent = [sys.executable, "-m", "tfdist.launch.remote_worker"]
+        agent = [sys.executable, "-m", "tfdist.launch.worker_host"]
         if not is_here(host):
             line = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(agent)}"
             agent = [*shlex.split(remote_shell), host, line]

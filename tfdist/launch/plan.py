@@ -15,6 +15,9 @@ PLACE_VARIABLE = "TFDIST_PLACE"  # which of the machine's workers a process is, 
 _THIS_MACHINE = ("127.0.0.1", "localhost")
 
 
+Slot = int | str  # a worker's number on this machine, counted from 0, or where a listing has room for it
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """A start of processes of `command`.
@@ -24,33 +27,28 @@ class Plan:
       command: of each.
       environment: of each.
       pin_cpus: gives each its share of the CPUs.
-      left_out: the places, counted from 0, of workers that are not started. The others are numbered without a gap.
+      slots: of each worker that is started; empty: all of this machine. Workers are numbered without a gap.
       first_index: of the workers that are started; others may be somewhere else.
-      hosts: of each worker, as `--hosts_command` lists it; empty: this machine.
     """
 
     num_workers: int
     command: tuple[str, ...]
     environment: dict[str, str]
     pin_cpus: bool = False
-    left_out: frozenset[int] = frozenset()
+    slots: tuple[Slot, ...] = ()
     first_index: int = 0
-    hosts: tuple[str, ...] = ()
 
     @property
     def places(self) -> list[int]:
-        """The place of each worker that is started."""
-        return [place for place in range(self.num_workers) if place not in self.left_out]
+        """The place of each worker that is started, which it keeps where others are left out."""
+        slots = self.slots or range(self.num_workers)
+        return [slot if isinstance(slot, int) else index for index, slot in enumerate(slots)]
 
     @property
     def cpus(self) -> list[list[int]]:
         """The CPUs of each worker that is started; an empty list is all."""
         shares = cpu_shares(self.num_workers) if self.pin_cpus else [[]] * self.num_workers
         return [shares[place] for place in self.places]
-
-    def place_of(self, index: int) -> int:
-        """Where worker `index` is started."""
-        return self.places[index - self.first_index]
 
     @property
     def launcher_variables(self) -> dict[str, str]:
@@ -59,13 +57,14 @@ class Plan:
 
     def own_variables(self, index: int) -> dict[str, str]:
         """What worker `index` alone has in its environment."""
-        variables = {PLACE_VARIABLE: str(self.place_of(index))}
-        return variables | ({ALL_WORKERS_VARIABLE: str(self.num_workers)} if self.left_out else {})
+        places = self.places
+        variables = {PLACE_VARIABLE: str(places[index - self.first_index])}
+        return variables | ({ALL_WORKERS_VARIABLE: str(self.num_workers)} if len(places) < self.num_workers else {})
 
 
-def host_of(slot: str) -> str:
-    """The host of one of `Plan.hosts`, of which a host's second is `HOST#2`."""
-    return slot.partition("#")[0]
+def host_of(slot: Slot) -> str:
+    """The host of a slot that is listed, of which a host's second is `HOST#2`."""
+    return str(slot).partition("#")[0]
 
 
 def worker_environment(

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -18,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from tfdist.errors import TfdistError
 from tfdist.launch import local
 from tfdist.launch.plan import worker_environment
 from tfdist.launch.processes import Process
@@ -49,7 +52,7 @@ class Seen:
 
 
 class WorkerHost:
-    """A Ray actor, or in a process of `remote_worker.py`. Methods are called from several threads.
+    """A Ray actor, or what this module does as a program of `hosts.py`. Methods are called from several threads.
 
     Args:
       directory: where the launcher was started; the process starts there if the node has it. None: where Ray starts it.
@@ -112,3 +115,30 @@ class WorkerHost:
                 self._news.notify_all()
         with self._news:
             self._news.notify_all()
+
+
+def main() -> None:
+    """Answers lines of JSON until the launcher closes the connection.
+
+    A request is `{"name": METHOD, "arguments": […]}` on stdin. Each but `send` is answered by a line on stdout,
+    `{"value": …}`, in the order of the requests. At the end of stdin the launcher is gone.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # the launcher says when the worker ends, which would inherit SIG_IGN
+    host = WorkerHost(None)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["name"] == "send":
+            host.send(*request["arguments"])
+            continue
+        try:
+            value = getattr(host, request["name"])(*request["arguments"])
+            answer = {"value": dataclasses.asdict(value) if isinstance(value, Seen) else value}
+        except (OSError, TfdistError) as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), flush=True)
+    host.send(signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

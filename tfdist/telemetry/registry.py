@@ -173,7 +173,6 @@ _EVENTS = (
     EventKind("hosts_changed", "info", "the workers have left for other hosts to continue"),
     # Telling.
     EventKind("sink_dropped", "warning", "a sink of train.sinks failed or hung"),
-    EventKind("log_not_written", "warning", "a full disk or an outage costs lines of a log, or summaries"),
-    EventKind("sampling_stopped", "warning", "what the process uses could not be stored"),
+    EventKind("log_not_written", "warning", "a full disk or an outage costs lines of a log, summaries or samples"),
 )
 EVENTS = {event.name: event for event in _EVENTS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tfdist.telemetry.console.base import Console
 from tfdist.telemetry.console.console_text import EpochSummary, Progress
@@ -13,34 +13,11 @@ from tfdist.telemetry.logs.metrics import Metrics
 SHOWN_VARIABLES = 5
 
 
-class Waited(Protocol):
-    """What workers waited for input: the share of the time of the one that waited most, and the figures of all."""
-
-    @property
-    def share(self) -> float: ...
-    @property
-    def worst(self) -> int: ...
-    @property
-    def seconds(self) -> tuple[float, ...]: ...
-    @property
-    def by_worker(self) -> list[float]: ...
-    @property
-    def is_notable(self) -> bool: ...
-
-
-class WorkerTimes(Protocol):
-    """What a worker's steps took: its own seconds a step, its shares of waiting."""
-
-    @property
-    def step_seconds(self) -> float: ...
-    @property
-    def input_share(self) -> float: ...
-    @property
-    def idle_share(self) -> float: ...
-
-
 class Reporter:
-    """Passes on what the loop says; rates come as steps a second and go out as examples a second."""
+    """Passes on what the loop says; rates come as steps a second and go out as examples a second.
+
+    `waited` is training's `Waited`, and `times` are its `WorkerTimes`, of which this room knows nothing.
+    """
 
     def __init__(
         self,
@@ -110,11 +87,11 @@ class Reporter:
             variables=variables,
         )
 
-    def input_wait(self, *, step: int, epoch: int, waited: Waited) -> None:
+    def input_wait(self, *, step: int, epoch: int, waited: Any) -> None:
         told = f"epoch {epoch + 1}: {_said(waited)}" if waited.is_notable else None
         self._events.info("input_wait", step=step, message=told, epoch=epoch + 1, **_figures(waited))
 
-    def input_bound(self, *, step: int, waited: Waited, hint: str) -> None:
+    def input_bound(self, *, step: int, waited: Any, hint: str) -> None:
         message = f"Training: {_said(waited)}. {hint}".strip()
         self._events.warning("input_bound", step=step, message=message, **_figures(waited))
 
@@ -139,7 +116,7 @@ class Reporter:
             workers=list(workers),
         )
 
-    def workers(self, *, step: int, times: Sequence[WorkerTimes]) -> None:
+    def workers(self, *, step: int, times: Sequence[Any]) -> None:
         rows = [
             f"  worker {worker}: {_milliseconds(each.step_seconds)} a step of its own; of its time "
             f"{each.input_share:.0%} waiting for input, {each.idle_share:.0%} for other workers"
@@ -159,11 +136,11 @@ def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
 
 
-def _said(waited: Waited) -> str:
+def _said(waited: Any) -> str:
     who = f"worker {waited.worst} " if len(waited.seconds) > 1 else ""
     return f"{who}waited for input {waited.share:.0%} of the time ({waited.seconds[waited.worst]:.1f} s)"
 
 
-def _figures(waited: Waited) -> dict[str, Any]:
+def _figures(waited: Any) -> dict[str, Any]:
     several = {"by_worker": waited.by_worker} if len(waited.seconds) > 1 else {}
     return {"share": waited.share, "seconds": waited.seconds[waited.worst], **several}

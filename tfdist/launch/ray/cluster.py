@@ -116,14 +116,10 @@ def connected(purpose: str, *, working_dir: str | None = None) -> Iterator[Any]:
 
 def room(ray: Any) -> str:
     """What the living nodes have, as a clause; for messages about a place that does not come."""
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    total: dict[str, float] = {}
-    for node in nodes:
-        for name, value in node["Resources"].items():
-            if name in ("CPU", "GPU", "memory"):
-                total[name] = total.get(name, 0.0) + value
+    count = sum(node["Alive"] for node in ray.nodes())
+    total = {name: value for name, value in ray.cluster_resources().items() if name in ("CPU", "GPU", "memory")}
     has = ", ".join(f"{value:g} {name}" for name, value in _in_words(total).items())
-    return f"the cluster has {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} with {has or 'nothing'} in all"
+    return f"the cluster has {count} {'node' if count == 1 else 'nodes'} with {has or 'nothing'} in all"
 
 
 def _in_words(resources: Mapping[str, float]) -> dict[str, float]:

@@ -1,11 +1,11 @@
-"""Tells a worker that hangs from workers that wait for it.
+"""What can be seen of each worker from outside, and which of them hangs while the others wait for it.
 
 Workers of one run go through the same turns, so the one that the others wait for is the hindmost: it has begun fewer
 of them. Only its own deadline counts, however long the others have waited.
 
 Invariant: a deadline is learned from the turns that the same worker has made of the same kind; what it does for the
 first time (compiling, above all) has the deadline of a start. Time in which the supervisor itself did not run counts
-for nobody.
+for nobody. Looking waits for no worker either.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from tfdist.launch.supervise.vitals import Vital
+from tfdist.launch.processes import Worker
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.heartbeat import Reading
 
+MOST_NAMED = 16  # workers, in one message
+STOPPED = "T"  # proc(5); "t" is one that a debugger holds
 STOPPED_SECONDS = 5.0
 STOPPED_WORDS = "it is stopped, as by SIGSTOP"
 STILL_SECONDS = 5.0  # at the least, before a failure is put down to a worker that did not move
@@ -31,6 +33,62 @@ LEAST_SECONDS = {
 TIMES_RECENT, TIMES_LONGEST = 10.0, 2.0
 STARTUP = (heartbeat.STARTING, heartbeat.CONNECTING, heartbeat.PREPARING, heartbeat.BUILDING, heartbeat.RESTORING)
 OUT_OF_TURN = (heartbeat.LEAVING,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Vital:
+    """One worker at one moment.
+
+    Attributes:
+      worker: its index.
+      pid: None before it is started.
+      state: the letter of proc(5); empty where there is none.
+      reading: what it showed last; None where it has shown nothing.
+    """
+
+    worker: int
+    pid: int | None
+    state: str
+    reading: Reading | None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state == STOPPED
+
+    @property
+    def shows_stacks(self) -> bool:
+        return self.reading is not None and self.reading.shows_stacks
+
+    @property
+    def step(self) -> int | None:
+        return self.reading.step if self.reading else None
+
+    @property
+    def name(self) -> str:
+        """ "worker 1 (host node7, process 4242)"."""
+        known = [f"host {self.reading.host}"] if self.reading else []
+        known += [f"process {self.pid}"] if self.pid is not None else []
+        return f"worker {self.worker}" + (f" ({', '.join(known)})" if known else "")
+
+    @property
+    def position(self) -> str:
+        """Where it is: "training, last step 40"."""
+        return "has not shown itself" if self.reading is None else f"{self.reading.activity}{self._last_step}"
+
+    def doing(self, now: float) -> str:
+        """Where it is, and for how long: "training for 12 s, last step 40"."""
+        if self.reading is None:
+            return "it has not shown itself"
+        return f"{self.reading.activity} for {now - self.reading.moment:.0f} s{self._last_step}"
+
+    @property
+    def _last_step(self) -> str:
+        return "" if self.step is None else f", last step {self.step:,}"
+
+
+def look(workers: Sequence[Worker]) -> list[Vital]:
+    """Each worker as it is now."""
+    return [Vital(each.index, each.pid, each.state, heartbeat.read(each.heartbeat)) for each in workers]
 
 
 @dataclasses.dataclass(frozen=True)

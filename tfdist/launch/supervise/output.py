@@ -12,6 +12,7 @@ import collections
 import os
 import re
 import threading
+from collections.abc import Callable
 from typing import IO
 
 STDOUT, STDERR = 1, 2
@@ -40,6 +41,19 @@ class Output:
         self._pumps.append(pump)
         pump.start()
 
+    def open_feed(self, stream: int, worker: int) -> Callable[[bytes], None]:
+        """What takes a worker's bytes, and passes on each line that is whole; b"" is the end."""
+        rest = b""
+
+        def feed(chunk: bytes) -> None:
+            nonlocal rest
+            *lines, rest = re.split(rb"\r?\n|\r(?!$)", rest + chunk)
+            if rest and (not chunk or len(rest) > _LONGEST_LINE_BYTES):
+                lines, rest = [*lines, rest], b""
+            self._pass_on(lines, stream, worker)
+
+        return feed
+
     def drain(self, timeout_seconds: float) -> None:
         """Waits until every pipe has ended and everything is written."""
         for pump in self._pumps:
@@ -52,15 +66,11 @@ class Output:
         return [] if words[-1:] == newest[-1:] else words
 
     def _pump(self, pipe: IO[bytes], stream: int, worker: int) -> None:
-        rest = b""
+        feed = self.open_feed(stream, worker)
         with pipe:
             while chunk := os.read(pipe.fileno(), 1 << 16):
-                *lines, rest = re.split(rb"\r?\n|\r(?!$)", rest + chunk)
-                if len(rest) > _LONGEST_LINE_BYTES:
-                    lines, rest = [*lines, rest], b""
-                self._pass_on(lines, stream, worker)
-        if rest:
-            self._pass_on([rest], stream, worker)
+                feed(chunk)
+        feed(b"")
 
     def _pass_on(self, lines: list[bytes], stream: int, worker: int) -> None:
         with self._lock:

@@ -8,7 +8,6 @@ for it. Holds no process; `supervisor.py` asks after each start.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from tfdist.errors import (
     EXIT_DIVERGED,
@@ -19,6 +18,7 @@ from tfdist.errors import (
     EXIT_STORE_UNAVAILABLE,
     EXIT_USER_ERROR,
 )
+from tfdist.launch.plan import Slot
 
 FINAL = (EXIT_DONE, EXIT_USER_ERROR, EXIT_DIVERGED, EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED)
 FRUITLESS_FAILURES = 3  # in a row, before the breaker opens
@@ -48,12 +48,12 @@ class Failure:
 
     Attributes:
       status: of the whole.
-      place: of the worker that was the cause, or its host; None where nobody knows.
+      slot: of the worker that was the cause; None where nobody knows.
       step: the last one that this start has done; None where none was shown.
     """
 
     status: int
-    place: int | str | None
+    slot: Slot | None
     step: int | None
 
 
@@ -64,12 +64,12 @@ class Again:
     Attributes:
       number: of the restart, counted from 1.
       seconds: to wait.
-      left_out: the places, or hosts, that are not started.
+      left_out: the slots that are not started.
     """
 
     number: int
     seconds: float
-    left_out: frozenset[Any]
+    left_out: frozenset[Slot]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Restarts:
         self._newest_step = 0
         self._fruitless = 0
         self._outages = 0
-        self._strikes: dict[Any, int] = {}
-        self._left_out: frozenset[Any] = frozenset()
+        self._strikes: dict[Slot, int] = {}
+        self._left_out: frozenset[Slot] = frozenset()
 
     @property
     def newest_step(self) -> int:
@@ -134,14 +134,13 @@ class Restarts:
     def _count_strike(self, failure: Failure, is_fruitful: bool) -> None:
         if is_fruitful:  # those that are left out get one more chance
             self._strikes = dict.fromkeys(self._left_out, STRIKES - 1)
-        elif failure.place is not None and failure.status != EXIT_STORE_UNAVAILABLE:
-            self._strikes[failure.place] = self._strikes.get(failure.place, 0) + 1
+        elif failure.slot is not None and failure.status != EXIT_STORE_UNAVAILABLE:
+            self._strikes[failure.slot] = self._strikes.get(failure.slot, 0) + 1
 
-    def _choose(self, is_fruitful: bool) -> frozenset[Any]:
+    def _choose(self, is_fruitful: bool) -> frozenset[Slot]:
         least = self._rules.min_workers or self.num_workers
-        failing = [place for place, strikes in sorted(self._strikes.items()) if strikes >= STRIKES]
         kept = set() if is_fruitful else set(self._left_out)
-        for place in failing:
-            if self.num_workers - len(kept | {place}) >= least:
-                kept.add(place)
+        for slot, strikes in self._strikes.items():
+            if strikes >= STRIKES and self.num_workers - len(kept | {slot}) >= least:
+                kept.add(slot)
         return frozenset(kept)

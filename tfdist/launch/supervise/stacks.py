@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.launch.processes import Worker
-from tfdist.launch.supervise.vitals import MOST_NAMED, Vital
+from tfdist.launch.supervise.hangs import MOST_NAMED, Vital
 from tfdist.telemetry import heartbeat
 
 ANSWER_SECONDS = 1.0
@@ -24,7 +24,7 @@ INPUT_MARKS = ("tensorflow/python/ops/script_ops.py",)  # on the way from a pipe
 
 def ask(workers: Sequence[Worker], vitals: Sequence[Vital]) -> dict[int, str]:
     """What `faulthandler` wrote in each worker that answered."""
-    asked = {v.worker for v in vitals if v.reading and v.reading.shows_stacks and not v.is_stopped}
+    asked = {v.worker for v in vitals if v.shows_stacks and not v.is_stopped}
     files = {w.index: heartbeat.stacks_path(w.heartbeat) for w in workers if w.index in asked}
     begins = {worker: _size(path) for worker, path in files.items()}
     for worker in workers:
@@ -61,13 +61,11 @@ def summarize(vitals: Sequence[Vital], stacks: Mapping[int, str], *, still: Coll
 def _stack_lines(vital: Vital, stacks: Mapping[int, str], shown: dict[str, int]) -> list[str]:
     """The stacks of a worker, in short, or why there are none; adds them to `shown`."""
     if vital.worker in stacks:
-        lines = _shortened(stacks[vital.worker])
+        lines = _shorten(stacks[vital.worker])
         first = shown.setdefault("\n".join(lines), vital.worker)
         return lines if first == vital.worker else [f"its stacks are those of worker {first}"]
-    if vital.is_stopped:
-        return ["its stacks cannot be shown: it is stopped"]
-    answers = vital.reading is not None and vital.reading.shows_stacks
-    return ["its stacks cannot be shown: it did not answer"] if answers else []
+    why = "it is stopped" if vital.is_stopped else "it did not answer"
+    return [f"its stacks cannot be shown: {why}"] if vital.is_stopped or vital.shows_stacks else []
 
 
 def store(run_dir: str, *, cause: int, vitals: Sequence[Vital], stacks: Mapping[int, str], now: float) -> str | None:
@@ -102,26 +100,16 @@ def _threads(stack: str) -> list[str]:
     return blocks[::-1]
 
 
-def _shortened(stack: str) -> list[str]:
+def _shorten(stack: str) -> list[str]:
+    """The innermost frames of each thread; of a library's that follow one another the first alone."""
     lines: list[str] = []
     for thread in _threads(stack)[:MOST_THREADS]:
         head, *frames = thread.splitlines()
         lines.append("main thread:" if not lines else re.sub(r" 0x[0-9a-f]+.*", ":", head.replace("Current t", "T")))
-        lines += _told(frames)
+        groups = [(library, list(group)) for library, group in itertools.groupby(frames, key=_library)]
+        told = [frame.rstrip() for library, group in groups for frame in (group[:1] if library else group)]
+        lines += told[:MOST_FRAMES]
     return lines
-
-
-def _told(frames: Sequence[str]) -> list[str]:
-    """The innermost frames; of a library's that follow one another the first alone."""
-    lines: list[str] = []
-    for library, group in itertools.groupby(frames, key=_library):
-        first, *rest = group
-        lines.append(first.rstrip())
-        if library:
-            lines += [f"    … {len(rest)} more of {library}"] if rest else []
-        else:
-            lines += [frame.rstrip() for frame in rest]
-    return lines[:MOST_FRAMES]
 
 
 def _library(frame: str) -> str:

@@ -12,11 +12,11 @@ import dataclasses
 import signal
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED
-from tfdist.launch.plan import Plan, host_of
+from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, UserError
+from tfdist.launch.plan import Plan, Slot, host_of
 from tfdist.launch.processes import Worker
-from tfdist.launch.supervise.journal import Journal
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.restarts import Again, Enough, Failure, Restarts, Rules
 from tfdist.launch.supervise.watch import (
@@ -26,34 +26,46 @@ from tfdist.launch.supervise.watch import (
     POLL_SECONDS,
     Outcome,
     Patience,
+    Watch,
     describe,
-    watch,
 )
 
+if TYPE_CHECKING:
+    from tfdist.telemetry.facts import Level
 
-class Hosts:
-    """The hosts of an elastic run: those that are listed, but for those that fail or were taken away.
+
+class Slots:
+    """The slots that a run may use: those that are listed, but for those that fail or were taken away.
 
     Args:
       find_slots: gives the slots that are listed now, those of a host side by side.
       min_workers: for a start.
       max_workers: of a start; None is as many as there are.
+      is_fixed: nobody else has a say in the listing, which is of this machine.
 
     Attributes:
       barred: slots whose workers fail again and again.
       taken_away: slots whose workers were told to leave; until the listing changes.
     """
 
-    def __init__(self, find_slots: Callable[[], Sequence[str]], *, min_workers: int, max_workers: int | None) -> None:
+    def __init__(
+        self,
+        find_slots: Callable[[], Sequence[Slot]],
+        *,
+        min_workers: int = 1,
+        max_workers: int | None = None,
+        is_fixed: bool = False,
+    ) -> None:
         self._find_slots = find_slots
         self._min_workers = min_workers
         self._max_workers = max_workers
-        self._listed: Sequence[str] = ()
-        self._taken: tuple[str, ...] = ()
-        self.barred: frozenset[str] = frozenset()
-        self.taken_away: set[str] = set()
+        self._listed: Sequence[Slot] = ()
+        self._taken: tuple[Slot, ...] = ()
+        self.is_fixed = is_fixed
+        self.barred: frozenset[Slot] = frozenset()
+        self.taken_away: set[Slot] = set()
 
-    def take(self) -> tuple[str, ...]:
+    def take(self) -> tuple[Slot, ...]:
         """The slots for a start; empty where there are too few."""
         slots = self._choose()
         if len(slots) >= self._min_workers:
@@ -63,22 +75,68 @@ class Hosts:
 
     def have_changed(self) -> bool:
         """Whether a start should have other slots than the last one has."""
-        return self._choose() != self._taken
+        return not self.is_fixed and self._choose() != self._taken
 
     def describe(self) -> str:
         """How many there are, and are wanted."""
         return f"{len(self._choose())} can be used, at least {self._min_workers} are wanted"
 
-    def _choose(self) -> tuple[str, ...]:
+    def _choose(self) -> tuple[Slot, ...]:
         listed = list(self._find_slots())
         if listed != self._listed:
             self._listed = listed
             self.taken_away.clear()
         free = [slot for slot in listed if slot not in self.barred and slot not in self.taken_away]
+        if self.is_fixed:
+            return tuple(free)
         kept = [slot for slot in self._taken if slot in free]  # worker 0 stays worker 0
         chosen = [*kept, *(slot for slot in free if slot not in kept)][: self._max_workers]
         hosts = list(dict.fromkeys(map(host_of, chosen)))
         return tuple(sorted(chosen, key=lambda slot: hosts.index(host_of(slot))))
+
+
+class Journal:
+    """What a supervisor does, noted in its run's events.jsonl: failures, restarts, waiting, giving up.
+
+    Invariant: it writes only while none of its workers runs, and to a file of its own if worker 0 is none of them, so
+    that on gs:// too, where a log is rewritten whole, nobody writes at the same time; and never into a directory that
+    the run itself has not made. What cannot be stored is said and kept for the next time.
+    """
+
+    def __init__(self, say: Callable[[str], None], *, worker: int = 0) -> None:
+        self._say = say
+        self._worker = worker  # the first of those that are supervised
+        self._lines: list[str] = []
+
+    def note(
+        self, level: Level, event: str, *, worker: int | None = None, step: int | None = None, **details: object
+    ) -> None:
+        """Keeps an event of this moment for `store`."""
+        from tfdist.telemetry.facts import Event
+        from tfdist.telemetry.logs.events import event_line
+
+        self._lines.append(event_line(Event(name=event, level=level, worker=worker, step=step, details=details)))
+
+    def store(self, run_dir: str | None) -> None:
+        """Adds what was noted to the events of the run directory, if there is one."""
+        if run_dir is None or not self._lines:
+            return
+        from tfdist.storage import files
+        from tfdist.telemetry.run_directory import RunDirectory
+
+        try:
+            if not files.is_dir(run_dir):
+                return
+            directory = RunDirectory(run_dir)
+            log = files.open_log(directory.worker_events(self._worker) if self._worker else directory.events)
+            try:
+                for line in self._lines:
+                    log.write_line(line)
+            finally:
+                log.close()
+            self._lines.clear()
+        except (OSError, UserError) as error:
+            self._say(f"The events of {run_dir} could not be written: {error}")
 
 
 Start = Callable[[Plan, Output], contextlib.AbstractContextManager[Sequence[Worker]]]
@@ -94,10 +152,10 @@ class Supervisor:
       plan: of the first start.
       start: one of the launchers.
       output: where all that is said goes.
-      signals: received by the launcher, see `watch`.
+      signals: received by the launcher, see `Watch`.
       patience: of each start; its time limit is for all of them together.
       rules: how often, and how, to start again.
-      hosts: for the workers, which may change; None: those of `plan`.
+      slots: for the workers.
     """
 
     def __init__(
@@ -109,7 +167,7 @@ class Supervisor:
         signals: collections.deque[int],
         patience: Patience,
         rules: Rules,
-        hosts: Hosts | None = None,
+        slots: Slots,
     ) -> None:
         self.plan = plan
         self.start = start
@@ -120,19 +178,31 @@ class Supervisor:
         self.restarts = Restarts(rules, plan.num_workers)
         self.journal = Journal(output.say, worker=plan.first_index)
         self.run_dir: str | None = None
-        self.hosts = hosts
+        self.slots = slots
 
     def run(self) -> int:
         """Starts the workers as often as it takes; returns the exit status."""
+        again: Again | None = None
         while True:
             if self.signals:
                 return self._leave()
-            if self.hosts is not None and (status := self._take_hosts(self.hosts)) is not None:
+            if (status := self._take_slots()) is not None:
                 return status
+            if again is not None:
+                self.journal.note(
+                    "info",
+                    "restarted",
+                    step=self.restarts.newest_step,
+                    restart=again.number,
+                    num_workers=len(self.plan.slots),
+                    places=self.plan.places,
+                )
+                self.journal.store(self.run_dir)
             outcome = self._run_once()
+            again = None
             report(outcome, self.output)
             self.run_dir = outcome.facts.get("run_dir", self.run_dir)
-            if self.hosts is not None and self._continues_elsewhere(self.hosts, outcome):
+            if self._continues_elsewhere(outcome):
                 continue
             has_left = outcome.facts.get("left_after_saving") or outcome.facts.get("left_unsaved")
             left = outcome.was_interrupted or has_left or outcome.status == EXIT_TIMED_OUT
@@ -140,62 +210,58 @@ class Supervisor:
             if isinstance(decision, Enough):
                 self._end(decision)
                 return _status_of(outcome)
-            status = self._wait(decision, outcome.noticed)
-            if status is not None:
+            again = decision
+            if (status := self._wait(again, outcome.noticed)) is not None:
                 return status
 
     def _run_once(self) -> Outcome:
         with self.start(self.plan, self.output) as workers:
-            have_changed = (lambda: False) if self.hosts is None else self.hosts.have_changed
-            return watch(
-                workers,
-                signals=self.signals,
-                say=self.output.say,
-                patience=self.patience,
-                have_hosts_changed=have_changed,
-            )
+            return Watch(workers, self.signals, self.output.say, self.patience, self.slots.have_changed).run()
 
-    def _take_hosts(self, hosts: Hosts) -> int | None:
-        """Plans a start on the hosts that there are; the exit status where the run ends before there are enough."""
+    def _take_slots(self) -> int | None:
+        """Plans a start in the slots that there are; the exit status where the run ends before there are enough."""
         told = float("-inf")
-        while not (slots := hosts.take()):
+        while not (slots := self.slots.take()):
             if (status := self._pause()) is not None:
                 return status
             if time.monotonic() - told >= HOSTS_WORD_SECONDS:
                 told = time.monotonic()
-                self.output.say(f"Waiting for hosts: {hosts.describe()}.")
-        self.restarts.num_workers = len(slots) + len(hosts.barred)
-        if slots != self.plan.hosts:
+                self.output.say(f"Waiting for hosts: {self.slots.describe()}.")
+        self.restarts.num_workers = len(slots) + len(self.slots.barred)
+        if not self.slots.is_fixed and slots != self.plan.slots:
             names = ", ".join(f"worker {index} on {slot}" for index, slot in enumerate(slots))
             self.output.say(f"Starting {names}.")
-        self.plan = dataclasses.replace(self.plan, num_workers=len(slots), hosts=slots)
+        num_workers = self.plan.num_workers if self.slots.is_fixed else len(slots)
+        self.plan = dataclasses.replace(self.plan, num_workers=num_workers, slots=slots)
         return None
 
-    def _continues_elsewhere(self, hosts: Hosts, outcome: Outcome) -> bool:
+    def _continues_elsewhere(self, outcome: Outcome) -> bool:
         """Whether the workers have left, as asked or because a machine is taken away, for others to continue."""
-        if outcome.status == EXIT_DONE or outcome.status in OWN_DOING or outcome.first_signal is not None:
+        if self.slots.is_fixed or outcome.first_signal is not None:
+            return False
+        if outcome.status == EXIT_DONE or outcome.status in OWN_DOING:
             return False
         if not outcome.made_way:
             has_left = outcome.status == EXIT_PREEMPTED or outcome.facts.get("left_after_saving")
             if not has_left or outcome.worker is None:
                 return False
-            hosts.taken_away.add(self.plan.hosts[outcome.worker])
+            self.slots.taken_away.add(self.plan.slots[outcome.worker])
         self.journal.note(
             "info",
             "hosts_changed",
             step=outcome.step,
             message="The workers have left for other hosts to continue.",
-            hosts=list(self.plan.hosts),
+            hosts=list(self.plan.slots),
         )
         self.journal.store(self.run_dir)
         return True
 
     def _decide(self, outcome: Outcome) -> Again | Enough:
-        place: int | str | None = None
+        slot: Slot | None = None
         if outcome.is_certain and outcome.worker is not None:
-            place = self.plan.place_of(outcome.worker) if self.hosts is None else self.plan.hosts[outcome.worker]
+            slot = self.plan.slots[outcome.worker - self.plan.first_index]
         may_mend = bool(outcome.facts.get("address_taken"))  # a start chooses its ports anew
-        decision = self.restarts.after(Failure(outcome.status, place, outcome.step), may_mend=may_mend)
+        decision = self.restarts.after(Failure(outcome.status, slot, outcome.step), may_mend=may_mend)
         if outcome.status not in OWN_DOING or may_mend:
             self._note_failure(outcome)
         return decision
@@ -213,7 +279,7 @@ class Supervisor:
             host=reading.host if reading else None,
             pid=outcome.vital.pid if outcome.vital else None,
             phase=reading.phase if reading else None,
-            place=None if outcome.worker is None else self.plan.place_of(outcome.worker),
+            place=None if outcome.worker is None else self.plan.places[outcome.worker - self.plan.first_index],
             is_certain=outcome.is_certain,
             num_workers=len(self.plan.places),
         )
@@ -226,14 +292,10 @@ class Supervisor:
 
     def _wait(self, again: Again, noticed: float) -> int | None:
         """Until the next start; the exit status where it does not come to that. `noticed` is when the failure was."""
-        was_out = self.plan.left_out
         ends = noticed + again.seconds
-        if self.hosts is None:
-            self.plan = dataclasses.replace(self.plan, left_out=again.left_out)
-            words = self._changes(was_out)
-        else:
-            self.hosts.barred = again.left_out
-            words = f" without {', '.join(sorted(again.left_out))}" if again.left_out else ""
+        self.slots.barred = again.left_out
+        noun = "place " if self.slots.is_fixed else ""
+        words = f" without {noun}{', '.join(sorted(map(str, again.left_out)))}" if again.left_out else ""
         when = f" {again.seconds:g} s after the failure" if again.seconds else ""
         message = f"Starting again{when} (restart {again.number}){words}."
         self.output.say(message)
@@ -242,15 +304,6 @@ class Supervisor:
         while time.monotonic() < ends:
             if (status := self._pause()) is not None:
                 return status
-        self.journal.note(
-            "info",
-            "restarted",
-            step=self.restarts.newest_step,
-            restart=again.number,
-            num_workers=len(self.plan.places),
-            places=self.plan.places,
-        )
-        self.journal.store(self.run_dir)
         return None
 
     def _pause(self) -> int | None:
@@ -268,14 +321,6 @@ class Supervisor:
         number = self.signals.popleft()
         self.output.say(f"{signal.Signals(number).name} was received: not starting the workers.")
         return EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
-
-    def _changes(self, was_out: frozenset[int]) -> str:
-        """Who is left out from now on, and who is back, as a clause."""
-        gone, back = sorted(self.plan.left_out - was_out), sorted(was_out - self.plan.left_out)
-        count = f"{len(self.plan.places)} of {self.plan.num_workers} workers"
-        if gone:
-            return f" with {count}: place {', '.join(map(str, gone))} does not come back"
-        return f" with {count}: place {', '.join(map(str, back))} is taken in again" if back else ""
 
 
 def _status_of(outcome: Outcome) -> int:

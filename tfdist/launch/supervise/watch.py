@@ -1,6 +1,6 @@
 """Watches the workers of one start: the first failure ends the others, a signal to the launcher reaches all.
 
-Invariant: `watch` returns only when every worker has ended, and names the one whose failure was the cause. A worker
+Invariant: `Watch.run` returns only when every worker has ended, and names the one whose failure was the cause. A worker
 that merely lost its peers (status 4, or the SIGABRT with which TensorFlow answers a dead peer) is not taken for the
 cause while another may be; nor is one that ended because it was told to. A worker that hangs is a failure like one
 that died, where hangs are to end a start.
@@ -30,9 +30,18 @@ from tfdist.errors import (
 )
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise import stacks
-from tfdist.launch.supervise.hangs import OUT_OF_TURN, Deadlines, Hang, Watcher, absent, stood_still
+from tfdist.launch.supervise.hangs import (
+    MOST_NAMED,
+    OUT_OF_TURN,
+    Deadlines,
+    Hang,
+    Vital,
+    Watcher,
+    absent,
+    look,
+    stood_still,
+)
 from tfdist.launch.supervise.signals import ENDING, noting_profile_signal
-from tfdist.launch.supervise.vitals import MOST_NAMED, Vital, look
 from tfdist.telemetry import heartbeat
 
 EXIT_TIMED_OUT = 124  # as timeout(1)
@@ -44,28 +53,24 @@ LEFT = (EXIT_PREEMPTED, EXIT_NOT_SAVED)  # because the worker itself was told to
 OWN_DOING = (EXIT_USER_ERROR, EXIT_DIVERGED)  # no worker ends like this because of a signal or a lost peer
 
 
+SETTLE_SECONDS = 2.0  # for the cause, when a worker lost its peers
+GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL to the survivors of a failure
+STUCK_SECONDS = 1.0  # the same for one that does not clean up: it sits in a collective, or has ended but for libraries
+STORING_SECONDS = 60.0  # the same for one that is writing a checkpoint
+SAVE_SECONDS = 300.0  # for the others to save, after the first worker ended as it was asked to, or was preempted
+
+
 @dataclasses.dataclass(frozen=True)
 class Patience:
     """How long the supervision waits for what.
 
     Attributes:
-      settle_seconds: for the cause, when a worker lost its peers.
-      grace_seconds: between SIGTERM and SIGKILL to the survivors of a failure.
-      stuck_seconds: the same for one that shows that it does not clean up: it sits in a collective, or has ended but
-        for its libraries.
-      storing_seconds: the same for one that is writing a checkpoint.
-      save_seconds: for the others to save, after the first worker ended as it was asked to, or was preempted.
       timeout_seconds: for all that began at `begun`; None is without limit.
       begun: by `time.monotonic`; None is when the start begins.
       deadlines: for a turn of a worker, after which it hangs.
       ends_hangs: ends a start in which a worker hangs; else that is only said.
     """
 
-    settle_seconds: float = 2.0
-    grace_seconds: float = 5.0
-    stuck_seconds: float = 1.0
-    storing_seconds: float = 60.0
-    save_seconds: float = 300.0
     timeout_seconds: float | None = None
     begun: float | None = None
     deadlines: Deadlines = dataclasses.field(default_factory=Deadlines)
@@ -132,25 +137,6 @@ class Outcome:
         return self.worker is not None and self.status not in SYMPTOMS
 
 
-def watch(
-    workers: Sequence[Worker],
-    *,
-    signals: collections.deque[int],
-    say: Callable[[str], None],
-    patience: Patience = Patience(),
-    have_hosts_changed: Callable[[], bool] = lambda: False,
-) -> Outcome:
-    """Returns when all workers have ended.
-
-    Args:
-      signals: received by the launcher, see `signals.py`. SIGINT and SIGHUP are passed on as SIGTERM, others as they
-        are; SIGINT behind any of them kills.
-      say: is told what is done and why.
-      have_hosts_changed: whether the workers are to save and end, for others to continue.
-    """
-    return _Watch(workers, signals, say, patience, have_hosts_changed).run()
-
-
 def blame(endings: Sequence[Ending]) -> Ending | None:
     """The ending that the others follow from; None when nobody failed."""
     failures = [e for e in endings if e.status != EXIT_DONE]
@@ -165,20 +151,31 @@ def _order_of_blame(ending: Ending) -> tuple[bool, bool, int, bool, int]:
     return ending.is_symptom, was_asked, ending.sweep, ending.status not in OWN_DOING, ending.worker
 
 
+MEANINGS = {
+    EXIT_PREEMPTED: "preempted, or SIGTERM",
+    EXIT_NOT_SAVED: "told to leave, and could not save",
+    EXIT_STORE_UNAVAILABLE: "a store does not answer",
+}
+
+
 def describe(status: int) -> str:
     """A status in words: "status 2", "status 137 (SIGKILL)"."""
-    if status == EXIT_PREEMPTED:
-        return f"status {status} (preempted, or SIGTERM)"
-    if status == EXIT_NOT_SAVED:
-        return f"status {status} (told to leave, and could not save)"
-    if status == EXIT_STORE_UNAVAILABLE:
-        return f"status {status} (a store does not answer)"
-    if 128 < status < 128 + signal.NSIG and status - 128 in set(signal.Signals):
-        return f"status {status} ({signal.Signals(status - 128).name})"
-    return f"status {status}"
+    meaning = MEANINGS.get(status)
+    if meaning is None and 128 < status < 128 + signal.NSIG and status - 128 in set(signal.Signals):
+        meaning = signal.Signals(status - 128).name
+    return f"status {status}" + (f" ({meaning})" if meaning else "")
 
 
-class _Watch:
+class Watch:
+    """The watch over one start.
+
+    Args:
+      signals: received by the launcher, see `signals.py`. SIGINT and SIGHUP are passed on as SIGTERM, others as they
+        are; SIGINT behind any of them kills.
+      say: is told what is done and why.
+      have_hosts_changed: whether the workers are to save and end, for others to continue.
+    """
+
     def __init__(
         self,
         workers: Sequence[Worker],
@@ -213,6 +210,7 @@ class _Watch:
         self.time_is_up_at = begun + (patience.timeout_seconds or math.inf)
 
     def run(self) -> Outcome:
+        """Returns when all workers have ended."""
         with noting_profile_signal() as profiles:
             while self.running:
                 self._pass_on_signals()
@@ -312,7 +310,7 @@ class _Watch:
         self.say("The hosts have changed. The workers save and end, to continue on those that there are now.")
         self._send_all(signal.SIGTERM)
         self.was_interrupted = self.makes_way = True
-        self.kill_at = time.monotonic() + self.patience.save_seconds
+        self.kill_at = time.monotonic() + SAVE_SECONDS
 
     def _ask_for_profiles(self) -> None:
         name = heartbeat.PROFILE_SIGNAL.name
@@ -344,15 +342,15 @@ class _Watch:
         """Decides what a worker's failure means for the others."""
         now = time.monotonic()
         if self.was_interrupted and ending.status in ENDED_AS_ASKED + SYMPTOMS:
-            self.kill_at = min(self.kill_at, now + self.patience.save_seconds)
+            self.kill_at = min(self.kill_at, now + SAVE_SECONDS)
             return
         if ending.status in LEFT and self.running:
             self.say(f"worker {ending.worker} ended with {describe(ending.status)}; asking the others to save and end.")
             self._send_all(signal.SIGTERM)
             self.was_interrupted = True
-            self.kill_at = now + self.patience.save_seconds
+            self.kill_at = now + SAVE_SECONDS
             return
-        settle = self.patience.settle_seconds if ending.is_symptom else 0.0
+        settle = SETTLE_SECONDS if ending.is_symptom else 0.0
         self.end_at = min(self.end_at, now + settle)
 
     def _act(self, now: float) -> None:
@@ -375,17 +373,16 @@ class _Watch:
             return 0.0
         readings = [heartbeat.read(worker.heartbeat) for worker in self.running]
         is_leaving = any(reading is not None and reading.phase in OUT_OF_TURN for reading in readings)
-        return self.patience.grace_seconds if is_leaving else 0.0
+        return GRACE_SECONDS if is_leaving else 0.0
 
     def _grace(self, worker: Worker) -> float:
         """For how long to let a survivor of a failure continue."""
         reading = heartbeat.read(worker.heartbeat)
         if reading is None or self.timed_out:
-            return self.patience.grace_seconds
+            return GRACE_SECONDS
         if reading.is_storing:
-            return self.patience.storing_seconds
-        cleans_up = reading.phase == heartbeat.LEAVING
-        return self.patience.grace_seconds if cleans_up else self.patience.stuck_seconds
+            return STORING_SECONDS
+        return GRACE_SECONDS if reading.phase == heartbeat.LEAVING else STUCK_SECONDS
 
     def _kill(self, workers: Sequence[Worker]) -> None:
         late = [worker for worker in workers if worker.index not in self.killed]

@@ -7,18 +7,21 @@ at the end. RUN_DIR/telemetry/worker-N.jsonl, from which reports are drawn, has 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from tfdist.errors import UserError
-from tfdist.storage import files
-from tfdist.storage.log_sink import LogSink
+import psutil
+import tensorflow as tf
+
 from tfdist.telemetry.account import time_account
-from tfdist.telemetry.account.resources import Resources
 from tfdist.telemetry.facts import RunFacts, Sample
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.logs.events import time_text
+from tfdist.telemetry.logs.guarded_log import GuardedLog
 
 FIRST_SECONDS, EVERY_SECONDS, STORED_SHARE = 1.0, 10.0, 1 / 360
 LOW_UTILIZATION, LOW_SECONDS = 1 / 3, 300.0
@@ -43,10 +46,9 @@ class Sampler:
         warn: Callable[[str, str], None],
     ) -> None:
         self._run = run
-        self._path = path
         self._tell = tell
         self._warn = warn
-        self._log: LogSink | None = None
+        self._log = None if path is None else GuardedLog(path)
         self._resources = Resources()
         self._low_since: float | None = None
         self._begun = self._store_at = time.monotonic()
@@ -62,9 +64,7 @@ class Sampler:
         self._thread.join()
         self._store_at = 0.0
         self._sample()
-        log, self._log, self._path = self._log, None, None
-        if log is not None:
-            self._storing(log.close)
+        self._warn_of(self._log.close() if self._log is not None else "")
 
     def _sample_until_closed(self) -> None:
         seconds = FIRST_SECONDS
@@ -82,26 +82,15 @@ class Sampler:
             values=self._resources.look(),
         )
         moment = time.monotonic()
-        if moment >= self._store_at:
-            self._storing(lambda: self._store(sample))
+        if self._log is not None and moment >= self._store_at:
+            self._warn_of(self._log.write_line(sample_line(sample)))
             self._store_at = moment + (moment - self._begun) * STORED_SHARE
         self._tell(sample)
         self._watch(sample.values)
 
-    def _store(self, sample: Sample) -> None:
-        if self._path is None:
-            return
-        if self._log is None:
-            self._log = files.open_log(self._path)
-        self._log.write_line(sample_line(sample))
-
-    def _storing(self, write: Callable[[], None]) -> None:
-        """Calls it, and stores nothing more where that fails."""
-        try:
-            write()
-        except (OSError, UserError) as error:
-            self._path = self._log = None
-            self._warn("sampling_stopped", f"What this process uses is not stored any more: {error}")
+    def _warn_of(self, problem: str) -> None:
+        if problem:
+            self._warn("log_not_written", problem)
 
     def _watch(self, values: Mapping[str, float]) -> None:
         """Warns once of GPUs that have had little to do for some minutes."""
@@ -135,3 +124,74 @@ def sample_line(sample: Sample) -> str:
             "values": sample.values,
         }
     )
+
+
+class Resources:
+    """What this process, its GPUs and its network cards use, under the names of `registry.METRICS`.
+
+    Invariant: a look takes about a millisecond and creates no device, no CUDA context and no TensorFlow operation. What
+    the system does not tell is absent.
+    """
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._process.cpu_percent()  # the next one tells of the time from now on
+        self._processors = len(self._process.cpu_affinity()) if hasattr(self._process, "cpu_affinity") else 1
+        self._network = psutil.net_io_counters()
+        self._gpus = _Gpus() if tf.config.list_logical_devices("GPU") else None
+
+    def look(self) -> dict[str, float]:
+        """The figures of this moment."""
+        found = {
+            "host_memory_bytes": float(self._process.memory_info().rss),
+            "cpu_utilization": self._process.cpu_percent() / 100 / self._processors,
+        }
+        with contextlib.suppress(psutil.AccessDenied, AttributeError):
+            stored = self._process.io_counters()
+            found |= {"storage_read_bytes": stored.read_bytes, "storage_written_bytes": stored.write_bytes}
+        network = psutil.net_io_counters()
+        if network is not None and self._network is not None:
+            found["network_sent_bytes"] = network.bytes_sent - self._network.bytes_sent
+            found["network_received_bytes"] = network.bytes_recv - self._network.bytes_recv
+        for key, name in (("current", "device_memory_bytes"), ("peak", "device_memory_peak_bytes")):
+            if (used := device_memory_bytes(key)) is not None:
+                found[name] = used
+        return found | ({} if self._gpus is None else self._gpus.look())
+
+
+def device_memory_bytes(key: str = "current") -> float | None:
+    """Bytes in use on this process's GPUs ("current"), or the most that were ("peak"); None where it has none."""
+    gpus = range(len(tf.config.list_logical_devices("GPU")))
+    if not gpus:
+        return None
+    return float(sum(tf.config.experimental.get_memory_info(f"GPU:{index}")[key] for index in gpus))
+
+
+class _Gpus:
+    """NVIDIA's GPUs on which this process computes, as NVML sees them; all of the machine where it sees no processes.
+
+    Without NVML there is nothing to tell.
+    """
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        with contextlib.suppress(ImportError):
+            import pynvml
+
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlInit()
+                self._nvml = pynvml
+
+    def look(self) -> dict[str, float]:
+        if self._nvml is None:
+            return {}
+        try:
+            handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
+            own = [handle for handle in handles if self._computes_on(handle)] or handles
+            shares = [self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in own]
+        except self._nvml.NVMLError:
+            return {}
+        return {"gpu_utilization": sum(shares) / len(shares)} if shares else {}
+
+    def _computes_on(self, handle: Any) -> bool:
+        return any(each.pid == os.getpid() for each in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))

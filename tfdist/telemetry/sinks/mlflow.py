@@ -17,7 +17,7 @@ from tfdist.storage import files
 from tfdist.telemetry.facts import Event, RunFacts
 from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import FAILED, Tracker, check_client
+from tfdist.telemetry.sinks.sink import FAILED, Tracker, check_client, describe_run
 
 RUN_ID, ERROR = "tfdist.run_id", "tfdist.error"
 SEND_SECONDS, SEND_METRICS = 5.0, 1000  # the latter is MLflow's limit of a request
@@ -61,16 +61,13 @@ class MLflow(Tracker):
             name = self._run_name or os.path.basename(self._directory.path)
             runs = [self._client.create_run(experiment, run_name=name, tags={RUN_ID: run.run_id})]
         self._id, logged = runs[0].info.run_id, runs[0].data.params
-        facts = {
-            name: str(getattr(run, name)) for name in ("strategy", "directory", "start", "num_workers", "num_replicas")
-        }
-        facts |= {f"versions.{package}": version for package, version in versions().items()}
+        facts = describe_run(run) | {f"versions.{package}": version for package, version in versions().items()}
         params = {_name(name): value[:MAX_PARAM] for name, value in run.settings.items()}
         self._client.log_batch(
             self._id,
             # MLflow never changes a parameter: what a resumption changes stays as it was first.
             params=[Param(name, value) for name, value in params.items() if name not in logged],
-            tags=[RunTag(f"tfdist.{name}", value) for name, value in facts.items()],
+            tags=[RunTag(f"tfdist.{name}", str(value)) for name, value in facts.items()],
         )
 
     def event(self, event: Event) -> None:

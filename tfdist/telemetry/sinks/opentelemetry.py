@@ -1,30 +1,27 @@
 """Sends the spans of a run to an OpenTelemetry collector, by OpenTelemetry's SDK.
 
 Invariant: all spans of a run, of all its starts and workers, are of one trace, whose id is the run's; a span's parent
-is sent before it. Nothing is registered with OpenTelemetry's globals. Spans wait for a collector that is away.
+is sent before it. Nothing is registered with OpenTelemetry's globals. A thread of the SDK's sends, so no method waits.
 """
 
 from __future__ import annotations
 
 import datetime
-import logging
 import secrets
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tfdist.errors import UserError, missing_extra, redacted
-from tfdist.telemetry.facts import Event, Phase, Point, RunFacts, Sample, now
+from tfdist.telemetry.facts import Event, Phase, Point, RunFacts, now
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.sinks.sink import FAILED, Sink
 
 try:
     from opentelemetry.context import Context
-    from opentelemetry.exporter.otlp.proto.http import trace_exporter
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
     from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
     from opentelemetry.trace import StatusCode, set_span_in_context
@@ -32,8 +29,7 @@ except ImportError:
     package = "opentelemetry-exporter-otlp-proto-http"
     raise missing_extra(package, "opentelemetry", "Sending traces to OpenTelemetry") from None
 
-REQUEST_SECONDS = 2.0  # with all retries
-PATIENCE_SECONDS = 300.0  # as long as a collector may take to be replaced
+AWAY_SECONDS = 60.0  # for which spans wait for a collector
 
 
 class _OneTrace(RandomIdGenerator):
@@ -52,7 +48,7 @@ class _OneTrace(RandomIdGenerator):
 class OpenTelemetry(Sink):
     """One trace a run.
 
-    A start of the run on a worker is a span `start` without length, which is sent at once: the parent of its phases,
+    A start of the run on a worker is a span `start` without length, which is sent soon: the parent of its phases,
     epochs, checkpoints and events, and, at its end, of a span `train` (or another mode) with its whole length and how
     it ended. A start that has none was killed. The SDK's own variables work: a token belongs into
     OTEL_EXPORTER_OTLP_HEADERS.
@@ -75,25 +71,23 @@ class OpenTelemetry(Sink):
         self._endpoint, self._sample_rate = endpoint.rstrip("/"), sample_rate
 
     def open(self, run: RunFacts) -> None:
-        self._run, self._spans = run, InMemorySpanExporter()
+        self._run = run
         name = {"service.name": "tfdist", "service.instance.id": f"{run.run_id}-{run.worker}"}
-        tracers = TracerProvider(
+        self._tracers = TracerProvider(
             TraceIdRatioBased(self._sample_rate),
             Resource.create({**name, "job_id": run.run_id, "worker": run.worker}),
             shutdown_on_exit=False,
             id_generator=_OneTrace(int(run.run_id, 16)),
         )
-        tracers.add_span_processor(SimpleSpanProcessor(self._spans))
-        self._tracer = tracers.get_tracer("tfdist")
-        self._exporter = trace_exporter.OTLPSpanExporter(f"{self._endpoint}/v1/traces", timeout=REQUEST_SECONDS)
+        exporter = OTLPSpanExporter(f"{self._endpoint}/v1/traces", timeout=AWAY_SECONDS)
+        self._tracers.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=1000))
+        self._tracer = self._tracers.get_tracer("tfdist")
         self._began = self._epoch_began = now()
-        self._reached_at = time.monotonic()
         self._last_point: Point | None = None
         names = ("mode", "strategy", "num_workers", "num_replicas", "directory")
         self._parent = Context()
         start = self._add_span("start", self._began, self._began, {name: getattr(run, name) for name in names})
         self._parent = set_span_in_context(start)
-        self._deliver()
 
     def event(self, event: Event) -> None:
         seconds = event.details.get("write_seconds", 0.0) if event.name == "checkpoint_saved" else 0.0
@@ -106,9 +100,6 @@ class OpenTelemetry(Sink):
             self._end_epoch(self._last_point)
         self._last_point = point
 
-    def sample(self, sample: Sample) -> None:
-        self._deliver()
-
     def phase(self, phase: Phase) -> None:
         self._add_span(phase.share, phase.time - datetime.timedelta(seconds=phase.seconds), phase.time, {})
         if phase.share not in ("evaluate", "checkpoint"):  # the first epoch begins when the start-up is over
@@ -118,33 +109,7 @@ class OpenTelemetry(Sink):
         if self._last_point is not None:
             self._end_epoch(self._last_point)
         self._add_span(self._run.mode, self._began, now(), {"status": status}, failed=status == FAILED)
-        self._deliver(patience=0)
-
-    def _deliver(self, *, patience: float = PATIENCE_SECONDS) -> None:
-        """Sends the spans that have ended; raises once nothing was taken for `patience` seconds."""
-        spans = self._spans.get_finished_spans()
-        problem = self._export(spans) if spans else ""
-        if not problem:
-            self._spans.clear()
-            self._reached_at = time.monotonic()
-        elif time.monotonic() - self._reached_at >= patience:
-            raise ConnectionError(f"{redacted(self._endpoint)} does not take traces: {problem}")
-
-    def _export(self, spans: Sequence[ReadableSpan]) -> str:
-        """Sends; empty, or why that failed, which the exporter only logs."""
-        messages: list[str] = []
-
-        def intercept(record: logging.LogRecord) -> bool:
-            messages.append(record.getMessage())
-            return False
-
-        logger = logging.getLogger(trace_exporter.__name__)
-        logger.addFilter(intercept)
-        try:
-            result = self._exporter.export(spans)
-        finally:
-            logger.removeFilter(intercept)
-        return "" if result.name == "SUCCESS" else " ".join(messages[-1:]) or "no reason is known"
+        self._tracers.shutdown()
 
     def _end_epoch(self, last: Point) -> None:
         self._add_span("epoch", self._epoch_began, last.time, {"epoch": last.epoch, "step": last.step})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import importlib.util
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -76,6 +77,11 @@ class Tracker(Sink):
         numbers = {f"system/{name}": float(value) for name, value in sample.values.items()}
         numbers |= {f"time/{share}": float(seconds) for share, seconds in sample.seconds.items()}
         self.log(numbers, sample.step or 0, sample.time)
+
+
+def describe_run(run: RunFacts) -> dict[str, Any]:
+    """What trackers keep of a run beside its settings."""
+    return {name: getattr(run, name) for name in ("strategy", "num_workers", "num_replicas", "start", "directory")}
 
 
 def check_client(sink: str, module: str, package: str, texts: Mapping[str, object]) -> None:

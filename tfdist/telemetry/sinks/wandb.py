@@ -19,7 +19,7 @@ from tfdist.telemetry.facts import RunFacts
 from tfdist.telemetry.records import load_record
 from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import FAILED, PREEMPTED, Tracker, check_client
+from tfdist.telemetry.sinks.sink import FAILED, PREEMPTED, Tracker, check_client, describe_run
 
 STEP = "step"
 SETTINGS: Mapping[str, Any] = {
@@ -64,7 +64,6 @@ class Wandb(Tracker):
         if files.is_remote(directory):
             self._mirror = files.open_mirror(directory)
             directory = self._mirror.local
-        names = ("strategy", "num_workers", "num_replicas", "start", "directory")
         self._run = wandb.init(
             id=run.run_id,
             resume="allow",
@@ -73,7 +72,7 @@ class Wandb(Tracker):
             name=self._name or os.path.basename(self._directory.path),
             mode=self._mode,
             dir=directory,
-            config={**run.settings, "tfdist": {name: getattr(run, name) for name in names} | {"versions": versions()}},
+            config={**run.settings, "tfdist": describe_run(run) | {"versions": versions()}},
             allow_val_change=True,  # a resumption may change settings
             settings=wandb.Settings(**SETTINGS),
         )
