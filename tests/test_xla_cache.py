@@ -53,12 +53,16 @@ def test_the_cache_is_this_users_alone_and_nothing_that_others_may_have_written_
 def test_only_an_error_of_tensorflows_removes_the_cache_and_only_once(tmp_path: pathlib.Path) -> None:
     from tensorflow.errors import InternalError
 
-    (tmp_path / NAME).mkdir()
-    theirs = InternalError(None, None, "Failed to parse serialized CpuAotCompilationResult.")
-    assert not remove_unreadable(ValueError("the serialized user"), str(tmp_path)) and (tmp_path / NAME).exists()
-    assert remove_unreadable(theirs, str(tmp_path)) and not (tmp_path / NAME).exists()
-    (tmp_path / NAME).mkdir()
-    assert not remove_unreadable(theirs, str(tmp_path))
+    for number, said in enumerate(
+        ("Failed to parse serialized CpuAotCompilationResult.", "Read less bytes than requested")
+    ):
+        run = tmp_path / str(number)
+        (run / NAME).mkdir(parents=True)
+        theirs = InternalError(None, None, said)
+        assert not remove_unreadable(ValueError("the serialized user"), str(run)) and (run / NAME).exists()
+        assert remove_unreadable(theirs, str(run)) and not (run / NAME).exists()
+        (run / NAME).mkdir()
+        assert not remove_unreadable(theirs, str(run))
 
 
 def train(run_dir: pathlib.Path, epochs: int) -> str:

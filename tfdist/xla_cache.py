@@ -24,6 +24,8 @@ from tfdist.storage import private_directory
 FLAGS = "TF_XLA_FLAGS"
 FLAG = "--tf_xla_persistent_cache_directory"
 NAME = "xla_cache"
+# In what TensorFlow says of entries that are damaged, or shorter than they were.
+_UNREADABLE = ("serialized", "read less bytes than requested", "as binary proto")
 _removed: set[str] = set()
 _CPU_INFO = pathlib.Path("/proc/cpuinfo")
 
@@ -66,8 +68,8 @@ def remove_unreadable(error: BaseException, run_dir: str) -> bool:
     """
     cache = os.path.abspath(os.path.join(run_dir, NAME))
     is_tensorflows = type(error).__module__.startswith("tensorflow.")
-    is_about_cache = "serialized" in str(error).lower() or f"{NAME}{os.sep}" in str(error)
-    if not (is_tensorflows and is_about_cache and os.path.isdir(cache)) or cache in _removed or os.path.islink(cache):
+    is_of_cache = any(word in str(error).lower() for word in _UNREADABLE)
+    if not (is_tensorflows and is_of_cache and os.path.isdir(cache)) or cache in _removed or os.path.islink(cache):
         return False
     _removed.add(cache)
     shutil.rmtree(cache, ignore_errors=True)

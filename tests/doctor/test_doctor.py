@@ -16,6 +16,7 @@ import pytest
 import support
 from gcs.server import GcsServer
 
+from tfdist.commands.doctor import main
 from tfdist.errors import EXIT_DONE, EXIT_USER_ERROR
 from tfdist.launch.local import tf_config
 
@@ -128,10 +129,11 @@ def test_a_machine_without_a_cluster_is_fine(run_python: Callable[..., support.F
     ],
 )
 def test_a_mistake_in_its_own_arguments_is_one_message(
-    arguments: list[str], expected: str, run_python: Callable[..., support.Finished]
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    finished = run_python(["-m", "tfdist.doctor", *arguments], cwd=support.REPOSITORY)
-    assert finished.status == EXIT_USER_ERROR and expected in finished.stderr and finished.stdout == ""
+    assert main(arguments) == EXIT_USER_ERROR
+    printed = capsys.readouterr()
+    assert expected in printed.err and printed.err.count("error: ") == 1 and not printed.out
 
 
 @pytest.mark.slow

@@ -27,8 +27,6 @@ PRICES = "--prices=l4=0.7,a100_40=3.7,v5e=1.2"
 KNOWN = read_devices()
 STEP = Step(
     rows=1,
-    num_microbatches=1,
-    precision="float32",
     recomputes=False,
     parameters={"dense": 10**9},
     parameter_bytes=4 * 10**9,

@@ -22,7 +22,7 @@ from tfdist import command_line
 from tfdist.command_line import exit_status_of, flags
 from tfdist.doctor import facts as facts_of
 from tfdist.doctor import findings as say
-from tfdist.doctor import network, versions
+from tfdist.doctor import network
 from tfdist.doctor.findings import NOTE, PROBLEM, Finding, fine
 from tfdist.doctor.machine import check_machine
 from tfdist.errors import TfdistError, UserError
@@ -108,6 +108,8 @@ class Doctor:
 
     def examine(self) -> None:
         """Looks at everything, and tells what it finds."""
+        from tfdist.doctor import versions  # whose `packaging` may be missing, which is a message then
+
         settings = self._settings()
         self._read_cluster()
         is_horovod = self.cluster is None and marks.first_set(marks.HOROVOD_MARKS, self.environment) is not None

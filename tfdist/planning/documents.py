@@ -258,8 +258,5 @@ def _row(each: Estimate) -> tuple[str, ...]:
         f"{100 * each.utilization:.2g} %",
         f"{each.hours:.3g}",
         "–" if each.price is None else f"{each.price:.4g}",
-        *(
-            "run" if of.startswith(MEASURED) else "compiler" if of.startswith(COMPILED) else "graph"
-            for of in each.basis
-        ),
+        *(next(word for beginning, word in BASES.items() if basis.startswith(beginning)) for basis in each.basis),
     )

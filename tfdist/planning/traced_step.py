@@ -48,8 +48,6 @@ class Step:
     """
 
     rows: int
-    num_microbatches: int
-    precision: str
     recomputes: bool
     parameters: dict[str, int]
     parameter_bytes: int
@@ -123,8 +121,6 @@ def step_of(
         model, optimizer = programs.model, programs.optimizer
         return Step(
             rows=rows,
-            num_microbatches=num_microbatches,
-            precision=changed.precision,
             recomputes=changed.recompute is not None,
             parameters=_by_group(model),
             parameter_bytes=sum(map(_bytes, model.variables)),
