@@ -87,7 +87,6 @@ def test_mistakes_have_messages(root: pathlib.Path, tmp_path_factory: pytest.Tem
         (str(root), {"channels": 2}, "channels is 2; write one of 1, 3, 4"),
         (str(root), {"method": "bilinar"}, "Did you mean 'bilinear'"),
         (str(root), {"fit": "squeeze"}, "fit is 'squeeze'; write one of 'stretch', 'crop'"),
-        (str(root), {"classes": ["ant", "bees"]}, "no class 'bees'.*Did you mean 'bee'"),
         (str(root), {"classes": ["ant", "bee"]}, r"classes lacks \['cat.v2'\]"),
         (str(root), {"classes": "ant"}, "a list of different names"),
     ]

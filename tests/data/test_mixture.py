@@ -17,8 +17,7 @@ from tfdist.data.formats.array_files import ArrayFiles
 from tfdist.data.formats.image_folder import ImageFolder
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.columns import Columns
-from tfdist.data.sources.mixture import Mixture
-from tfdist.data.sources.quotas import Quotas
+from tfdist.data.sources.mixture import Mixture, Quotas
 from tfdist.data.tables.tables import Table
 from tfdist.errors import UserError
 

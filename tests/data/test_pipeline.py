@@ -70,35 +70,6 @@ def taken(batches: BatchPlan, topology: Topology, *, steps: int, first_step: int
     return list(itertools.islice(stream.as_numpy_iterator(), steps * topology.num_local_replicas))
 
 
-@pytest.mark.parametrize(("num_workers", "num_local"), [(1, 1), (1, 4), (2, 2), (4, 1)])
-@pytest.mark.parametrize("microbatches", [1, 3])
-def test_the_workers_streams_together_are_the_global_batches(
-    num_workers: int, num_local: int, microbatches: int
-) -> None:
-    steps = 7
-    alone = plan(num_replicas=1, num_microbatches=microbatches)
-    expected = taken(alone, Topology(0, 1, 1), steps=steps)
-    parts = plan(num_replicas=num_workers * num_local, num_microbatches=microbatches)
-    streams = [taken(parts, Topology(w, num_workers, num_local), steps=steps) for w in range(num_workers)]
-    for step, whole in enumerate(expected):
-        pieces = [piece for s in streams for piece in s[step * num_local : (step + 1) * num_local]]
-        assert len(pieces) == num_workers * num_local
-        for m in range(microbatches):
-            found = np.concatenate([_numbers(piece, m, microbatches) for piece in pieces])
-            # Of fewer examples than replicas every replica has all.
-            assert list(dict.fromkeys(found)) == list(dict.fromkeys(_numbers(whole, m, microbatches)))
-
-
-def _numbers(piece: dict[str, Any], microbatch: int, of: int) -> np.ndarray:
-    (inputs, labels) = piece["examples"]
-    np.testing.assert_array_equal(inputs["square"], inputs["number"].astype(np.float32) ** 2)
-    np.testing.assert_array_equal(labels[:, 0], inputs["number"] % 3)
-    splits = piece["splits"] if "splits" in piece else range(0, len(labels) + 1, len(labels) // of)
-    shares = piece.get("shares", np.ones(len(labels), np.float32))
-    kept = slice(splits[microbatch], splits[microbatch + 1])
-    return inputs["number"][kept][shares[kept] > 0]
-
-
 @pytest.mark.parametrize("first_step", [1, 3, 8, 1000])
 @pytest.mark.parametrize("pad", [False, True])
 def test_a_stream_from_a_step_on_is_the_stream_that_skips_to_it(first_step: int, pad: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ import pyarrow
 import pytest
 import tensorflow as tf
 from pyarrow import csv, parquet
-from support import REPOSITORY, run_python
 
 from tfdist.data.formats.input_files import file_version
 from tfdist.data.sources.columns import Columns
@@ -242,18 +240,3 @@ def test_values_are_encoded_as_in_training(rule: Rule, values: list[Any], expect
 def test_what_training_refuses_is_refused(rule: Rule, values: list[Any], words: str) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match=words):
         Encoder(rule, FITTED, tf.Module())(tf.constant(raw_values(rule, pyarrow.chunked_array([values]))))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["wine_parquet", "iris_csv"])
-def test_the_example_trains_and_is_evaluated_alike(tmp_path: pathlib.Path, name: str) -> None:
-    run_python([REPOSITORY / "tools" / "prepare_tables.py", f"--out={tmp_path / 'data'}"]).check()
-    shutil.copytree(REPOSITORY / "configs", tmp_path / "configs")
-    run = tmp_path / "run"
-    args = ["-m", "tfdist.main", f"--gin_file=configs/experiments/{name}.gin", f"--run_dir={run}"]
-    run_python(args, cwd=tmp_path).check()
-    result = json.loads((run / "result.json").read_text())
-    assert result["eval_metrics"]["accuracy"] > 0.9
-    assert len(list((run / "fitted").iterdir())) == 1
-    run_python([*args, "--mode=evaluate"], cwd=tmp_path).check()
-    assert json.loads((run / "evaluation.json").read_text())["accuracy"] == result["eval_metrics"]["accuracy"]

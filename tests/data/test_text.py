@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import pathlib
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from data_streams import global_batches
-from support import REPOSITORY, run_python
 
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import build_pipeline
@@ -128,20 +125,3 @@ def test_what_is_wrong_gets_a_message(tmp_path: pathlib.Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             make()
-
-
-@pytest.mark.slow
-def test_the_example_trains_and_is_evaluated_with_the_same_vocabulary(tmp_path: pathlib.Path) -> None:
-    run_python([REPOSITORY / "tools" / "prepare_text.py", f"--out={tmp_path / 'data'}"]).check()
-    shutil.copytree(REPOSITORY / "configs", tmp_path / "configs")
-    run = tmp_path / "run"
-    args = ["-m", "tfdist.main", "--gin_file=configs/experiments/sentences_text.gin", f"--run_dir={run}"]
-    run_python(args, cwd=tmp_path).check()
-    result = json.loads((run / "result.json").read_text())
-    assert result["eval_metrics"]["accuracy"] > 0.7
-    (vocabulary,) = (run / "fitted").iterdir()
-    kept = vocabulary.read_text()
-    assert json.loads(kept)["labels"] == ["keras", "numpy", "sklearn"]
-    run_python([*args, "--mode=evaluate"], cwd=tmp_path).check()
-    assert json.loads((run / "evaluation.json").read_text())["accuracy"] == result["eval_metrics"]["accuracy"]
-    assert vocabulary.read_text() == kept

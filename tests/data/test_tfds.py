@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import sys
@@ -164,13 +163,3 @@ def test_a_shard_that_is_gone_or_cut_short_is_named(prepared: dict[str, str], tm
     os.remove(shard)
     with pytest.raises(UserError, match=r"There is no file .*00002-of-00004"):
         load_tfds(name="digits", split="train", data_dir=str(tmp_path / "tfds"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
-def test_the_example_trains(prepared: dict[str, str], tmp_path: pathlib.Path, file_format: str) -> None:
-    bindings = [f"tfds_source.load_tfds.data_dir = '{prepared[file_format]}'", "train.epochs = 3"]
-    args = ["--gin_file=configs/experiments/digits_tfds.gin", *[f"--gin_param={binding}" for binding in bindings]]
-    run_python(["-m", "tfdist.main", *args, f"--run_dir={tmp_path}/run"], cwd=REPOSITORY).check()
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["eval_metrics"]["accuracy"] > 0.9 and result["examples_seen"] == 3 * 1437

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import re
@@ -18,7 +17,6 @@ from record_files_support import (
     write_numbered,
     write_records,
 )
-from support import REPOSITORY, run_python
 
 from tfdist import user_code
 from tfdist.data.formats.tfrecord import TFRecordSource
@@ -86,11 +84,11 @@ def _characters_read() -> int:
 def test_the_index_is_made_once_and_again_when_the_file_changes(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tfdist.data.formats import record_index
+    from tfdist.data.formats import record_files
 
     made: list[str] = []
-    original = record_index._make_index
-    monkeypatch.setattr(record_index, "_make_index", lambda v: made.append(v.path) or original(v))
+    original = record_files._find_records
+    monkeypatch.setattr(record_files, "_find_records", lambda v: made.append(v.path) or original(v))
     pattern = write_numbered(tmp_path, [3, 4])
     assert [numbered(pattern).num_examples for _ in range(2)] == [7, 7] and len(made) == 2
     write_records(tmp_path / "part-001", [example(number=n, x=[float(n), 0.0]) for n in range(9)])
@@ -255,17 +253,3 @@ def test_a_later_record_that_does_not_fit_is_one_message(tmp_path: pathlib.Path,
     with pytest.raises((tf.errors.OpError, UnicodeDecodeError)) as caught:
         next(iter(build_pipeline(source, plan(source, 1, batch=2), Topology(0, 1, 1))))
     assert re.search(message, str(failures.explained(caught.value) or user_code.refused_values(caught.value)))
-
-
-@pytest.mark.slow
-def test_the_example_trains(tmp_path: pathlib.Path) -> None:
-    run_python([REPOSITORY / "tools/prepare_digits.py", "--what=tfrecord", f"--out={tmp_path}"]).check()
-    files = {
-        split: f"{split}/tfrecord.TFRecordSource.files = '{tmp_path}/tfrecord/digits-{split}-*'"
-        for split in ("train", "test")
-    }
-    args = [f"--gin_param={binding}" for binding in [*files.values(), "train.epochs = 3"]]
-    config = "--gin_file=configs/experiments/digits_tfrecord.gin"
-    run_python(["-m", "tfdist.main", config, *args, f"--run_dir={tmp_path}/run"], cwd=REPOSITORY).check()
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["eval_metrics"]["accuracy"] > 0.9 and result["examples_seen"] == 3 * 1437

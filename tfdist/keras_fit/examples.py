@@ -20,9 +20,10 @@ from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from tfdist.data.sources.arrays import ArraySource
-from tfdist.data.sources.dataset_parts import parts_of
 from tfdist.data.sources.given_batches import GivenBatches, without_value
 from tfdist.data.sources.source import Source
+from tfdist.data.sources.user_dataset import batch_size as size_of_batches
+from tfdist.data.sources.user_dataset import find_batching
 from tfdist.errors import UserError
 from tfdist.keras_fit.python_batches import Once, PythonBatches, python_kind
 from tfdist.settings.checks import COUNT, or_none
@@ -102,7 +103,7 @@ def to_train(
         _check_alone(x, y=y, sample_weight=sample_weight, class_weight=class_weight)
         return Examples(x, batch_size or DEFAULT_BATCH_SIZE, steps_per_epoch)
     _check_values(x, "x")
-    given = python_kind(x, seed=seed, drain=steps_per_epoch is None)
+    given = python_kind(x, seed=seed, steps=steps_per_epoch)
     if class_weight is not None and isinstance(given, tf.data.Dataset):
         given, class_weight = _weighted(given, class_weight), None
     adapter = _adapter(given, y, sample_weight, class_weight)
@@ -144,7 +145,7 @@ def to_evaluate(data: Any, *, batch_size: int | None, steps: int | None) -> Exam
     if isinstance(x, Source):
         return Examples(x, batch_size or DEFAULT_BATCH_SIZE)
     _check_values(x, "The x of validation_data")
-    given = python_kind(x, seed=None, drain=steps is None)
+    given = python_kind(x, seed=None, steps=steps)
     adapter = _adapter(given, y, sample_weight, None)
     if isinstance(adapter, ArrayDataAdapter):
         return _of_arrays(adapter, batch_size, steps, cuts=True)
@@ -266,7 +267,7 @@ def _repeated(dataset: tf.data.Dataset, steps: int | None) -> Callable[[int], tf
 
 
 def _batch_size(adapter: Any, dataset: tf.data.Dataset) -> int:
-    known = adapter.batch_size or parts_of(dataset).batch_size
+    known = adapter.batch_size or size_of_batches(find_batching(dataset))
     return known or int(keras.tree.flatten(next(iter(dataset)))[0].shape[0])
 
 

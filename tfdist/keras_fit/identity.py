@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist.data.pipeline.digest import digest_arrays
+from tfdist.data.pipeline.pipeline import digest_arrays
 from tfdist.data.sources.source import Source
 from tfdist.telemetry.json_text import to_json
 

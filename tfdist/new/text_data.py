@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tfdist.data.formats.input_files import file_version
-from tfdist.data.text.text_files import read_lines
+from tfdist.data.text.text import read_lines
 from tfdist.new.found import Found, Given, classes_of, is_test
 
 MOST_TOKENS = 256
@@ -18,7 +18,7 @@ def find(given: Given) -> Found:
     """The lines of a file, of which nearly all are used to their end."""
     given.without_target()
     lines = read_lines(file_version(given.file), separator="\t", split="whitespace")
-    labels = np.array(lines.names)[lines.labels] if len(lines) else np.array([])
+    labels = np.array(lines.labels)
     classes = classes_of("label", labels, None)
     test = is_test(len(lines))
     words = {word for text in lines.texts for word in text.lower().split()}

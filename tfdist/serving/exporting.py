@@ -20,8 +20,7 @@ import tensorflow as tf
 
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import build_pipeline
-from tfdist.data.sources.preprocessing import Preprocessing
-from tfdist.data.sources.source import Source
+from tfdist.data.sources.source import Preprocessing, Source
 from tfdist.errors import UserError, missing_extra
 from tfdist.serving import run_export
 from tfdist.serving.inputs import InputsAlone, named_outputs, uncompiled

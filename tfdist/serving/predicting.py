@@ -10,8 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.digest import digest_examples
-from tfdist.data.pipeline.pipeline import dispose
+from tfdist.data.pipeline.pipeline import digest_examples, dispose
 from tfdist.data.sources.source import Source
 from tfdist.serving.inputs import InputsAlone, named_outputs, uncompiled
 from tfdist.serving.prediction_files import PredictionFiles, check_columns, check_format

@@ -55,8 +55,7 @@ class ArrayFiles(RandomAccessSource):
     ) -> None:
         columns = Columns(inputs, targets, weights)
         self._where = path if isinstance(path, str) else ", ".join(path.values())
-        columns.check(_names(path), self._where)
-        arrays = _open(path, columns.names)
+        arrays = _open(path, columns, self._where)
         sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
         if len(set(sizes.values())) != 1 or any(array.dtype == object for array in arrays.values()):
             raise UserError(
@@ -97,31 +96,26 @@ class ArrayFiles(RandomAccessSource):
         return [f"{self._where}: {self.num_examples:,} rows, {how}"]
 
 
-def _names(path: str | Mapping[str, str]) -> list[str]:
-    """The names of the arrays, without reading them."""
+def _open(path: str | Mapping[str, str], columns: Columns, where: str) -> dict[str, np.ndarray]:
     if not isinstance(path, str):
-        return list(path)
+        columns.check(list(path), where)
+        return {name: _load(path[name]) for name in columns.names}
     if not path.endswith(".npz"):
         raise UserError(
             f"ArrayFiles.path is a .npz file, or a dict of names to .npy files such as {{'x': 'x.npy', 'y': 'y.npy'}}; "
             f"received {path!r}."
         )
+    arrays = {}
     with _load(path) as archive:
-        return list(archive.files)
-
-
-def _open(path: str | Mapping[str, str], names: Sequence[str]) -> dict[str, np.ndarray]:
-    if not isinstance(path, str):
-        return {name: _load(path[name]) for name in names}
-    with _load(path) as archive:
-        return {name: _read_member(archive, path, name) for name in names}
-
-
-def _read_member(archive: Any, path: str, name: str) -> np.ndarray:
-    try:
-        return archive[name]
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise UserError(f"The array {name!r} of {path} cannot be read: {error}. Write it with np.savez.") from error
+        columns.check(archive.files, where)
+        for name in columns.names:
+            try:
+                arrays[name] = archive[name]
+            except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+                raise UserError(
+                    f"The array {name!r} of {path} cannot be read: {error}. Write it with np.savez."
+                ) from error
+    return arrays
 
 
 def _load(path: str) -> Any:

@@ -21,7 +21,7 @@ from tfdist.data.formats.input_files import IMAGE_SUFFIXES
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.failures import noted
 from tfdist.data.sources.source import Order, RandomAccessSource, Reader
-from tfdist.errors import UnreadableError, UserError, is_whole_number, missing_extra, suggest
+from tfdist.errors import UnreadableError, UserError, is_whole_number, missing_extra
 from tfdist.settings.checks import one_of
 from tfdist.storage import files
 
@@ -167,10 +167,7 @@ class ImageFolder(RandomAccessSource):
 
 
 def _classes(root: str, wanted: Sequence[str] | None) -> list[str]:
-    try:
-        found = [name for name in files.list_names(root) if name[0] != "." and _is_directory(files.join(root, name))]
-    except OSError as error:
-        raise UserError(f"The image folder {root!r} cannot be listed: {error.strerror or error}.") from error
+    found = [name for name in _list_names(root) if name[0] != "." and files.is_dir(files.join(root, name))]
     if not found:
         is_there = files.exists(root)
         raise UserError(
@@ -181,23 +178,19 @@ def _classes(root: str, wanted: Sequence[str] | None) -> list[str]:
         return found
     if isinstance(wanted, str) or not wanted or len(set(wanted)) != len(wanted):
         raise UserError(f"classes is a list of different names, such as ['cats', 'dogs']; received {wanted!r}.")
-    for name in wanted:
-        near = suggest(name, found)
-        if near and name not in found:
-            raise UserError(f"{root} has no class {name!r}; it has {found}.{near}")
     unknown = [name for name in found if name not in wanted]
     if unknown or not set(wanted) & set(found):
         raise UserError(f"classes lacks {unknown}, which {root} holds; received {list(wanted)}. Name or remove them.")
     return list(wanted)
 
 
-def _is_directory(path: str) -> bool:
-    return files.is_dir(path)
-
-
 def _images_in(directory: str) -> list[str]:
-    try:
-        names = files.list_names(directory)
-    except OSError as error:
-        raise UserError(f"The class directory {directory!r} cannot be listed: {error.strerror or error}.") from error
+    names = _list_names(directory)
     return [files.join(directory, name) for name in names if name.lower().endswith(IMAGE_SUFFIXES) and name[0] != "."]
+
+
+def _list_names(directory: str) -> list[str]:
+    try:
+        return files.list_names(directory)
+    except OSError as error:
+        raise UserError(f"The image folder {directory!r} cannot be listed: {error.strerror or error}.") from error

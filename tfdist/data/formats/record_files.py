@@ -1,14 +1,24 @@
 """Records of TFRecord files by their number: a run of neighbors is one read of exactly its bytes.
 
-Every record's checksum is verified. Formats derive from `RecordFileSource`.
+A record is a length (8 bytes), that length's checksum (4), the data, the data's checksum (4); see
+https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details. Checksums are CRC-32C, masked; every
+one is verified. Where records begin is found once, by reading headers only, and kept in the user's cache.
+
+Formats derive from `RecordFileSource`.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
+import hashlib
+import io
 import itertools
+import mmap
+import os
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,24 +28,25 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.formats.input_files import file_version
-from tfdist.data.formats.record_index import (
-    FOOTER_BYTES,
-    HEADER_BYTES,
-    RecordIndex,
-    load_index,
-    masked,
-)
 from tfdist.data.order.block_order import BlockOrder, Run, WindowReader, as_array
 from tfdist.data.sources.failures import noted
 from tfdist.data.sources.source import Order, Reader, Source, Staged
 from tfdist.errors import UnreadableError, UserError
 from tfdist.settings.checks import COUNT
 from tfdist.storage import files
+from tfdist.storage.contents import FileVersion
+from tfdist.strategies.cluster import environment
 
 # A worker holds some 200 blocks at a time (`block_order.py`), so blocks of large records hold fewer of them.
 BLOCK_BYTES = 1 << 20
 LEAST_BLOCK_RECORDS = 8
 MOST_BLOCK_RECORDS = 256
+HEADER_BYTES = 12
+READ_AHEAD_BYTES = 1 << 22  # of an object: a request costs as much as some megabytes
+FOOTER_BYTES = 4
+INDEX_VERSION = "tfrecord 3"
+_HEADER = struct.Struct("<QI")
+_MASK = 0xA282EAD8
 
 
 class RecordFile:
@@ -55,29 +66,35 @@ class RecordFile:
         return self.version.num_bytes
 
     @functools.cached_property
-    def index(self) -> RecordIndex:
+    def offsets(self) -> np.ndarray:
+        """Where the whole records begin, and the last of them ends, int64 [n + 1]."""
         with self._lock:
             return load_index(self.version)
 
-    def read(self, first: int, count: int) -> tuple[list[bytes], list[int]]:
-        """Records first … first + count - 1, and the numbers of those whose checksum is wrong."""
-        offsets = self.index.offsets[first : first + count + 1]
+    @property
+    def num_records(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes after the last whole record: of one that was cut short."""
+        return self.num_bytes - int(self.offsets[-1])
+
+    def read(self, first: int, count: int) -> list[bytes]:
+        """Records first … first + count - 1; raises UnreadableError where the checksum of one is wrong."""
+        offsets = self.offsets[first : first + count + 1]
         begin, size = int(offsets[0]), int(offsets[-1] - offsets[0])
         data = files.read_range(self.path, begin, size)
         if len(data) < size:
             raise UserError(f"{self.path} became shorter while it was read, at record {first}. Make it again.")
         starts, stops = offsets[:-1] - begin + HEADER_BYTES, offsets[1:] - begin - FOOTER_BYTES
         records = [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-        computed = masked(np.fromiter(map(google_crc32c.value, records), np.uint32, count))
+        computed = _mask(np.fromiter(map(google_crc32c.value, records), np.uint32, count))
         footers = np.frombuffer(data, np.uint8)[stops[:, np.newaxis] + np.arange(FOOTER_BYTES)]
         wrong = np.nonzero(footers.view("<u4")[:, 0] != computed)[0]
-        return records, (wrong + first).tolist()
-
-
-class Unreadable(bytes):
-    """In the place of a record that cannot be read, until a batch wants it; other batches may be of the same run."""
-
-    error: UnreadableError
+        if len(wrong):
+            raise UnreadableError(describe_corrupt(self, first + int(wrong[0]), "its checksum is wrong"))
+        return records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +131,6 @@ class RecordFileSource(Source):
         self.waits = any(files.is_remote(part.file.path) for part in parts)
         self._part_starts = np.cumsum([0, *self.file_sizes])
         self._block_records = block_records
-        self._has_unreadable = False
 
     @abc.abstractmethod
     def decode(self, records: tf.Tensor) -> Any:
@@ -130,7 +146,7 @@ class RecordFileSource(Source):
         else:
             blocks = BlockOrder(self.num_examples, self._block_records, order.batch_size, order.seed)
             fetch = WindowReader(blocks, self._read_runs)
-        safe = noted(lambda positions, epoch: self._checked(fetch(positions, int(epoch))))
+        safe = noted(lambda positions, epoch: fetch(positions, int(epoch)))
 
         def records(positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
             return tf.ensure_shape(tf.numpy_function(safe, [positions, epoch], tf.string), [None])
@@ -140,13 +156,13 @@ class RecordFileSource(Source):
     def read_run(self, number: int, first: int, count: int) -> list[bytes]:
         """Records first … first + count - 1 of a part; called by several threads at once."""
         part = self.parts[number]
-        self._check_whole(part)
-        records, wrong = part.file.read(part.skip + first, count)
-        for place in wrong:
-            records[place - part.skip - first] = unreadable = Unreadable()
-            unreadable.error = UnreadableError(describe_corrupt(part.file, place, "its checksum is wrong"))
-            self._has_unreadable = True
-        return records
+        num_records = part.file.num_records
+        if part.skip + part.take > num_records:
+            raise UserError(
+                f"{part.file.path} holds {num_records:,} whole records, where at least {part.skip + part.take:,} "
+                f"belong: it was cut short after record {num_records - 1}. Make the file again."
+            )
+        return part.file.read(part.skip + first, count)
 
     def describe(self) -> list[str]:
         found = {part.file.path: part.file for part in self.parts}
@@ -174,24 +190,101 @@ class RecordFileSource(Source):
                 first, count = first + here, count - here
         return records
 
-    def _checked(self, records: np.ndarray) -> np.ndarray:
-        """The records of a batch; raises UnreadableError where one of them could not be read."""
-        if self._has_unreadable:
-            for record in records:
-                if isinstance(record, Unreadable):
-                    raise record.error
-        return records
-
-    def _check_whole(self, part: FilePart) -> None:
-        index = part.file.index
-        if part.skip + part.take > index.num_records:
-            raise UserError(
-                f"{part.file.path} holds {index.num_records:,} whole records, where at least "
-                f"{part.skip + part.take:,} belong: it was cut short after record {index.num_records - 1}. "
-                "Make the file again."
-            )
-
 
 def describe_corrupt(file: RecordFile, number: int, problem: str) -> str:
     """Returns the message about a corrupt record of a file."""
     return f"Record {number} of {file.path} is corrupt: {problem}. Make the file again."
+
+
+def load_index(version: FileVersion) -> np.ndarray:
+    """Where the whole records of a file begin, and the last ends, int64 [n + 1]; from the cache or found now.
+
+    Raises:
+      UserError: it is not a TFRecord file, or a record's length is corrupt, so that what follows cannot be found.
+    """
+    path = version.path if files.is_remote(version.path) else os.path.abspath(version.path)
+    identity = "\n".join([path, str(version.num_bytes), str(version.changed_nanoseconds), INDEX_VERSION])
+    folder = os.path.join(environment.cache_directory(), "index")
+    entry = os.path.join(folder, f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npy")
+    with contextlib.suppress(OSError, ValueError, EOFError):  # not there, or torn
+        return np.load(entry, allow_pickle=False)
+    offsets = _find_records(version)
+    packed = io.BytesIO()
+    np.save(packed, offsets)
+    with contextlib.suppress(OSError):  # a read-only home: scanned again next time
+        files.make_dirs(folder)
+        files.write_atomic(entry, packed.getvalue())
+    return offsets
+
+
+def _find_records(version: FileVersion) -> np.ndarray:
+    end = version.num_bytes
+    if end == 0:
+        return np.zeros(1, np.int64)
+    if files.is_remote(version.path):
+        ahead = _ReadAhead(version.path)
+        found = _scan(version.path, lambda at: ahead.read(at, HEADER_BYTES), end)
+    else:
+        with open(version.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            view.madvise(mmap.MADV_RANDOM)  # no read-ahead: only headers are wanted
+            found = _scan(version.path, lambda at: view[at : at + HEADER_BYTES], end)
+    if found[-1] > end:  # the last record's header is whole, its data is not
+        found.pop()
+    return np.asarray(found, np.int64)
+
+
+class _ReadAhead:
+    """Ranges of a remote file that are asked for in ascending order, of which a request brings many."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._first, self._data = 0, b""
+
+    def read(self, first: int, count: int) -> bytes:
+        at = first - self._first
+        if not 0 <= at <= len(self._data) - count:
+            self._first, self._data, at = first, files.read_range(self._path, first, READ_AHEAD_BYTES), 0
+        return self._data[at : at + count]
+
+
+def _scan(path: str, header_at: Callable[[int], bytes], end: int) -> list[int]:
+    """Where records begin, from one header to the next; the last may lie beyond the end."""
+    found, position = [0], 0
+    while position < end and len(head := header_at(position)) == HEADER_BYTES:
+        length = _length(head)
+        if length is None and position == 0:
+            raise _not_records(path, head)
+        if length is None:
+            raise UserError(
+                f"Record {len(found) - 1} of {path} is corrupt: the checksum of its length is wrong, at byte "
+                f"{position:,}, so that what follows cannot be found. Make the file again, or leave it out."
+            )
+        position += HEADER_BYTES + length + FOOTER_BYTES
+        found.append(position)
+    return found
+
+
+def _not_records(path: str, head: bytes) -> UserError:
+    if head[:2] == b"\x1f\x8b" or (head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0):
+        return UserError(
+            f"{path} is compressed, by gzip or zlib, and cannot be read by ranges. Unpack it once, or read it with "
+            "tf.data.TFRecordDataset(…, compression_type='GZIP') in a user_dataset.DatasetFunction."
+        )
+    return UserError(
+        f"{path} is not a TFRecord file, or record 0 of it is corrupt: it begins with {head!r}, which is not a record "
+        "header."
+    )
+
+
+def _length(head: bytes) -> int | None:
+    """The length in a header; None where its checksum is wrong."""
+    length, stored = _HEADER.unpack(head)
+    crc = google_crc32c.value(head[:8])
+    expected = (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF
+    return length if stored == expected else None
+
+
+def _mask(crc: np.ndarray) -> np.ndarray:
+    """The form in which TFRecord files store checksums, uint32 [n]."""
+    crc = crc.astype(np.uint32)
+    return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_MASK)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import concurrent.futures
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.formats import example_features
 from tfdist.data.formats.input_files import matching_files
 from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource, describe_corrupt
 from tfdist.data.sources.columns import Columns, Decoding
 from tfdist.errors import UserError
 
 INDEXED_AT_ONCE = 16  # files; of remote ones each header read waits for the network
+KINDS = (
+    tf.io.FixedLenFeature,
+    tf.io.FixedLenSequenceFeature,
+    tf.io.RaggedFeature,
+    tf.io.SparseFeature,
+    tf.io.VarLenFeature,
+)
+STORED_TYPES = {"float32": tf.float32, "int64": tf.int64, "string": tf.string}
+EXAMPLE = "@tf.io.FixedLenFeature(shape=(8, 8, 1), dtype='float32'), with `import tensorflow as tf`"
 
 
 class TFRecordSource(RecordFileSource):
@@ -47,34 +56,77 @@ class TFRecordSource(RecordFileSource):
         transform: Callable[[Any], Any] | None = None,
         block_records: int | None = None,
     ) -> None:
-        self._features = example_features.read_descriptions(features)
+        self._features = _read_descriptions(features)
         self._decoding = Decoding(columns, transforms, transform)
         self._decoding.check(list(self._features), "features")
         found = [RecordFile(path) for path in matching_files(files)]
         with concurrent.futures.ThreadPoolExecutor(INDEXED_AT_ONCE) as pool:
-            parts = list(pool.map(lambda file: FilePart(file, 0, file.index.num_records), found))
+            parts = list(pool.map(lambda file: FilePart(file, 0, file.num_records), found))
         num_records = sum(part.take for part in parts)
         super().__init__(
             parts,
-            record_bytes=sum(int(file.index.offsets[-1]) for file in found) / max(1, num_records),
+            record_bytes=sum(int(file.offsets[-1]) for file in found) / max(1, num_records),
             block_records=block_records,
         )
         for part in parts:
-            if part.file.index.tail_bytes:
-                problem = f"it is cut short, {part.file.index.tail_bytes:,} bytes of it"
+            if part.file.tail_bytes:
+                problem = f"it is cut short, {part.file.tail_bytes:,} bytes of it"
                 raise UserError(describe_corrupt(part.file, part.take, problem))
         first = next((number for number, part in enumerate(parts) if part.take), None)
         if first is None:
             raise UserError(f"The {len(found)} files that match {files!r} hold no records. Give files with records.")
         (record,) = self._read_runs([(0, 1)])
-        example_features.check_record(record, self._features, f"Record 0 of {parts[first].file.path}")
+        _check_record(record, self._features, f"Record 0 of {parts[first].file.path}")
         self.structure = decoded_structure(self.decode)
 
     def decode(self, records: tf.Tensor) -> Any:
-        return self._decoding(example_features.parse(records, self._features))
+        return self._decoding(_parse(records, self._features))
 
 
 def decoded_structure(decode: Callable[[tf.Tensor], Any]) -> Any:
     """The nest of `tf.TensorSpec`s of what `decode` gives for string [None]."""
     traced = tf.function(decode, autograph=False).get_concrete_function(tf.TensorSpec([None], tf.string))
     return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)
+
+
+def _read_descriptions(descriptions: Any) -> dict[str, Any]:
+    """The features with TensorFlow's types for names of types; raises UserError where one is not of `tf.io`."""
+    if not isinstance(descriptions, Mapping) or not descriptions:
+        raise UserError(
+            f"features is a dict from names to features of tf.io; received {descriptions!r}. Write, for example, "
+            f"features = {{'image': {EXAMPLE}}}."
+        )
+    found = {}
+    for name, feature in descriptions.items():
+        if not isinstance(feature, KINDS):
+            raise UserError(f"features[{name!r}] = {feature!r} is not a feature of tf.io. Write {EXAMPLE}.")
+        stored = STORED_TYPES.get(getattr(feature.dtype, "name", feature.dtype))
+        if stored is None:
+            raise UserError(
+                f"features[{name!r}].dtype is {feature.dtype!r}; records hold {', '.join(STORED_TYPES)}. Write one of "
+                "them, and change the type in transforms."
+            )
+        found[name] = feature._replace(dtype=stored)
+    return found
+
+
+def _parse(records: tf.Tensor, features: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    """The features of a batch of serialized examples, string [n]; sparse and ragged ones are filled up with 0 or ''."""
+    return {name: _dense(value) for name, value in tf.io.parse_example(records, features).items()}
+
+
+def _check_record(record: bytes, features: Mapping[str, Any], where: str) -> None:
+    """Raises UserError where a record does not fit, so that a mistake shows before the first step."""
+    try:
+        _parse(tf.constant([record]), features)
+    except UnicodeDecodeError as error:  # the bytes of the record, which TensorFlow quotes
+        raise UserError(f"{where} is not a tf.train.Example, which features describe. Write it again.") from error
+    except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
+        said = re.sub(r"{{.*?}}|Name: <unknown>,|\[Op:.*?\]", "", str(getattr(error, "message", error)))
+        raise UserError(f"{where} does not fit features: {' '.join(said.split())}. Correct features.") from error
+
+
+def _dense(value: Any) -> tf.Tensor:
+    if isinstance(value, tf.SparseTensor):
+        return tf.sparse.to_dense(value)
+    return value.to_tensor() if isinstance(value, tf.RaggedTensor) else value

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.indexed import IndexedSource, is_indexed
 from tfdist.data.sources.source import Source
-from tfdist.data.sources.user_dataset import DatasetFunction, GivenDataset
+from tfdist.data.sources.user_dataset import DatasetFunction
 from tfdist.errors import UserError
 
 
@@ -29,7 +29,7 @@ def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:
     if isinstance(data, Source):
         return data
     if isinstance(data, tf.data.Dataset):
-        return GivenDataset(data) if function is None else DatasetFunction(lambda: function())
+        return DatasetFunction((lambda: data) if function is None else (lambda: function()))
     if isinstance(data, keras.utils.PyDataset):
         raise UserError("A keras.utils.PyDataset gives whole batches; hand it to tfdist.fit, or return arrays here.")
     if is_indexed(data):

@@ -5,10 +5,10 @@ Invariant: it imports no TensorFlow, so that a process that only reads starts qu
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 from tfdist.errors import EXIT_BUG, TfdistError, UserError
 from tfdist.user_code import failed
 
-PARENT_POLL_SECONDS = 1.0
 _process_data: Any = None  # in a process that only reads: its copy of the data
 
 
@@ -95,12 +94,12 @@ def _as_arrays(value: Any, number: int) -> Any:
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
-def begin_process(data: Any, parent: int) -> None:
+def begin_process(data: Any) -> None:
     """Keeps a process's copy of the data, leaves signals to the run, and has the process end with it."""
     global _process_data
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _process_data = data
 
 
@@ -109,7 +108,8 @@ def read_in_process(numbers: Sequence[int], description: str) -> Any:
     return read_batch(_process_data, numbers, description)
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_SECONDS)
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(EXIT_BUG)

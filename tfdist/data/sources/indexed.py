@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import multiprocessing
-import os
 import pickle
 import sys
 import threading
@@ -160,7 +159,7 @@ class IndexedSource(RandomAccessSource):
                     self._num_processes,
                     mp_context=multiprocessing.get_context("spawn"),  # a fork would lack TensorFlow's threads
                     initializer=begin_process,
-                    initargs=(self._data, os.getpid()),
+                    initargs=(self._data,),
                 )
             elif self._executor is None:
                 self._executor = concurrent.futures.ThreadPoolExecutor(self._num_threads)

@@ -9,19 +9,26 @@ a batch holds its share of each.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.data.sources.as_source import as_source
-from tfdist.data.sources.quotas import Schedule
 from tfdist.data.sources.source import Order, Reader, Source, example_seeds
-from tfdist.errors import UserError
+from tfdist.errors import UserError, is_whole_number
 from tfdist.settings.checks import COUNT, or_none
 
 # Keeps the orders of the sources apart from each other and from the run's own.
 _SEED_STRIDE = 1_000_003
+# Shares as fractions: times a place of the run they must stay below 2**63.
+MOST_PARTS = 10**6
+
+Weights = tuple[float, ...]
 
 
 class Mixture(Source):
@@ -58,7 +65,7 @@ class Mixture(Source):
         self.calls_python = any(source.calls_python for source in self._sources)
         self.waits = any(source.waits for source in self._sources)
         chosen = [1.0] * len(self._sources) if weights is None else weights
-        self._schedule = Schedule.of(chosen, num_sources=len(self._sources))
+        self._weights = _by_epoch(chosen, len(self._sources))
         self.num_examples = examples_per_epoch or sum(source.num_examples for source in self._sources)
 
     def prepare(self, directory: str) -> None:
@@ -66,7 +73,8 @@ class Mixture(Source):
             source.prepare(directory)
 
     def reader(self, order: Order) -> Reader:
-        quotas = self._schedule.quotas(self.num_examples)
+        begins = tuple(epoch * self.num_examples for epoch in self._weights)
+        quotas = Quotas(begins, tuple(self._weights.values()))
         shares = quotas.shares()
         reads = [
             _running_reader(source, _order_of(order, index, share), self.structure)
@@ -82,8 +90,98 @@ class Mixture(Source):
         return read
 
     def describe(self) -> list[str]:
-        lines = [f"a mixture of {len(self._sources)} sources, weights {self._schedule.said()}"]
+        by_epoch = ", ".join(f"{epoch}: {weights}" for epoch, weights in self._weights.items())
+        lines = [f"a mixture of {len(self._sources)} sources, weights from epoch {by_epoch}"]
         return lines + [f"  {line}" for source in self._sources for line in source.describe()]
+
+
+def _by_epoch(weights: Any, num_sources: int) -> dict[int, Weights]:
+    """The weights by the epoch from which they hold, in order; raises UserError where they are none."""
+    given = weights if isinstance(weights, Mapping) else {0: weights}
+    if 0 not in given or not all(is_whole_number(epoch, least=0) for epoch in given):
+        raise UserError(
+            f"Mixture.weights by epoch begins with an entry for 0, such as {{0: (1, 1), 5: (1, 3)}}; received "
+            f"{weights!r}."
+        )
+    for each in given.values():
+        fits = isinstance(each, Sequence) and not isinstance(each, str) and len(each) == num_sources
+        if not fits or not all(_is_weight(weight) for weight in each) or not sum(each):
+            raise UserError(
+                f"Mixture.weights are {num_sources} numbers from 0 on, one a source and not all 0; received {each!r}."
+            )
+    return {epoch: tuple(map(float, given[epoch])) for epoch in sorted(given)}
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+@dataclasses.dataclass(frozen=True)
+class Quotas:
+    """How many examples each source has given by any place of a run.
+
+    The counts never fall, add up to the number of places, and are computed for any place at once, in whole numbers: of
+    a segment with constant weights the first source gets floor(share · n) of n places, of those left the second gets
+    floor(its share of the rest · left), and so on. As every such share is at most 1, no count falls.
+
+    Args:
+      begins: the first place of every segment of constant weights, the first one 0.
+      weights: of each segment.
+    """
+
+    begins: tuple[int, ...]
+    weights: tuple[Weights, ...]
+
+    def shares(self) -> list[float]:
+        """The part of the first segment's examples that each source gives."""
+        return [weight / sum(self.weights[0]) for weight in self.weights[0]]
+
+    def counts(self, places: tf.Tensor) -> tf.Tensor:
+        """int64 [n, sources]: how many examples each source gives before each of the places, int64 [n]."""
+        begins = tf.constant(self.begins, tf.int64)
+        segment = tf.searchsorted(begins, places, side="right") - 1
+        above, below = (tf.transpose(tf.gather(part, segment)) for part in self._fractions)
+        split = _split(places - tf.gather(begins, segment), tf.unstack(above), tf.unstack(below))
+        return tf.gather(self._starts, segment) + tf.stack(split, axis=1)
+
+    def places(self, places: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The source of each place, and how many examples it has given before: both int64 [n]."""
+        before = self.counts(places)
+        chosen = tf.argmax(self.counts(places + 1) - before, axis=1)
+        return chosen, tf.gather(before, chosen, batch_dims=1)
+
+    @functools.cached_property
+    def _fractions(self) -> tuple[np.ndarray, np.ndarray]:
+        """Each source's share of what those before it left, as int64 [segments, sources]: above and below the line."""
+        found = [[_share(weights, index) for index in range(len(weights))] for weights in self.weights]
+        above = np.array([[f.numerator for f in row] for row in found], np.int64)
+        return above, np.array([[f.denominator for f in row] for row in found], np.int64)
+
+    @functools.cached_property
+    def _starts(self) -> np.ndarray:
+        """What each source has given before a segment, int64 [segments, sources]."""
+        above, below = (part.tolist() for part in self._fractions)
+        lengths = np.diff(self.begins).tolist()
+        counts = [_split(length, *rates) for length, *rates in zip(lengths, above, below, strict=False)]
+        return np.cumsum([[0] * len(above[0]), *counts], axis=0, dtype=np.int64)
+
+
+def _split(places: Any, above: Sequence[Any], below: Sequence[Any]) -> list[Any]:
+    """A number of places, or a tensor of them, split among the sources."""
+    left, counts = places, []
+    for up, down in zip(above, below, strict=True):
+        counts.append(left * up // down)
+        left = left - counts[-1]
+    return counts
+
+
+def _share(weights: Weights, index: int) -> Fraction:
+    rest = sum(map(Fraction, weights[index:]))
+    if not rest:
+        return Fraction(0)
+    if index == len(weights) - 1 or not any(weights[index + 1 :]):
+        return Fraction(1)
+    return (Fraction(weights[index]) / rest).limit_denominator(MOST_PARTS)
 
 
 def _order_of(order: Order, index: int, share: float) -> Order:

@@ -22,7 +22,6 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfdist.data.order.batches import BatchPlan
-from tfdist.data.sources.dataset_parts import Parts, parts_of
 from tfdist.data.sources.failures import noted
 from tfdist.data.sources.source import Order, Reader, Source
 from tfdist.errors import UserError
@@ -98,9 +97,8 @@ class DatasetFunction(StreamSource):
         self._policy = policy
         self._parameters = [name for name in ("epoch", "seed") if _has_parameter(function, name)]
         dataset = self._dataset(0, None)
-        self._parts: Parts = parts_of(dataset)
         self._is_endless = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
-        self.structure = _batched_structure(dataset, self._parts)
+        self.structure = _batched_structure(dataset)
         self._is_counted = num_examples is None
         self.num_examples = self._count(dataset) if num_examples is None else num_examples
 
@@ -109,12 +107,9 @@ class DatasetFunction(StreamSource):
 
     def describe(self) -> list[str]:
         if self._parameters:
-            resuming = (
-                f"made anew each epoch with its {' and '.join(self._parameters)}; resumes by skipping in the epoch"
-            )
-        else:
-            resuming = f"resumes by skipping {'from the first epoch on' if self._parts.is_random else 'in the epoch'}"
-        return [f"a tf.data.Dataset: {resuming}"]
+            names = " and ".join(self._parameters)
+            return [f"a tf.data.Dataset: made anew each epoch with its {names}; resumes by skipping in the epoch"]
+        return ["a tf.data.Dataset: resumes by skipping from the first epoch on"]
 
     def describe_sharing(self, *, trains: bool) -> str:
         return f"policy {self._policy!r}: {POLICIES[self._policy]}"
@@ -152,16 +147,32 @@ class DatasetFunction(StreamSource):
 
         if self._parameters and plan.shuffle_seed is not None:
             first = of_epoch(self._epoch(epoch, plan.shuffle_seed)).skip(step)
-            return first.concatenate(self._epochs_from(epoch + 1, plan.shuffle_seed).flat_map(of_epoch))
+            return first.concatenate(self._epochs_from(epoch + 1, plan.shuffle_seed, of_epoch))
         dataset = self._dataset(0, plan.shuffle_seed)
         if self._is_endless:
             return dataset.batch(plan.global_batch_size).skip(first_step)
-        skipped = first_step if self._parts.is_random else step
-        return of_epoch(dataset).repeat().skip(skipped)
+        return of_epoch(dataset).repeat().skip(first_step)
 
-    def _epochs_from(self, epoch: int, seed: int) -> _Epochs:
-        """The datasets of this epoch and all that follow, each made by the user's function when its turn comes."""
-        return _Epochs(lambda number: self._epoch(number, seed), epoch, self._dataset(epoch, seed).element_spec)
+    def _epochs_from(
+        self, first: int, seed: int, of_epoch: Callable[[tf.data.Dataset], tf.data.Dataset]
+    ) -> tf.data.Dataset:
+        """The batches of this epoch and all that follow, whose datasets the user's function makes in their turn."""
+        spec = self._dataset(first, seed).element_spec
+        held: dict[int, tf.data.Dataset] = {}  # what a running iterator may still need
+
+        def variant(epoch: tf.Tensor) -> tf.Tensor:
+            number = int(epoch)
+            dataset = held[number] = self._epoch(number, seed)
+            held.pop(number - 3, None)
+            if dataset.element_spec != spec:
+                raise UserError(f"The dataset of epoch {number} gives {dataset.element_spec}, others {spec}.")
+            return tf.data.experimental.to_variant(dataset)
+
+        def batches(epoch: tf.Tensor) -> tf.data.Dataset:
+            made = tf.ensure_shape(tf.py_function(noted(variant), [epoch], tf.variant), [])
+            return of_epoch(tf.data.experimental.from_variant(made, spec))
+
+        return tf.data.Dataset.range(first, tf.int64.max).flat_map(batches)
 
     def _epoch(self, number: int, seed: int) -> tf.data.Dataset:
         """The dataset of an epoch, which has as many examples as was counted, as far as it knows."""
@@ -199,25 +210,22 @@ class DatasetFunction(StreamSource):
         return batches.flat_map(split)
 
     def _dataset(self, epoch: int, seed: int | None, topology: Topology = ALL) -> tf.data.Dataset:
-        with _global_seed(seed or 0):
-            return self._made(epoch, seed, topology)
-
-    def _made(self, epoch: int, seed: int | None, topology: Topology) -> tf.data.Dataset:
         values = {"epoch": epoch, "seed": ((seed or 0) * _SEED_STRIDE + epoch) & 0x7FFFFFFF}
         arguments: dict[str, Any] = {name: values[name] for name in self._parameters}
         if _has_parameter(self._function, "input_context"):
             arguments["input_context"] = tf.distribute.InputContext(
                 topology.num_workers, topology.worker_index, topology.num_replicas
             )
-        dataset = self._function(**arguments)
-        if not isinstance(dataset, tf.data.Dataset):
-            raise UserError(
-                f"DatasetFunction.function returns a tf.data.Dataset; received {type(dataset).__name__}. Functions "
-                "that return arrays are data functions by themselves."
-            )
         options = tf.data.Options()
         options.deterministic = True
-        return (dataset.unbatch() if self._unbatch else dataset).with_options(options)
+        with _global_seed(seed or 0):
+            dataset = self._function(**arguments)
+            if isinstance(dataset, tf.data.Dataset):
+                return (dataset.unbatch() if self._unbatch else dataset).with_options(options)
+        raise UserError(
+            f"DatasetFunction.function returns a tf.data.Dataset; received {type(dataset).__name__}. Functions that "
+            "return arrays are data functions by themselves."
+        )
 
     def _count(self, dataset: tf.data.Dataset) -> int:
         if self._is_endless:
@@ -228,39 +236,6 @@ class DatasetFunction(StreamSource):
         count = int(self._dataset(0, None).reduce(np.int64(0), lambda n, *_: n + 1))
         _LOG.warning("Counted %d examples by reading the whole dataset; num_examples = %d spares that.", count, count)
         return count
-
-
-class GivenDataset(DatasetFunction):
-    """A dataset that a data function returned by itself. It cannot be made again, so the order of one that shuffles
-    continues from stream to stream; `DatasetFunction.function = @…` makes it anew each time."""
-
-    def __init__(self, dataset: tf.data.Dataset) -> None:
-        super().__init__(lambda: dataset)
-
-
-class _Epochs:
-    """The datasets of consecutive epochs."""
-
-    def __init__(self, make: Callable[[int], tf.data.Dataset], first: int, spec: Any) -> None:
-        self._make = make
-        self._first = first
-        self._spec = spec
-        self._held: dict[int, tf.data.Dataset] = {}  # what a running iterator may still need
-
-    def flat_map(self, function: Callable[[tf.data.Dataset], tf.data.Dataset]) -> tf.data.Dataset:
-        def variant(epoch: tf.Tensor) -> tf.Tensor:
-            number = int(epoch)
-            dataset = self._held[number] = self._make(number)
-            self._held.pop(number - 3, None)
-            if dataset.element_spec != self._spec:
-                raise UserError(f"The dataset of epoch {number} gives {dataset.element_spec}, others {self._spec}.")
-            return tf.data.experimental.to_variant(dataset)
-
-        def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            made = tf.ensure_shape(tf.py_function(noted(variant), [epoch], tf.variant), [])
-            return function(tf.data.experimental.from_variant(made, self._spec))
-
-        return tf.data.Dataset.range(self._first, tf.int64.max).flat_map(of_epoch)
 
 
 @contextlib.contextmanager
@@ -313,7 +288,7 @@ def _has_parameter(function: Callable[..., Any], name: str) -> bool:
         return False
 
 
-def _batched_structure(dataset: tf.data.Dataset, parts: Parts) -> Any:
+def _batched_structure(dataset: tf.data.Dataset) -> Any:
     """The structure of a batch of the dataset's examples."""
     spec = dataset.element_spec
     if not isinstance(spec, tuple) or len(spec) not in (2, 3):
@@ -326,9 +301,30 @@ def _batched_structure(dataset: tf.data.Dataset, parts: Parts) -> Any:
             f"The dataset does not say the shapes of its examples, {spec}. Give Dataset.from_generator an "
             "output_signature, or use tf.ensure_shape behind tf.py_function."
         )
-    if parts.is_batched:
+    batching = find_batching(dataset)
+    if batching is not None and all(each.shape.rank and each.shape[0] in (None, batch_size(batching)) for each in flat):
         raise UserError(
             f"The dataset gives batches, {spec}; it has to give single examples, of which tfdist makes the batches. "
             "Take out Dataset.batch, or set DatasetFunction.unbatch = True."
         )
     return tf.nest.map_structure(lambda each: tf.TensorSpec([None, *each.shape], each.dtype), spec)
+
+
+def find_batching(dataset: Any) -> Any:
+    """The last `Dataset.batch` among what a dataset is built of; None where there is none, or batches are taken apart.
+
+    It is read from TensorFlow's private classes: what is not recognized counts as not there.
+    """
+    name = type(dataset).__name__
+    if any(each in name for each in ("UnbatchDataset", "FlatMapDataset", "InterleaveDataset", "WindowDataset")):
+        return None
+    if "BatchDataset" in name:
+        return dataset
+    inputs = dataset._inputs()
+    return find_batching(inputs[0]) if inputs else None
+
+
+def batch_size(batching: Any) -> int | None:
+    """Of a dataset that `find_batching` gave: examples of a full batch, where that is known without reading."""
+    size = tf.get_static_value(getattr(batching, "_batch_size", None))
+    return None if size is None else int(size)

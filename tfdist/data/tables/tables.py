@@ -17,8 +17,7 @@ import tensorflow as tf
 from tfdist.data.formats.input_files import Patterns, find_files
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.columns import Columns
-from tfdist.data.sources.preprocessing import Preprocessing
-from tfdist.data.sources.source import RandomAccessSource
+from tfdist.data.sources.source import Preprocessing, RandomAccessSource
 from tfdist.data.tables.table_encoding import (
     Encoder,
     Fitted,

@@ -6,10 +6,12 @@ the same ids as one device would. Id 0 is padding, 1 a word that is not in the v
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import functools
 import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,18 +19,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.formats.input_files import Patterns, find_files
+from tfdist.data.formats.input_files import Patterns, find_files, read_whole
 from tfdist.data.sources.failures import noted
-from tfdist.data.sources.preprocessing import Preprocessing
-from tfdist.data.sources.source import Order, Reader, Source, Staged
-from tfdist.data.text.text_files import SPLITS, TextFile, read_lines
+from tfdist.data.sources.source import Order, Preprocessing, Reader, Source, Staged
 from tfdist.errors import UserError, suggest
 from tfdist.settings.checks import one_of, or_none, whole_number
 from tfdist.storage import files as storage
+from tfdist.storage.contents import FileVersion
 from tfdist.telemetry.records import load_record
 
 TextPatterns = Patterns | Mapping[str, Patterns]
 STANDARDS = ("lower", "strip_punctuation", "lower_and_strip_punctuation")
+SPLITS = ("whitespace", "character")
 FIT_VERSION = 1
 FIT_LINES = 4096
 
@@ -39,6 +41,28 @@ class _Fitted:
 
     labels: list[str] | None
     vocabulary: list[str]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextFile:
+    """The lines of one file that are not empty.
+
+    Attributes:
+      file: where it lies.
+      texts: without labels and ends of lines.
+      lengths: words or characters of each text: as many tokens as it has, or more.
+      labels: of each text.
+      numbers: on which line of the file each stands, from 1 on.
+    """
+
+    file: FileVersion
+    texts: list[bytes]
+    lengths: list[int]
+    labels: list[str]
+    numbers: list[int]
+
+    def __len__(self) -> int:
+        return len(self.texts)
 
 
 class TextLines(Source):
@@ -87,7 +111,15 @@ class TextLines(Source):
         standardize: str | None = "lower_and_strip_punctuation",
         split: str = "whitespace",
     ) -> None:
-        _check(vocabulary_size, max_length, bucket_batches, separator, standardize, split)
+        whole_number(3)("TextLines.vocabulary_size", vocabulary_size)
+        whole_number(1)("TextLines.max_length", max_length)
+        whole_number(0)("TextLines.bucket_batches", bucket_batches)
+        or_none(one_of(*STANDARDS))("TextLines.standardize", standardize)
+        one_of(*SPLITS)("TextLines.split", split)
+        if not isinstance(separator, str) or not separator or "\n" in separator:
+            raise UserError(
+                f"TextLines.separator is {separator!r}; write what stands between label and text, such as '\\t'."
+            )
         self._lines = _read(files, "TextLines.files", separator, split)
         is_fitted_here = fitted_on == files
         self._fit_lines = self._lines if is_fitted_here else _read(fitted_on, "TextLines.fitted_on", separator, split)
@@ -97,8 +129,8 @@ class TextLines(Source):
             raise UserError(f"The files {files!r} have no lines.")
         self.labels = _labels(labels, fitted_on, self._fit_lines)
         self._texts = np.array([text for lines in self._lines for text in lines.texts], dtype=object)
-        self._classes = np.concatenate([_classes(lines, self.labels) for lines in self._lines])
-        lengths = np.concatenate([lines.lengths for lines in self._lines])
+        self._classes = np.array([index for lines in self._lines for index in _indices(lines, self.labels)], np.int32)
+        lengths = np.array([length for lines in self._lines for length in lines.lengths], np.int32)
         self._lengths = np.minimum(lengths, max_length)
         self._max_length, self._pad_to_max, self._bucket_batches = max_length, pad_to_max, bucket_batches
         self._settings = {"max_tokens": vocabulary_size, "standardize": standardize, "split": split}
@@ -234,30 +266,49 @@ def _labels(given: Sequence[str] | None, fitted_on: TextPatterns, lines: Sequenc
         return [str(label) for label in given]
     if isinstance(fitted_on, Mapping):
         return list(fitted_on)
-    return sorted({name for each in lines for name in each.names})
+    return sorted({name for each in lines for name in each.labels})
 
 
-def _classes(lines: TextFile, labels: Sequence[str]) -> np.ndarray:
+def _indices(lines: TextFile, labels: Sequence[str]) -> list[int]:
     """The labels of a file's lines as indices into `labels`."""
-    for name, line in zip(lines.names, lines.first_lines, strict=True):
-        if name not in labels:
+    known = {name: index for index, name in enumerate(labels)}
+    for name, number in zip(lines.labels, lines.numbers, strict=True):
+        if name not in known:
             raise UserError(
-                f"{lines.file.path}:{line}: the label {name!r} is not among the training lines' {list(labels)}."
+                f"{lines.file.path}:{number}: the label {name!r} is not among the training lines' {list(labels)}."
                 f"{suggest(name, labels)}"
             )
-    codes = np.array([labels.index(name) for name in lines.names] or [0], np.int32)
-    return codes[lines.labels]
+    return [known[name] for name in lines.labels]
 
 
-def _check(
-    vocabulary_size: int, max_length: int, bucket_batches: int, separator: str, standardize: str | None, split: str
-) -> None:
-    whole_number(3)("TextLines.vocabulary_size", vocabulary_size)
-    whole_number(1)("TextLines.max_length", max_length)
-    whole_number(0)("TextLines.bucket_batches", bucket_batches)
-    or_none(one_of(*STANDARDS))("TextLines.standardize", standardize)
-    one_of(*SPLITS)("TextLines.split", split)
-    if not isinstance(separator, str) or not separator or "\n" in separator:
-        raise UserError(
-            f"TextLines.separator is {separator!r}; write what stands between label and text, such as '\\t'."
-        )
+def read_lines(file: FileVersion, *, separator: str, split: str, label: str | None = None) -> TextFile:
+    """Reads a file of lines `label`, separator, `text`; with a `label`, of texts of that label.
+
+    Raises:
+      UserError: the file cannot be read, or a line has no separator, no label or no text.
+    """
+    found = TextFile(file, [], [], [], [])
+    for number, line in enumerate(read_whole(file).removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
+        text = line.rstrip(b"\r")
+        if not text.strip():
+            continue
+        name = label
+        if name is None:
+            name, text = _cut(text, separator, f"{file.path}:{number}")
+        found.texts.append(text)
+        found.lengths.append(len(text.split()) if split == "whitespace" else len(text.decode("utf-8", "replace")))
+        found.labels.append(name)
+        found.numbers.append(number)
+    return found
+
+
+def _cut(line: bytes, separator: str, where: str) -> tuple[str, bytes]:
+    label, found, text = line.partition(separator.encode())
+    label = label.strip()
+    if found and label and text.strip():
+        return sys.intern(label.decode("utf-8", "replace")), text
+    problem = "no label" if found and not label else "no text" if found else f"no {separator!r}"
+    raise UserError(
+        f"{where} has {problem}: {line[:60].decode('utf-8', 'replace')!r}. A line is a label, {separator!r} "
+        "(TextLines.separator) and a text."
+    )
