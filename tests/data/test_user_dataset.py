@@ -107,7 +107,8 @@ def test_what_draws_without_a_seed_takes_the_runs_for_any_workers_and_whatever_w
 
 
 def test_what_a_source_tells_of_resuming() -> None:
-    assert "from the first epoch on" in DatasetFunction(plain).describe()[0]
+    assert "resumes by skipping in the epoch" in DatasetFunction(plain).describe()[0]
+    assert "from the first epoch on" in DatasetFunction(shuffled).describe()[0]
     assert "made anew each epoch with its epoch;" in DatasetFunction(by_epoch).describe()[0]
 
 

@@ -412,13 +412,24 @@ row(
     epochs=2,
 )
 row("a generator with steps_per_epoch", x=batches, y=None, epochs=3, steps_per_epoch=3)
+
+
+@behavior(
+    "a generator that ends, without steps_per_epoch",
+    note="its batches are held in memory, which a warning says; the optimizer counts 5 steps (fit: 6)",
+)
+def _(fit: Fit) -> Seen:
+    found = simply(fit, batches(5))
+    return {name: found[name] for name in ("history", "weights")}
+
+
 row(
-    "a generator without steps_per_epoch",
-    holds=REFUSED,
-    note="say how many batches make an epoch",
-    refusal="how many batches make an epoch",
-    x=batches,
+    "the same for several epochs",
+    holds=DIFFERS,
+    note="every epoch has the generator's batches; in fit those after the first have none",
+    x=lambda: batches(5),
     y=None,
+    epochs=2,
 )
 row("a keras.utils.PyDataset, with its on_epoch_end", x=Numbered, y=None, epochs=3)
 row("a PyDataset with several workers", x=lambda: Endless(workers=2), y=None, epochs=2, steps_per_epoch=3)
@@ -946,7 +957,7 @@ mistake("a validation_split that leaves no examples", "leaves none", validation_
 mistake("validation_split with a dataset", "Give validation_data", x=dataset, y=None, validation_split=0.2)
 mistake("targets beside a dataset", "should not be passed", x=dataset)
 mistake("a dataset without end, without steps_per_epoch", "has no end", x=lambda: dataset().repeat(), y=None)
-mistake("a generator that gives nothing", "no batch", x=lambda: batches(0), y=None, steps_per_epoch=2)
+mistake("a generator that gives nothing", "no batch", x=lambda: batches(0), y=None)
 mistake(
     "a validation dataset without a batch",
     "validation_data holds no batch",

@@ -103,7 +103,7 @@ def to_train(
         _check_alone(x, y=y, sample_weight=sample_weight, class_weight=class_weight)
         return Examples(x, batch_size or DEFAULT_BATCH_SIZE, steps_per_epoch)
     _check_values(x, "x")
-    given = python_kind(x, seed=seed, steps=steps_per_epoch)
+    given = python_kind(x, seed=seed, drain=steps_per_epoch is None)
     if class_weight is not None and isinstance(given, tf.data.Dataset):
         given, class_weight = _weighted(given, class_weight), None
     adapter = _adapter(given, y, sample_weight, class_weight)
@@ -145,7 +145,7 @@ def to_evaluate(data: Any, *, batch_size: int | None, steps: int | None) -> Exam
     if isinstance(x, Source):
         return Examples(x, batch_size or DEFAULT_BATCH_SIZE)
     _check_values(x, "The x of validation_data")
-    given = python_kind(x, seed=None, steps=steps)
+    given = python_kind(x, seed=None, drain=steps is None)
     adapter = _adapter(given, y, sample_weight, None)
     if isinstance(adapter, ArrayDataAdapter):
         return _of_arrays(adapter, batch_size, steps, cuts=True)

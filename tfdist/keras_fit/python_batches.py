@@ -22,6 +22,7 @@ from tfdist import user_code
 from tfdist.data.sources.failures import noted
 from tfdist.errors import TfdistError, UserError
 
+MOST_HELD_BYTES = 1 << 30  # of a generator that says nothing of its length
 _LOG = logging.getLogger(__name__)
 
 
@@ -81,25 +82,39 @@ class Ordered(keras.utils.PyDataset):
         self._dataset.on_epoch_end()
 
 
-def python_kind(x: Any, *, seed: int | None, steps: int | None) -> Any:
+class Held(keras.utils.PyDataset):
+    """Batches in memory."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        super().__init__()
+        self._batches = batches
+        self.batch_size = _rows(batches[0])
+
+    @property
+    def num_batches(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batches[index]
+
+
+def python_kind(x: Any, *, seed: int | None, drain: bool) -> Any:
     """A generator or a PyDataset, made ready for its adapter; anything else as it is.
 
     Args:
       x: what `fit` was given.
       seed: of a PyDataset's order; None keeps its own.
-      steps: batches of an epoch, which a generator has to be given with.
+      drain: holds a generator's batches in memory, as nothing says how many there are.
 
     Raises:
-      UserError: the generator gives nothing, or nothing says how many batches make an epoch.
+      UserError: the generator gives nothing, or more than fits in memory.
     """
     if isinstance(x, keras.utils.PyDataset):
         return Ordered(x, seed)
     if not isinstance(x, types.GeneratorType):
         return x
-    if steps is None:
-        raise UserError(
-            "A generator does not say how many batches make an epoch. Write steps_per_epoch (or validation_steps) = N."
-        )
+    if drain:
+        return Held(_drained(x))
     first = next(x, None)
     if first is None:
         raise UserError("The generator gives no batch.")
@@ -221,6 +236,22 @@ def _ran_out(count: int, total: int | None) -> None:
         f"The generator ended after {count:,} batches, and {needed} (steps of an epoch × epochs). Let it run without "
         "end, or give fewer steps."
     )
+
+
+def _drained(generator: types.GeneratorType) -> list[Any]:
+    batches, size = [], 0
+    for batch in generator:
+        batches.append(batch)
+        size += sum(getattr(leaf, "nbytes", 0) for leaf in keras.tree.flatten(batch))
+        if size > MOST_HELD_BYTES:
+            raise UserError(
+                f"The generator gave {len(batches):,} batches, {size >> 20:,} MiB, and has not ended. Say how many "
+                "make an epoch: steps_per_epoch (or validation_steps) = N."
+            )
+    if not batches:
+        raise UserError("The generator gives no batch.")
+    _LOG.warning("Held the generator's %d batches in memory; the number of steps spares that.", len(batches))
+    return batches
 
 
 def _again(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

@@ -34,6 +34,14 @@ POLICIES = {
     "off": "every worker reads its own stream; in an epoch some examples come more than once and others not at all",
 }
 ALL = Topology(0, 1, 1)  # a worker that reads everything
+_RANDOM_OPERATIONS = (
+    "RandomUniform",
+    "RandomStandardNormal",
+    "TruncatedNormal",
+    "RandomShuffle",
+    "RandomGamma",
+    "Multinomial",
+)
 _SEED_STRIDE = 1_000_003  # keeps epochs of one run's seed apart from those of the next
 _LOG = logging.getLogger(__name__)
 
@@ -97,6 +105,7 @@ class DatasetFunction(StreamSource):
         self._policy = policy
         self._parameters = [name for name in ("epoch", "seed") if _has_parameter(function, name)]
         dataset = self._dataset(0, None)
+        self._draws = draws_at_random(dataset)
         self._is_endless = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
         self.structure = _batched_structure(dataset)
         self._is_counted = num_examples is None
@@ -109,7 +118,9 @@ class DatasetFunction(StreamSource):
         if self._parameters:
             names = " and ".join(self._parameters)
             return [f"a tf.data.Dataset: made anew each epoch with its {names}; resumes by skipping in the epoch"]
-        return ["a tf.data.Dataset: resumes by skipping from the first epoch on"]
+        return [
+            f"a tf.data.Dataset: resumes by skipping {'from the first epoch on' if self._draws else 'in the epoch'}"
+        ]
 
     def describe_sharing(self, *, trains: bool) -> str:
         return f"policy {self._policy!r}: {POLICIES[self._policy]}"
@@ -151,7 +162,7 @@ class DatasetFunction(StreamSource):
         dataset = self._dataset(0, plan.shuffle_seed)
         if self._is_endless:
             return dataset.batch(plan.global_batch_size).skip(first_step)
-        return of_epoch(dataset).repeat().skip(first_step)
+        return of_epoch(dataset).repeat().skip(first_step if self._draws else step)
 
     def _epochs_from(
         self, first: int, seed: int, of_epoch: Callable[[tf.data.Dataset], tf.data.Dataset]
@@ -322,6 +333,30 @@ def find_batching(dataset: Any) -> Any:
         return dataset
     inputs = dataset._inputs()
     return find_batching(inputs[0]) if inputs else None
+
+
+def draws_at_random(dataset: Any) -> bool:
+    """Whether a dataset, its inputs or the functions that it maps shuffle or draw, so that its epochs differ.
+
+    It is read from TensorFlow's private classes: what is not recognized counts as not there.
+    """
+    names = getattr(dataset, "_filenames", None)  # which not every reader counts among its inputs
+    inputs = [*dataset._inputs(), *([names] if isinstance(names, tf.data.Dataset) else [])]
+    return (
+        any(each in type(dataset).__name__ for each in ("Shuffle", "Random"))
+        or any(each in _RANDOM_OPERATIONS or "ShuffleDataset" in each for each in _operations(dataset))
+        or any(map(draws_at_random, inputs))
+    )
+
+
+def _operations(dataset: Any) -> set[str]:
+    """The types of operations of the function that a dataset maps, and of the functions that those call."""
+    mapped = getattr(dataset, "_map_func", None)
+    graphs = [] if mapped is None else [mapped.function.graph]
+    for graph in graphs:
+        inner = [each.graph for each in getattr(graph, "_functions", {}).values() if hasattr(each, "graph")]
+        graphs += [each for each in inner if each not in graphs]
+    return {operation.type for graph in graphs for operation in graph.get_operations()}
 
 
 def batch_size(batching: Any) -> int | None:
