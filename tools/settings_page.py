@@ -6,6 +6,7 @@ python tools/settings_page.py
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import sys
@@ -19,7 +20,7 @@ from marked_page import filled  # noqa: E402 (found only now)
 
 from tfdist.checkpoint.policy import CheckpointPolicy  # noqa: E402
 from tfdist.serving.settings import ExportSettings, PredictSettings  # noqa: E402
-from tfdist.settings import page  # noqa: E402
+from tfdist.settings.declaration import Settings  # noqa: E402
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings  # noqa: E402
 from tfdist.tuning.find_rate import FindRateSettings  # noqa: E402
 from tfdist.tuning.settings import TuneSettings  # noqa: E402
@@ -39,7 +40,24 @@ PARTS = (
 
 def written() -> str:
     """The page's text with the tables between its marks."""
-    return filled(PAGE, BEGIN, END, page.text(PARTS))
+    parts = [f"### `{part.NAME}`\n\n{(part.__doc__ or '').strip().splitlines()[0]}\n\n{table(part)}" for part in PARTS]
+    return filled(PAGE, BEGIN, END, "\n".join(parts))
+
+
+def table(part: type[Settings]) -> str:
+    """A row for each setting: required ones first, the others as they are declared."""
+    declared = part.declared()
+    resumes = any(about.may_change for about in declared.values())
+    columns = ["setting", "default", "value", *(["on resume"] if resumes else []), "meaning"]
+    fields = sorted(dataclasses.fields(part), key=lambda field: field.default is not dataclasses.MISSING)
+    rows = [columns, ["---"] * len(columns)]
+    for field in fields:
+        about = declared[field.name]
+        default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
+        value = about.check.wanted + (f" ({about.unit})" if about.unit else "")
+        may_change = ["may change" if about.may_change else ""] if resumes else []
+        rows.append([f"`{field.name}`", default, value, *may_change, about.meaning])
+    return "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in rows)
 
 
 if __name__ == "__main__":

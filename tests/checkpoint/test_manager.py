@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pathlib
-import textwrap
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -137,32 +136,6 @@ def test_a_disk_that_is_full_costs_a_checkpoint_and_nothing_else(tmp_path: pathl
     manager.close()
     assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(3))
     assert manager.last_committed_step == 3
-
-
-def test_a_file_size_limit_of_the_system_is_survived(tmp_path: pathlib.Path, run_python: Callable) -> None:
-    """RLIMIT_FSIZE: the kernel itself refuses the write, with EFBIG."""
-    save_steps(tmp_path / "checkpoints", 1)
-    script = tmp_path / "limited.py"
-    script.write_text(
-        textwrap.dedent("""
-        import pathlib, resource, signal, sys
-        sys.path.insert(0, sys.argv[2])
-        from checkpoint.checkpoints import Listener, new_manager, state_of
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
-        listener = Listener()
-        manager = new_manager(pathlib.Path(sys.argv[1]), listener)
-        manager.save(state_of(2, num_items=450))
-        manager.close()
-        print(listener.warnings)
-        """)
-    )
-    tests = pathlib.Path(__file__).parent.parent
-    finished = run_python([script, tmp_path / "checkpoints", tests])
-    assert finished.status == 0, finished.stderr
-    assert "File too large" in finished.stdout
-    assert steps(list_checkpoints(str(tmp_path / "checkpoints"))) == [1]
-    assert_same(restore.newest(str(tmp_path / "checkpoints"), tell=Listener()), state_of(1))
 
 
 @pytest.mark.parametrize(

@@ -78,53 +78,6 @@ def test_outside_the_main_thread_the_handlers_stay_and_reasons_can_still_be_note
     assert next_of(told).startswith("Another worker leaves: saving")
 
 
-SAVING_SLOWLY = """
-import os, sys
-from tfdist.checkpoint.preemption import Preemption
-
-def say(text):
-    os.write(1, f"{text}\\n".encode())  # whole lines, though two threads write them
-
-with Preemption(tell=say) as preemption:
-    say("running")
-    while preemption.reason is None:
-        pass
-    with open(sys.argv[1], "w") as file:
-        file.write("first half, ")
-        say("saving")
-        sys.stdin.readline()  # until the test has sent the second signal
-        file.write("second half")
-sys.exit(143)
-"""
-
-
-def test_a_process_that_saves_goes_on_saving_under_a_second_signal(tmp_path: pathlib.Path) -> None:
-    saved = tmp_path / "saved"
-    process = subprocess.Popen(
-        [sys.executable, "-c", SAVING_SLOWLY, saved],
-        env=support.clean_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            assert process.stdout.readline() == "running\n"
-            process.send_signal(signal.SIGTERM)
-            assert {process.stdout.readline() for _ in range(2)} == {
-                "SIGTERM was received: saving at the end of this step, then leaving.\n",
-                "saving\n",
-            }
-            process.send_signal(signal.SIGTERM)
-            assert "continues doing so" in process.stdout.readline()
-            process.stdin.write("continue\n")
-            process.stdin.flush()
-            assert process.wait(timeout=60) == 143
-        finally:
-            process.kill()
-    assert saved.read_text() == "first half, second half"
-
-
 # The metadata server
 
 

@@ -22,8 +22,8 @@ import keras
 from equivalence.cases import BASE, STRATEGIES, clipped_adam, deep_convnet_model, digits
 
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.checkpoint.write import writer_thread
 from tfdist.checkpoint.write.parts import Part
+from tfdist.checkpoint.write.writer_thread import WriterThread
 from tfdist.experiment import train
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.training.run.request import Request
@@ -58,18 +58,18 @@ def die_while_saving(directory: pathlib.Path) -> None:
 
     Part.note = killing("noting", Part.note, worker=1)  # type: ignore[method-assign]
     Part.others = killing("gathering", Part.others)  # type: ignore[method-assign]
-    writer_thread._committed = killing("committed", writer_thread._committed)
+    WriterThread._tidy = killing("committed", WriterThread._tidy)  # type: ignore[method-assign]
 
 
 def die_once_two_are_committed() -> None:
-    committed, count = writer_thread._committed, itertools.count(1)
+    tidy, count = WriterThread._tidy, itertools.count(1)
 
     def call(*args: Any) -> Any:
         if next(count) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        return committed(*args)
+        return tidy(*args)
 
-    writer_thread._committed = call
+    WriterThread._tidy = call  # type: ignore[method-assign]
 
 
 def main(directory: str, strategy_name: str, sharding: str, epochs: str, how: str = "") -> None:

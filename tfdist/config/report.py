@@ -51,16 +51,12 @@ def config_text(
 ) -> str:
     """Gin text with the settings, grouped by function, macros first, then the defaults that a run has used."""
     lines = ["# What a run is configured with: loading this file again configures the same run.", *imports]
-    group = None
-    for setting in _sorted(settings, functions):
-        if group != (group := _group(setting, functions)):
-            lines += ["", f"# {group}"]
-        lines.append(_statement(setting, functions))
-    group = None
-    for setting in _sorted(defaults, functions):
-        if group != (group := _group(setting, functions)):
-            lines += ["", f"# {group}: defaults that the run has used"]
-        lines.append(_statement(setting, functions))
+    for chosen, used in ((settings, ""), (defaults, ": defaults that the run has used")):
+        group = None
+        for setting in _sorted(chosen, functions):
+            if group != (group := _group(setting, functions)):
+                lines += ["", f"# {group}{used}"]
+            lines.append(_statement(setting, functions))
     return "\n".join(lines) + "\n"
 
 

@@ -177,8 +177,6 @@ def _syntax_hint(message: str, line: str) -> str:
     reason, failed, word = message.partition("\n    Failed to parse token '")
     if failed:
         return _value_hint(word[:-1], reason)
-    if message == "Unable to parse value." and (text := re.search(r"\b[rR]?[fF][rR]?['\"].*", line)):
-        return _value_hint(text[0], reason)  # from Python 3.12 on its tokens are others
     hints = {
         "Expected ')'.": "Between the arguments of a function stand commas: @module.function(size=3, depth=2).",
         "Expected an argument.": "Arguments have names, as in @module.function(size=3), or lines of their own, such as "
@@ -200,13 +198,7 @@ def _syntax_hint(message: str, line: str) -> str:
 def _value_hint(word: str, reason: str) -> str:
     """What was probably meant by a value that Python cannot read, for the `reason` that it gives."""
     shown = word if len(word) <= _MAX_WORD else f"{word[:_MAX_WORD]}…"
-    text = re.match(r"([A-Za-z]*)['\"]", word)
-    if text and "f" in text[1].lower():
-        return (
-            f"cannot read the value {shown}. Nothing is calculated here, not within a text either: write the text as "
-            "it should be, without the 'f'."
-        )
-    if text or word[0].isdigit():
+    if re.match(r"[A-Za-z]*['\"]", word) or word[0].isdigit():
         return f"cannot read the value {shown}: {reason.removesuffix(' (<unknown>, line 1)')}."
     if word.startswith("-"):
         return f"cannot read the value {shown}. Only a number can follow '-'."

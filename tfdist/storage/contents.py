@@ -6,11 +6,13 @@ Invariant: nothing here copies what it is given.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+_PIECE_BYTES = 2**20  # of a checksum
 TEMPORARY_SUFFIX = ".tfdist-tmp"  # of what is being written, which no listing shows
 Buffer = Any  # what has the buffer protocol: bytes, bytearray, memoryview, a numpy array
 
@@ -31,17 +33,12 @@ class FileVersion:
     changed_nanoseconds: int
 
 
-def views(parts: Iterable[Buffer]) -> list[memoryview]:
-    """The bytes of each part, without a copy; empty parts are left out.
+def each_view(parts: Iterable[Buffer]) -> Iterator[memoryview]:
+    """The bytes of each part when it is asked for, without a copy; empty parts are left out.
 
     Raises:
       TypeError: a part has no bytes that lie in one piece.
     """
-    return list(each_view(parts))
-
-
-def each_view(parts: Iterable[Buffer]) -> Iterator[memoryview]:
-    """As `views`, each when it is asked for."""
     return (view for part in parts if (view := memoryview(part).cast("B")).nbytes)
 
 
@@ -50,16 +47,15 @@ def total_bytes(parts: Sequence[memoryview]) -> int:
     return sum(part.nbytes for part in parts)
 
 
-def crc32c(*parts: Buffer, seed: int = 0) -> int:
-    """The CRC-32C (https://www.rfc-editor.org/rfc/rfc3720#appendix-B.4) of all parts, one behind the other.
-
-    Args:
-      parts: with the buffer protocol.
-      seed: the checksum of what comes before them.
-    """
+def crc32c(*parts: Buffer) -> int:
+    """The CRC-32C (https://www.rfc-editor.org/rfc/rfc3720#appendix-B.4) of all parts, one behind the other."""
     import google_crc32c  # a command says in one message that it is missing, once it has begun
 
-    for part in parts:
-        # numpy's arrays may be written and still pass for the library, other writable buffers do not
-        seed = google_crc32c.extend(seed, np.frombuffer(part, np.uint8)) if len(memoryview(part)) else seed
-    return seed
+    checksum = 0
+    for view in each_view(parts):
+        for first in range(0, view.nbytes, _PIECE_BYTES):
+            # numpy's arrays may be written and still pass for the library, other writable buffers do not
+            piece = np.frombuffer(view[first : first + _PIECE_BYTES], np.uint8)
+            checksum = google_crc32c.extend(checksum, piece)
+            time.sleep(0)  # gives Python's lock away
+    return checksum

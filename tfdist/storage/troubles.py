@@ -10,6 +10,7 @@ import errno
 import os
 import traceback
 import uuid
+from collections.abc import Callable
 
 from tfdist.errors import UserError
 from tfdist.storage import files
@@ -74,21 +75,14 @@ def explain_bucket(error: OSError) -> str:
 def explain_local(path: str, error: OSError) -> str:
     """Reason and hint, for a directory that was to be made and written."""
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return f"{_file_in_the_way(path)!r} is a file. Choose another run directory, or move that file away."
-    place = _nearest_directory(path)
+        file = _find_ancestor(path, os.path.lexists)
+        return f"{file!r} is a file. Choose another run directory, or move that file away."
     advice = _LOCAL_ADVICE.get(error.errno or 0, "Choose another run directory.")
-    return f"{error.strerror or error} (in {place!r}). {advice}"
+    return f"{error.strerror or error} (in {_find_ancestor(path, os.path.isdir)!r}). {advice}"
 
 
-def _file_in_the_way(path: str) -> str:
+def _find_ancestor(path: str, accepts: Callable[[str], bool]) -> str:
     ancestor = os.path.abspath(path)
-    while not os.path.lexists(ancestor):
-        ancestor = os.path.dirname(ancestor)
-    return ancestor
-
-
-def _nearest_directory(path: str) -> str:
-    ancestor = os.path.abspath(path)
-    while not os.path.isdir(ancestor):
+    while not accepts(ancestor):
         ancestor = os.path.dirname(ancestor)
     return ancestor

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import functools
 import mmap
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,7 +17,8 @@ import numpy as np
 
 from tfdist.checkpoint.format import tensor_files
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint, Manifest, StoredFile
-from tfdist.storage import contents, files
+from tfdist.storage import files
+from tfdist.storage.contents import crc32c
 
 _MOST_THREADS = 8
 
@@ -90,16 +90,3 @@ def _bytes_of(path: str, num_bytes: int) -> memoryview:
     data = np.empty(num_bytes, np.uint8)
     files.read_into(path, data)
     return data.data
-
-
-_PIECE_BYTES = 2**20
-
-
-def crc32c(*parts: contents.Buffer) -> int:
-    """The checksum of all parts together."""
-    checksum = 0
-    for view in contents.views(parts):
-        for first in range(0, view.nbytes, _PIECE_BYTES):
-            checksum = contents.crc32c(view[first : first + _PIECE_BYTES], seed=checksum)
-            time.sleep(0)
-    return checksum

@@ -16,7 +16,7 @@ from tfdist.checkpoint.state import EventSink, State
 from tfdist.checkpoint.write import snapshot
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.writer import Snapshot
-from tfdist.checkpoint.write.writer_thread import Failure, News, WriterThread
+from tfdist.checkpoint.write.writer_thread import Failure, WriterThread
 from tfdist.errors import UserError
 
 
@@ -27,7 +27,7 @@ class CheckpointManager:
       directory: `RunDirectory.checkpoints`; made when missing.
       policy: how to write and what to keep.
       identity: JSON-able, goes into each manifest: digest of the configuration, versions, strategy, worker count.
-      tell: gets events, only ever from the thread that calls this object.
+      tell: gets events, from the writer's thread too.
       part: what this worker writes of each checkpoint; None: one worker writes all. With parts every worker has a
         manager, and saves the same steps in the same order.
       still_ours: called before each commit, in the writer's thread; raises LeaseLostError when another run has taken
@@ -62,6 +62,7 @@ class CheckpointManager:
             directory,
             policy,
             identity=manifests.to_plain(identity, "identity"),
+            tell=tell,
             still_ours=still_ours,
             buffer=self._buffer,
             part=part,
@@ -98,30 +99,26 @@ class CheckpointManager:
         return stalled
 
     def check(self) -> None:
-        """Tells what the writer did since, and surfaces its errors as `policy.on_error` says. Never waits.
+        """Surfaces the writer's errors as `policy.on_error` says. Never waits.
 
         Raises:
           LeaseLostError of `still_ours`, now and ever after.
           UserError: a checkpoint could not be written, and `on_error` is "stop".
           A bug of the writer, whatever `on_error` is.
         """
-        self._tell_news()
+        self._surface_all()
 
-    def _tell_news(self, *, goes_on: bool = True) -> None:
+    def _surface_all(self, *, goes_on: bool = True) -> None:
         """`check`; with `goes_on` training does after this."""
-        for item in self._thread.news():
-            if isinstance(item, News):
-                speak = self._tell.warning if item.is_warning else self._tell.info
-                speak(item.event, step=item.step, message=item.message, **item.details)
-            else:
-                self._surface(item, goes_on=goes_on)
+        for failure in self._thread.failures():
+            self._surface(failure, goes_on=goes_on)
         if self._lost is not None:
             raise self._lost
 
     def wait(self) -> None:
         """Returns when everything saved is committed or has failed; errors surface as in `check`."""
         self._thread.wait()
-        self._tell_news(goes_on=False)
+        self._surface_all(goes_on=False)
 
     def abandon(self) -> None:
         """Has nothing wait for other workers' parts any more, as the run has failed."""
@@ -134,7 +131,7 @@ class CheckpointManager:
         self._thread.close()
         self._buffer.close()
         if self._lost is None:
-            self._tell_news(goes_on=False)
+            self._surface_all(goes_on=False)
 
     @property
     def last_committed_step(self) -> int | None:

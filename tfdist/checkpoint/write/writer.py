@@ -15,10 +15,10 @@ from typing import Any
 from tfdist.checkpoint.catalog import Entry
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.format.manifest import Manifest, StoredFile
-from tfdist.checkpoint.format.stored_files import crc32c
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.snapshot import HostBuffer
 from tfdist.storage import files
+from tfdist.storage.contents import crc32c
 
 _MOST_UPLOADS = 4
 

@@ -1,6 +1,6 @@
 """The thread that writes snapshots one after the other, and tidies up behind them.
 
-Invariant: one snapshot is written at a time, in the order of `put`; every error becomes a `Failure` in `news`, in
+Invariant: one snapshot is written at a time, in the order of `put`; every error becomes one of `failures`, in
 order, and none ends the thread. Once the directory was lost to another run nothing is written or removed any more.
 The manager owns one.
 """
@@ -20,6 +20,7 @@ from typing import Any
 from tfdist.checkpoint import catalog
 from tfdist.checkpoint.catalog import Entry, list_checkpoints, new_path
 from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.checkpoint.state import EventSink
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.snapshot import SnapshotBuffer
 from tfdist.checkpoint.write.writer import Snapshot, write_checkpoint
@@ -29,17 +30,6 @@ from tfdist.telemetry import heartbeat
 
 _NICENESS = 5  # training's threads go first
 _REMOVE_PATIENCE_SECONDS = 2.0  # with a store that does not remove; a checkpoint is not held up for that
-
-
-@dataclasses.dataclass(frozen=True)
-class News:
-    """An event to be told by the thread that training runs in."""
-
-    event: str
-    step: int | None
-    message: str | None = None
-    is_warning: bool = False
-    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +45,7 @@ class WriterThread:
     """Writes, commits and prunes.
 
     Arguments:
-      directory, policy, identity, still_ours: as the manager's.
+      directory, policy, identity, tell, still_ours: as the manager's.
       buffer: given back when a snapshot was written, or has failed to be.
       part: what this worker writes of each checkpoint; None writes all of it.
     """
@@ -66,6 +56,7 @@ class WriterThread:
         policy: CheckpointPolicy,
         *,
         identity: Mapping[str, Any],
+        tell: EventSink,
         still_ours: Callable[[], None],
         buffer: SnapshotBuffer,
         part: Part | None = None,
@@ -73,6 +64,7 @@ class WriterThread:
         self._directory = directory
         self._policy = policy
         self._identity = identity
+        self._tell = tell
         self._still_ours = still_ours
         self._buffer = buffer
         self._part = part
@@ -83,7 +75,7 @@ class WriterThread:
         self._is_started = False
         self._is_refused = False  # the store did not remove what it was last asked to
         self._lost = False
-        self._news: queue.SimpleQueue[News | Failure] = queue.SimpleQueue()
+        self._failures: queue.SimpleQueue[Failure] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._waiting: deque[Snapshot] = deque()
         self._is_busy = True  # with the start
@@ -100,11 +92,11 @@ class WriterThread:
             heartbeat.storing(True, writer=id(self))
             self._changed.notify_all()
 
-    def news(self) -> Iterator[News | Failure]:
-        """What happened since, in order; each item once."""
+    def failures(self) -> Iterator[Failure]:
+        """What went wrong since, in order; each once."""
         with contextlib.suppress(queue.Empty):
             while True:
-                yield self._news.get_nowait()
+                yield self._failures.get_nowait()
 
     def wait(self) -> None:
         """Returns when nothing is left to write."""
@@ -125,7 +117,7 @@ class WriterThread:
     def _run(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # only where the system has it for threads
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        with self._told(None):
+        with self._collect_failure(None):
             self._start()
         while True:
             with self._changed:
@@ -138,21 +130,21 @@ class WriterThread:
                     return
                 snapshot, self._is_busy = self._waiting.popleft(), True
             try:
-                with self._told(snapshot.step):
+                with self._collect_failure(snapshot.step):
                     self._write(snapshot)
             finally:
                 self._buffer.give_back()
             del snapshot  # the next one has the buffer now
-            with self._told(None):
+            with self._collect_failure(None):
                 self._remove_all()
 
     @contextlib.contextmanager
-    def _told(self, step: int | None) -> Iterator[None]:
-        """Makes news of an error. Even an exit, which would end the thread in silence and let `wait` hang."""
+    def _collect_failure(self, step: int | None) -> Iterator[None]:
+        """Makes a failure of an error. Even an exit, which would end the thread in silence and let `wait` hang."""
         try:
             yield
         except BaseException as error:
-            self._news.put(Failure(step, error, is_lost=self._lost))
+            self._failures.put(Failure(step, error, is_lost=self._lost))
 
     def _start(self) -> None:
         """Makes the directory and removes what a crash left in it."""
@@ -167,7 +159,7 @@ class WriterThread:
         self._to_remove = [entry.path for entry in found if entry.is_leftover and not own(entry.path)]
         self._is_started = True
         if self._to_remove:
-            self._news.put(News("checkpoint_leftovers_found", None, details={"paths": list(self._to_remove)}))
+            self._tell.info("checkpoint_leftovers_found", paths=list(self._to_remove))
             self._remove_all()
 
     def _write(self, snapshot: Snapshot) -> None:
@@ -200,7 +192,15 @@ class WriterThread:
         if entry is None:
             return
         self.last_committed_step = snapshot.step
-        self._news.put(_committed(entry, self.last_write_seconds))
+        assert entry.manifest is not None
+        self._tell.info(
+            "checkpoint_saved",
+            step=entry.step,
+            checkpoint=entry.path,
+            num_bytes=entry.manifest.num_stored_bytes,
+            num_tensor_bytes=entry.manifest.num_tensor_bytes,
+            write_seconds=round(self.last_write_seconds, 3),
+        )
         self._tidy(entry)
 
     def _tidy(self, newest: Entry) -> None:
@@ -212,7 +212,7 @@ class WriterThread:
         self._to_remove += paths
         abandoned = [entry.step for entry in expired if entry.step >= newest.step]
         if abandoned:
-            self._news.put(News("checkpoints_superseded", newest.step, details={"steps": abandoned}))
+            self._tell.info("checkpoints_superseded", step=newest.step, steps=abandoned)
 
     def _remove_all(self) -> None:
         """Removes what is due, which is nobody's hurry.
@@ -229,18 +229,13 @@ class WriterThread:
                     self._to_remove.pop()
             self._is_refused = False
         except OSError as error:
+            if self._is_refused:
+                return
             message = (
                 f"{self._to_remove[-1]} is not needed any more, but could not be removed: {error}. Such checkpoints "
                 "stay until they can be; this is said once."
             )
-            self._news.put(
-                News(
-                    "checkpoint_not_removed",
-                    None,
-                    None if self._is_refused else message,
-                    is_warning=not self._is_refused,
-                )
-            )
+            self._tell.warning("checkpoint_not_removed", message=message)
             self._is_refused = True
 
     def _forget(self, path: str) -> None:
@@ -256,14 +251,3 @@ class WriterThread:
         except LeaseLostError:  # an OSError says only that the store did not answer
             self._lost = True
             raise
-
-
-def _committed(entry: Entry, write_seconds: float) -> News:
-    assert entry.manifest is not None
-    details = {
-        "checkpoint": entry.path,
-        "num_bytes": entry.manifest.num_stored_bytes,
-        "num_tensor_bytes": entry.manifest.num_tensor_bytes,
-        "write_seconds": round(write_seconds, 3),
-    }
-    return News("checkpoint_saved", entry.step, details=details)
