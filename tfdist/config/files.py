@@ -35,6 +35,7 @@ REMOVED = {  # modules that gin files of an earlier version import, and settings
     "train.renew_batch_statistics": "train.swa_start does so by itself: remove the line.",
     "train.start_from_names": "Write train.start_from = ('runs/a', {'encoder/(.*)': 'backbone/\\\\1'}).",
     "train.partial_restore": "Write train.accept_changes = True.",
+    "schedules.Warmup.shape": "The rise is linear: remove the line.",
     "train.initial_epoch": "Take these epochs off train.epochs, and begin with train.start_from.",
 }
 
