@@ -70,7 +70,7 @@ class Search(Settings):
             seed=seed + 1,  # KerasTuner takes 0 for none
             allow_new_entries=space.may_grow,
             **limits,
-            **dataclasses.asdict(self),  # type: ignore[call-overload]
+            **dataclasses.asdict(self),
         )
 
 
