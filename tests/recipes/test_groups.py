@@ -62,7 +62,7 @@ def grouped(*groups: Group, layerwise: LayerwiseDecay | None = None, **options: 
             [1 - 0.025, 1 - 0.025, 1 - 0.05, 1 - 0.05, 0.9, 0.9],
         ),
         (
-            grouped(Group("bias$", rate=2.0), layerwise=LayerwiseDecay(r"block_([01])", 0.5)),
+            grouped(Group("bias$", rate=2.0), layerwise=LayerwiseDecay(["block_0", "block_[12]"], 0.5)),
             [1 - 0.05, 1 - 0.1, 0.9, 0.8, 0.9, 0.8],
         ),
     ],
