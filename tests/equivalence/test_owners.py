@@ -14,7 +14,7 @@ TOLERANCE = 1e-5
 SCATTERED_TOLERANCE = 1e-6  # gradients are added up in another order
 # Two replicas of one process train all cases but those WITH_EITHER_KIND; each place of the state is on each strategy.
 WITH_FOUR_REPLICAS = (
-    *("optimizer_batch_norm", "weights_attention_clipped", "tensors_large_embedding"),
+    *("optimizer_batch_norm", "weights_attention_clipped", "tensors_blocks"),
     *("canonical_dropout", "canonical_deep_convnet"),
 )
 WITH_BOTH_KINDS_OF_PROCESSES = (
