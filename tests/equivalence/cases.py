@@ -655,7 +655,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lora": SHORT | {"model": lambda: adapted(named_model, rank=2, layers=["hidden"], also=["head"])},
     "distillation": {
         "model": named_model,
-        "task": lambda: Distillation(teacher=teacher(), loss=sparse_loss(), layers={"hidden": "hidden"}),
+        "task": lambda: Distillation(teacher=teacher(), loss=sparse_loss()),
     },
     "mixup": SHORT | {"train_data": lambda: mixing.MixUp(digits, num_classes=10), "task": soft_classification},
     "cutmix": SHORT | {"train_data": cut_mixed, "model": flat_model, "task": soft_classification},
