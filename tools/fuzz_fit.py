@@ -67,7 +67,7 @@ REFUSALS = {
 }
 # Attributes that an engine makes when it needs them.
 CACHES = {"train_function", "test_function", "predict_function"}
-CACHES |= {"_eval_epoch_iterator", "_exclude_from_weight_decay_cache"}
+CACHES |= {"_eval_epoch_iterator", "_exclude_from_weight_decay_cache", "stop_evaluating"}
 COMPUTED = (".calls", ".weights", ".optimizer")
 PROGRAMS_OF_A_PROCESS = 100
 WORKERS, WORKER_SECONDS = "workers", 240
