@@ -128,7 +128,7 @@ class ImageFolder(RandomAccessSource):
 
     def _pixels(self) -> Callable[[tf.Tensor], Any]:
         """Indices to (uint8 images, labels)."""
-        threads = ThreadPoolExecutor(max(4, os.cpu_count() or 1), thread_name_prefix="tfdist-images")
+        threads = ThreadPoolExecutor(max(4, len(os.sched_getaffinity(0))), thread_name_prefix="tfdist-images")
         shape = self._shape
 
         def load(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

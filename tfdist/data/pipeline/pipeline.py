@@ -24,7 +24,7 @@ from tfdist.strategies.base import Topology
 
 PREFETCHED_STEPS = 8
 PARALLEL_READS = 4
-PARALLEL_DECODES = max(4, os.cpu_count() or 1)  # more than cores: parts of a decoding keep one core only
+PARALLEL_DECODES = max(4, len(os.sched_getaffinity(0)))  # more than cores: parts of a decoding keep one core only
 SAMPLED_BATCHES = 8  # of a digest
 SAMPLED_BYTES = 2**28  # of an array
 

@@ -280,7 +280,7 @@ def describe_hardware() -> dict[str, Any]:
     return {
         "devices": dict(sorted(kinds.items())),
         "accelerators": dict(collections.Counter(name for name in names if name)),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": _memory_bytes(),
     }
 
