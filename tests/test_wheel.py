@@ -80,6 +80,15 @@ def test_the_installed_commands_train_and_evaluate_from_any_directory(installed:
     assert "[worker 0] The Zen of Python" in launched.check().stdout
 
 
+@pytest.mark.slow
+def test_the_first_experiment_of_the_pages_trains_away_from_the_repository(installed: Path, tmp_path: Path) -> None:
+    for file in ("smallest.py", "smallest.gin"):
+        shutil.copy(support.REPOSITORY / "examples/smallest" / file, tmp_path)
+    few = "--gin_param=train.epochs = 2"
+    trained = run(installed / "tfdist", "--gin_file=smallest.gin", few, "--run_dir=run", cwd=tmp_path)
+    assert "done: 12 steps" in trained.check().stdout
+
+
 def pins(name: str) -> dict[str, list[Requirement]]:
     """What a file of requirements/ pins, by package; each with a digest of its files."""
     text = (support.REPOSITORY / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")

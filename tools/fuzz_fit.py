@@ -59,7 +59,7 @@ TOLERANCE, COARSE = 1e-5, 5e-2
 # What may be refused: a part of the message, and words of the page in docs/ that says so.
 REFUSALS = {
     "compiled without a loss": ("fit.md", "x alone, for a model that adds its loss itself"),
-    "at the same time": ("fit.md", "class_weight and sample_weight"),
+    "at the same time": ("fit.md", "class_weight and sample_weight together"),
     "outputs without names": ("fit.md", "a subclassed model of several outputs, as a list"),
     "None for an input of the model": ("fit.md", "None for an input that is optional"),
     "reduction='none' beside": ("fit.md", "reduction='none' beside losses of other outputs"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -53,6 +54,7 @@ class Behavior:
 
 BEHAVIORS: list[Behavior] = []
 AREAS: list[str] = []
+MISTAKES = "Mistakes, a ValueError before anything is trained"
 
 
 def behavior(name: str, run: Callable[[Fit], Seen] | None = None, **how: str) -> Any:
@@ -290,8 +292,8 @@ class Endless(Numbered):
 
 
 AREAS.append("Data")
-row("NumPy arrays; the last batch is smaller", epochs=3)
-row("a feature as an array of one axis", x=X[:, 0], model=lambda: layered([keras.Input((1,)), out()]))
+row("NumPy arrays with a smaller last batch", epochs=3)
+row("a feature in an array of one axis", x=X[:, 0], model=lambda: layered([keras.Input((1,)), out()]))
 row("TensorFlow tensors", x=lambda: tf.constant(X), y=lambda: tf.constant(Y))
 row(
     "arrays of float64, integers, booleans",
@@ -299,16 +301,16 @@ row(
     y=lambda: Y.astype(np.int8),
     batch_size=20,
 )
-row("several inputs, as a list", x=lambda: list(HALVES), model=two_inputs)
+row("several inputs in a list", x=lambda: list(HALVES), model=two_inputs)
 row(
-    "several inputs, as a dict by name",
+    "several inputs in a dict",
     x=lambda: dict(zip(("left", "right"), HALVES, strict=True)),
     model=lambda: two_inputs(names=True),
 )
-row("several outputs, as a list", y=[Y, X[:, :1]], model=two_outputs, batch_size=10)
+row("several outputs in a list", y=[Y, X[:, :1]], model=two_outputs, batch_size=10)
 
 
-@behavior("several outputs, one of them without a loss")
+@behavior("an output without a loss")
 def _(fit: Fit) -> Seen:
     found = []
     for losses in (["sparse_categorical_crossentropy", None], [None, "mse"]):
@@ -327,39 +329,39 @@ def _(fit: Fit) -> Seen:
 
 
 row(
-    "the targets of the only output that has a loss",
+    "targets of the only output with a loss",
     y=X[:, :1],
     model=lambda: two_outputs(loss=[None, "mse"]),
     validation_data=(X, X[:, :1]),
     batch_size=10,
 )
 row(
-    "x without the last axis of an Input, of length 1",
+    "x without a last axis of length 1",
     model=lambda: layered([keras.Input((4, 1)), keras.layers.Conv1D(2, 3), keras.layers.Flatten(), out()]),
 )
 row(
     "a loss with reduction='none' beside losses of other outputs",
     holds=REFUSED,
-    note="fit adds the others to each of its values: write reduction='sum'",
+    note="fit adds the others to each value. Write reduction='sum'",
     refusal="reduction='none' beside losses of other outputs",
     y=[Y, X[:, :1]],
     model=lambda: two_outputs(loss=[CROSSENTROPY, keras.losses.MeanSquaredError(reduction="none")]),
 )
 row(
-    "several outputs as a list, their losses as a dict in another order",
+    "outputs in a list with losses in a dict of another order",
     y=[Y, X[:, :1]],
     model=lambda: two_outputs(loss={"size": "mse", "kind": CROSSENTROPY}),
     batch_size=10,
 )
 row(
-    "several outputs, as a dict by name, with loss weights and metrics",
+    "outputs in a dict with loss weights and metrics",
     y={"kind": Y, "size": X[:, :1]},
     model=lambda: two_outputs(names=True, loss_weights={"kind": 1.0, "size": 0.3}, metrics={"kind": ["accuracy"]}),
     batch_size=10,
 )
 
 
-@behavior("one output in a dict, with its loss, loss weight and metrics by name")
+@behavior("one output in a dict")
 def _(fit: Fit) -> Seen:
     found = []
     for is_dict in (True, False):
@@ -377,7 +379,7 @@ def _(fit: Fit) -> Seen:
 row(
     "the losses of several outputs, where the last batch is smaller",
     holds=DIFFERS,
-    note="each is the mean over the examples; fit's is the mean over the batches. The total is the same",
+    note="each is the mean over the examples, in fit over the batches; the total is the same",
     y=[Y, X[:, :1]],
     model=two_outputs,
 )
@@ -392,7 +394,7 @@ row(
 row(
     "a tf.data.Dataset that shuffles by a seed",
     holds=DIFFERS,
-    note="epoch after epoch in the dataset's orders; fit draws a batch beforehand and begins with the second",
+    note="begins with the first batch; fit draws that beforehand",
     x=lambda: tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(50, seed=3).batch(10),
     y=None,
     epochs=2,
@@ -400,7 +402,7 @@ row(
 row(
     "a tf.data.Dataset that does not know its length",
     holds=DIFFERS,
-    note="it is read once to be counted, which a warning says; fit's optimizer counts one update too many",
+    note="reads it once to count, with a warning; fit's optimizer counts one update too many",
     x=lambda: tf.data.Dataset.from_generator(lambda: batches(4), output_signature=dataset(10).element_spec),
     y=None,
     epochs=2,
@@ -416,7 +418,7 @@ row("a generator with steps_per_epoch", x=batches, y=None, epochs=3, steps_per_e
 
 @behavior(
     "a generator that ends, without steps_per_epoch",
-    note="its batches are held in memory, which a warning says; the optimizer counts 5 steps (fit: 6)",
+    note="in memory, with a warning; fit's optimizer counts one update too many",
 )
 def _(fit: Fit) -> Seen:
     found = simply(fit, batches(5))
@@ -424,9 +426,9 @@ def _(fit: Fit) -> Seen:
 
 
 row(
-    "the same for several epochs",
+    "a generator that ends, without steps_per_epoch, in several epochs",
     holds=DIFFERS,
-    note="every epoch has the generator's batches; in fit those after the first have none",
+    note="every epoch has the batches; in fit only the first has",
     x=lambda: batches(5),
     y=None,
     epochs=2,
@@ -434,11 +436,11 @@ row(
 row("a keras.utils.PyDataset, with its on_epoch_end", x=Numbered, y=None, epochs=3)
 row("a PyDataset with several workers", x=lambda: Endless(workers=2), y=None, epochs=2, steps_per_epoch=3)
 row("a PyDataset without end, with steps_per_epoch", x=Endless, y=None, epochs=2, steps_per_epoch=3)
-row("ragged tensors", holds=REFUSED, note="“dense tensors”: pad them", refusal="dense tensors", x=ragged, y=None)
+row("ragged tensors", holds=REFUSED, note="pad them", refusal="dense tensors", x=ragged, y=None)
 row(
     "None for an input that is optional",
     holds=REFUSED,
-    note="give it values, or make the model without it",
+    note="give it values, or build the model without it",
     refusal="None for an input of the model",
     x={"needed": X, "optional": None},
     y=X,
@@ -447,7 +449,7 @@ row(
 row(
     "a tf.data.Dataset of single examples",
     holds=REFUSED,
-    note="it has to be batched, as for fit, which fails less plainly",
+    note="batch it, as for fit",
     refusal=r"fit takes batches. Write dataset\.batch\(32\)",
     x=lambda: tf.data.Dataset.from_tensor_slices((X, Y)),
     y=None,
@@ -455,7 +457,7 @@ row(
 row(
     "x alone, for a model that adds its loss itself",
     holds=REFUSED,
-    note="compile it with a loss, or write a task for an experiment",
+    note="compile it with a loss",
     refusal="compiled without a loss",
     y=None,
     model=itself,
@@ -470,13 +472,13 @@ row(
     model=lambda: classifier(metrics=None, weighted_metrics=["accuracy"]),
 )
 row(
-    "one metric in metrics and in weighted_metrics, and a metric twice",
+    "a metric in both metrics and weighted_metrics",
     sample_weight=WEIGHTS,
     model=lambda: classifier(metrics=["accuracy"] * 2, weighted_metrics=["accuracy"]),
     validation_data=(X, Y, WEIGHTS),
 )
 row(
-    "sample_weight, a list with one for each output",
+    "a list of sample_weight, one for each output",
     y=[Y, X[:, :1]],
     sample_weight=lambda: [WEIGHTS, WEIGHTS[::-1].copy()],
     model=two_outputs,
@@ -485,7 +487,7 @@ row(
 row("class_weight", class_weight={0: 2.0, 1: 0.5}, epochs=2)
 row(
     "class_weight with a tf.data.Dataset",
-    note="a class without a weight weighs 1; fit fails where that is the largest",
+    note="a class without a weight weighs 1",
     x=dataset,
     y=None,
     class_weight={0: 2.0, 1: 0.5, 2: 1.0},
@@ -497,22 +499,22 @@ AREAS.append("Epochs, steps, validation")
 row("batch_size", batch_size=7, epochs=2)
 
 
-@behavior("initial_epoch, in callbacks and history too")
+@behavior("initial_epoch")
 def _(fit: Fit) -> Seen:
     told = Told()
     return simply(fit, X, Y, epochs=4, initial_epoch=2, callbacks=[told]) | {"told": told.epochs}
 
 
-@behavior("epochs not after initial_epoch: nothing is trained")
+@behavior("epochs up to initial_epoch, which train nothing")
 def _(fit: Fit) -> Seen:
     found = simply(fit, X, Y, epochs=2, initial_epoch=2)
     return {name: found[name] for name in ("history", "epochs", "weights")}
 
 
-row("steps_per_epoch that divides the batches: a pass takes several epochs", batch_size=5, epochs=4, steps_per_epoch=5)
-row("steps_per_epoch without batch_size: the arrays are cut in so many batches", epochs=2, steps_per_epoch=3)
+row("steps_per_epoch that divides the batches, for a pass of several epochs", batch_size=5, epochs=4, steps_per_epoch=5)
+row("steps_per_epoch without batch_size, which sets the batch size", epochs=2, steps_per_epoch=3)
 row(
-    "steps_per_epoch beyond the batches: an epoch is one pass, with a warning",
+    "steps_per_epoch beyond the batches, one pass with a warning",
     batch_size=10,
     epochs=2,
     steps_per_epoch=7,
@@ -520,7 +522,7 @@ row(
 row(
     "steps_per_epoch that does not divide the batches",
     holds=DIFFERS,
-    note="each epoch has its steps, over the passes; in fit every second one ends where the pass does",
+    note="every epoch has its steps; in fit every second one ends with the pass",
     batch_size=10,
     epochs=3,
     steps_per_epoch=4,
@@ -540,24 +542,24 @@ def _(fit: Fit) -> Seen:
 
 row("validation_data: arrays", epochs=2, validation_data=(X[:20], Y[:20]))
 row(
-    "validation_data: arrays with weights, and validation_batch_size",
+    "arrays with weights and validation_batch_size",
     validation_data=(X[:20], Y[:20], WEIGHTS[:20]),
     validation_batch_size=20,
 )
 row(
-    "validation_data: a list [x, y], and validation_steps",
+    "a list [x, y] with validation_steps",
     epochs=2,
     batch_size=8,
     validation_data=[X[:20], Y[:20]],
     validation_steps=2,
 )
-row("validation_data: a tf.data.Dataset, and validation_steps", epochs=2, validation_data=dataset, validation_steps=2)
-row("validation_data: a PyDataset", epochs=2, validation_data=Numbered)
-row("validation_data: a generator, and validation_steps, in one epoch", validation_data=batches, validation_steps=2)
+row("a tf.data.Dataset with validation_steps", epochs=2, validation_data=dataset, validation_steps=2)
+row("a PyDataset to validate on", epochs=2, validation_data=Numbered)
+row("a generator with validation_steps, in one epoch", validation_data=batches, validation_steps=2)
 row(
-    "the same in several epochs",
+    "validation_data: a generator, in several epochs",
     holds=DIFFERS,
-    note="the generator continues; fit begins each evaluation with its first two batches again",
+    note="the generator continues; fit begins again with its first two batches",
     epochs=2,
     validation_data=batches,
     validation_steps=3,
@@ -570,12 +572,12 @@ row(
     validation_split=0.2,
     model=two_inputs,
 )
-row("validation_freq, a number", epochs=5, validation_data=(X, Y), validation_freq=2)
-row("validation_freq, a list of epochs", epochs=4, validation_data=(X, Y), validation_freq=[1, 3])
+row("validation_freq as a number", epochs=5, validation_data=(X, Y), validation_freq=2)
+row("validation_freq as a list of epochs", epochs=4, validation_data=(X, Y), validation_freq=[1, 3])
 row(
     "shuffle=True",
     holds=DIFFERS,
-    note="another order than fit's, each example once an epoch; the same for any strategy and number of workers",
+    note="another order, the same for any strategy and number of workers",
     epochs=2,
     shuffle=True,
 )
@@ -598,7 +600,7 @@ class Told(keras.callbacks.Callback):
         self.epochs.append(("end", epoch, sorted(logs), self.params["epochs"], self.params["steps"]))
 
 
-@behavior("a metric of several numbers is an array in the logs and the history")
+@behavior("a metric of several numbers, an array in logs and history")
 def _(fit: Fit) -> Seen:
     means: list[float] = []
     notes = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: means.append(logs["val_f1_score"].mean()))
@@ -607,7 +609,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, labels, model=model, epochs=2, validation_data=(X, labels), callbacks=notes), means
 
 
-@behavior("one, without a list")
+@behavior("one callback, without a list")
 def _(fit: Fit) -> Seen:
     told = Told()
     return simply(fit, X, Y, epochs=2, callbacks=told) | {"told": told.epochs}
@@ -621,7 +623,7 @@ def _(fit: Fit) -> Seen:
     return seen(model, history, own=history is model.history)
 
 
-@behavior("model.history is the History that is returned")
+@behavior("model.history, the History that is returned")
 def _(fit: Fit) -> Seen:
     model = classifier()
     return fit(model, X, Y) is model.history
@@ -660,9 +662,9 @@ def _(fit: Fit) -> Seen:
 
 
 @behavior(
-    "the same with steps_per_execution",
+    "hooks of batches, with steps_per_execution",
     holds=DIFFERS,
-    note="they come for every batch still, and tfdist decides how many steps a call has where nobody wants batches",
+    note="called for every batch",
 )
 def _(fit: Fit) -> Seen:
     spy = BatchSpy()
@@ -671,7 +673,7 @@ def _(fit: Fit) -> Seen:
 
 
 row(
-    "ReduceLROnPlateau; the rate stays with the optimizer",
+    "ReduceLROnPlateau, whose rate stays with the optimizer",
     epochs=4,
     callbacks=lambda: [keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0)],
 )
@@ -687,7 +689,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=5, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=stop), model=model)
 
 
-@behavior("what a callback adds to the logs is in the history")
+@behavior("what a callback adds to the logs, in the history")
 def _(fit: Fit) -> Seen:
     def add(epoch: int, logs: dict[str, Any]) -> None:
         logs["mine"] = epoch * 2.0
@@ -696,18 +698,18 @@ def _(fit: Fit) -> Seen:
 
 
 behavior(
-    "an exception of a callback comes out as it is; the model stays compiled",
+    "exceptions of callbacks, raised unchanged",
     lambda fit: interrupted(fit, KeyError("mine")),
 )
 behavior(
-    "KeyboardInterrupt comes out; the model stays compiled",
+    "KeyboardInterrupt, after which the model stays compiled",
     lambda fit: interrupted(fit, KeyboardInterrupt()),
 )
 
 
 @behavior(
     "keras.callbacks.BackupAndRestore",
-    note="says where and when the run is saved; a call that was killed continues with its next batch",
+    note="a killed call continues with its next batch",
 )
 def _(fit: Fit) -> Seen:
     with tempfile.TemporaryDirectory() as directory:
@@ -733,14 +735,14 @@ def interrupted(fit: Fit, error: BaseException) -> Seen:
 AREAS.append("The model")
 
 
-@behavior("a second call trains on, with the optimizer's state")
+@behavior("a second call, which continues with the optimizer's state")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False)
     return simply(fit, X, Y, epochs=2, model=model)
 
 
-@behavior("evaluate and predict afterwards, and what they give")
+@behavior("evaluate and predict afterwards")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False, validation_data=(X, Y))
@@ -748,7 +750,7 @@ def _(fit: Fit) -> Seen:
     return [model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0), names, model.loss, model.compiled]
 
 
-@behavior("metrics and metrics_names afterwards, of several outputs too")
+@behavior("metrics and metrics_names afterwards")
 def _(fit: Fit) -> Seen:
     model, y = two_outputs(metrics=[["accuracy"], ["mae"]]), [Y, X[:, :1]]
     fit(model, X, y, shuffle=False)
@@ -759,7 +761,7 @@ def _(fit: Fit) -> Seen:
 @behavior(
     "get_metrics_result afterwards",
     holds=DIFFERS,
-    note="the metrics have seen nothing yet; the History has the training's",
+    note="the metrics are empty; the History has the results",
 )
 def _(fit: Fit) -> Seen:
     model = classifier()
@@ -767,14 +769,14 @@ def _(fit: Fit) -> Seen:
     return model.get_metrics_result()
 
 
-@behavior("the model's own fit afterwards resumes from there")
+@behavior("the model's own fit afterwards")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False)
     return seen(model, model.fit(X, Y, shuffle=False, verbose=0))
 
 
-@behavior("compiled anew between two calls")
+@behavior("compile again between two calls")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False)
@@ -784,7 +786,7 @@ def _(fit: Fit) -> Seen:
 row("a subclassed model that is not built", epochs=2, model=lambda: compiled_as(Subclassed()), validation_data=(X, Y))
 
 
-@behavior("a subclassed model of several outputs, as a dict by name")
+@behavior("a subclassed model of several outputs in a dict")
 def _(fit: Fit) -> Seen:
     losses = {"kind": "sparse_categorical_crossentropy", "size": "mse"}
     model = Around(two_outputs(names=True))
@@ -795,7 +797,7 @@ def _(fit: Fit) -> Seen:
 @behavior(
     "a subclassed model of several outputs, as a list",
     holds=REFUSED,
-    note="they have no names: return a dict",
+    note="return a dict, which names them",
     refusal="outputs without names. Return a dict",
 )
 def _(fit: Fit) -> Seen:
@@ -807,7 +809,7 @@ def _(fit: Fit) -> Seen:
 row("a Sequential model that is not built", epochs=2, model=lambda: layered([out()]))
 
 
-@behavior("names in place of optimizer, loss and metrics; a loss of one's own")
+@behavior("names in compile, and your own loss")
 def _(fit: Fit) -> Seen:
     def gap(y_true: Any, y_pred: Any) -> Any:
         return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
@@ -828,7 +830,7 @@ def _(fit: Fit) -> Seen:
     return found, simply(fit, X, X[:, :1], sample_weight=WEIGHTS, model=model, batch_size=10)
 
 
-@behavior("compute_loss and compile of the model's own")
+@behavior("the model's own compute_loss and compile")
 def _(fit: Fit) -> Seen:
     keras.utils.set_random_seed(3)
     model = CompiledByItself()
@@ -836,11 +838,11 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, model=model)
 
 
-row("weights that are made in the call draw their seeds as in fit", model=lambda: compiled_as(Drawing()))
+row("the seeds of weights that the call creates", model=lambda: compiled_as(Drawing()))
 row(
     "an Embedding under an optimizer with a state, such as Adam",
     holds=DIFFERS,
-    note="gradients of a row that a batch has more than once are added up first; fit takes each by itself",
+    note="adds up the gradients of a repeated row first",
     x=Y[:, np.newaxis],
     epochs=3,
     model=lambda: layered(
@@ -850,7 +852,7 @@ row(
 
 
 @behavior(
-    "train_step or test_step of the model's own",
+    "the model's own train_step or test_step",
     holds=REFUSED,
     note="write its loss as compute_loss, or call model.fit",
     refusal=r"has a train_step of its own.*or train by model\.fit\.$",
@@ -866,9 +868,9 @@ def _(fit: Fit) -> Seen:
 
 
 @behavior(
-    "fit of the model's own, as that of KerasHub's models",
+    "the model's own fit, such as KerasHub's",
     holds=REFUSED,
-    note="of KerasHub's, map model.preprocessor over the data and set it to None",
+    note="with KerasHub, map model.preprocessor over the data and set it to None",
     refusal=r"Prepared has a fit of its own.*write model\.preprocessor = None",
 )
 def _(fit: Fit) -> Seen:
@@ -888,7 +890,7 @@ row(
 )
 
 
-@behavior("a schedule of the learning rate, clipping, weight decay, moving averages")
+@behavior("learning rate schedules, clipping, weight decay, moving averages")
 def _(fit: Fit) -> Seen:
     rate = keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.5)
     adam = keras.optimizers.AdamW(rate, weight_decay=0.01, global_clipnorm=0.5, use_ema=True, ema_momentum=0.9)
@@ -896,7 +898,7 @@ def _(fit: Fit) -> Seen:
 
 
 row(
-    "dropout and batch normalization: the same draws, the same statistics",
+    "dropout and batch normalization, with the same draws and statistics",
     epochs=2,
     model=lambda: layered(
         [keras.Input((4,)), keras.layers.Dense(6), keras.layers.BatchNormalization(), keras.layers.Dropout(0.4), out()]
@@ -920,7 +922,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, model=model)
 
 
-@behavior("the dtype policy and the generators of random numbers are as before")
+@behavior("the dtype policy and random generators, as before the call")
 def _(fit: Fit) -> Seen:
     model = classifier()
     keras.utils.set_random_seed(11)
@@ -931,14 +933,14 @@ def _(fit: Fit) -> Seen:
 row(
     "run_eagerly=True",
     holds=REFUSED,
-    note="steps are always compiled: look for mistakes with model.fit",
+    note="steps are always compiled. Debug with model.fit",
     refusal="run_eagerly",
     model=lambda: classifier(run_eagerly=True),
 )
 row("a loss that is not finite", holds=REFUSED, note="ends with DivergedError", refusal="not finite", x=X * np.nan)
 
 
-AREAS.append("Mistakes: a ValueError, before anything is trained")
+AREAS.append(MISTAKES)
 mistake("a model that is not compiled", "Call model.compile", model=lambda: keras.Sequential([keras.layers.Dense(3)]))
 mistake("a misspelt argument", "Did you mean 'batch_size'", batch_sise=3)
 mistake("sharding, which experiments have", "'sharding', which neither", sharding="optimizer")
@@ -989,15 +991,21 @@ mistake("something that is no callback", "no keras.callbacks.Callback", callback
 
 
 def table() -> str:
-    """The table of docs/fit.md."""
-    lines = ["| | | |", "|---|---|---|"]
-    area = ""
-    for each in BEHAVIORS:
-        if each.area != area:
-            area = each.area
-            lines.append(f"| **{area}** | | |")
-        lines.append(f"| {each.name} | {each.holds} | {each.note} |".replace("|  |", "| |"))
-    return "\n".join(lines) + "\n"
+    """The lists of docs/fit.md: what differs and what is refused in a table, then what is the same; no mistakes."""
+    lines = ["| in `model.fit` | in `tfdist.fit` |", "|---|---|"]
+    lists = []
+    for area, behaviors in _by_area():
+        others = [each for each in behaviors if each.holds != SAME]
+        lines += [f"| **{area}** | |"] if others else []
+        lines += [f"| {each.name} | {each.holds}: {each.note} |" for each in others]
+        same = [f"{each.name} ({each.note})" if each.note else each.name for each in behaviors if each.holds == SAME]
+        lists += ["", f"**{area}:** {'; '.join(same)}."]
+    return "\n".join([*lines, "", "These behave the same:", *lists]) + "\n"
+
+
+def _by_area() -> list[tuple[str, list[Behavior]]]:
+    areas = itertools.groupby(BEHAVIORS, lambda each: each.area)
+    return [(area, list(those)) for area, those in areas if area != MISTAKES]
 
 
 if __name__ == "__main__":

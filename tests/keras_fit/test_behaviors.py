@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-import textwrap
+import re
 from typing import Any
 
 import keras
@@ -52,18 +52,10 @@ def test_the_example_of_the_page_runs_as_it_says(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = PAGE.read_text().split("## ")[0].splitlines()
-    code, told = (textwrap.dedent("\n".join(part)).splitlines() for part in _blocks(lines))
-    exec("\n".join(code), {})
+    code, told = re.findall(r"```(?:python|text)\n(.*?)```", PAGE.read_text().split("## ")[0], re.DOTALL)
+    exec(code, {})
     found = capfd.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in found[:-1]] == [line.split()[:2] for line in told[:-1]]
-
-
-def _blocks(lines: list[str]) -> tuple[list[str], list[str]]:
-    """The code, and what it printed, of indented lines."""
-    indented = [line for line in lines if line.startswith("    ")]
-    end = next(index for index, line in enumerate(indented) if line.startswith("    print(")) + 1
-    return indented[:end], indented[end:]
+    assert [line.split()[:2] for line in found[:-1]] == [line.split()[:2] for line in told.splitlines()[:-1]]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ LAUNCH = ["-m", "tfdist.launch", "--workers=2", "--module=train"]
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [LAUNCH, pytest.param([*LAUNCH, "--launcher=horovod"], marks=pytest.mark.horovod)])
 def test_the_script_trains_alike_as_one_process_and_as_two_workers(tmp_path: pathlib.Path, command: list[str]) -> None:
-    (script,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (script,) = re.findall(r"```python\n(# train\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "train.py").write_text(script)
     losses = []
     for name, arguments in (("one", ["train.py"]), ("two", command)):
