@@ -258,7 +258,7 @@ WRONG_STRATEGIES = [
 WRONG_CODE = [
     ("train.model = @mine.model_that_raises", ["mine.model_that_raises() failed", "mine.py:21, in model_that_"]),
     ("train.must_report = [None]", ["train.must_report is [None]", "'val_accuracy'"]),
-    ("train.start_from = 'mine.py'", ["Not a directory: 'mine.py/run.json'"]),
+    ("train.start_from = 'mine.py'", ["train.start_from is the file 'mine.py'", ".keras"]),
     ("train.start_from = 'a\\0b'", ["no path"]),
     ("train.model = @mine.model_of_rows", ["do not fit the data", "(None, 4)", "float32[None, 8, 8, 1]"]),
     ("train.model = @mine.compiled_model", ["mine.py:12", "compiled", "Return it uncompiled"]),
@@ -281,9 +281,9 @@ WRONG_CODE = [
     ("train.train_data = @mine.generator_without_shapes", ["does not say the shapes", "output_signature"]),
 ]
 WRONG_DIRECTORIES = [
-    ("mine.py/run", ["mine.py/run", "Not a directory", "choose another run directory"]),
+    ("mine.py/run", ["mine.py", "is a file", "Choose another run directory"]),
     ("/proc/run", ["'/proc/run' cannot be written", "Choose another run directory"]),
-    ("s3://bucket/run", ["'s3://bucket/run", "gs://BUCKET/DIRECTORY"]),
+    ("s3://bucket/run", ["'s3://bucket/run'", "gs://BUCKET/DIRECTORY"]),
 ]
 REFUSED = [
     *WRONG_FLAGS,

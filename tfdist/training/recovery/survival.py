@@ -61,6 +61,11 @@ def check_start_from(path: str | None, names: Mapping[str, str] | None) -> None:
                 "the run directory, or a checkpoint in it."
             )
         found = files.exists(path)
+    elif not files.is_remote(path) and os.path.isfile(path):
+        raise UserError(
+            f"train.start_from is the file {path!r}; of files only .keras and .weights.h5 hold weights that can be "
+            "read. Write one of these, a run directory, or a checkpoint in it."
+        )
     else:
         found = files.exists(files.join(path, MANIFEST)) or any(map(list_paths, places_of_checkpoints(path)))
     if not found:

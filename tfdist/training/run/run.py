@@ -134,9 +134,11 @@ def open_run(
       UserError: the cluster or the directory cannot be used.
     """
     time_account.begin_run()
-    directory = RunDirectory(request.run_dir, find_checkpoint_dir(request.run_dir))
-    if settings is not None:
-        directory = RunDirectory(request.run_dir, getattr(settings.backup, "backup_dir", None))
+    if settings is None:
+        checkpoint_dir = find_checkpoint_dir(request.run_dir)
+    else:
+        checkpoint_dir = getattr(settings.backup, "backup_dir", None)
+    directory = RunDirectory(request.run_dir, checkpoint_dir)
     waiting = request.console(True)
     heartbeat.tell(run_dir=directory.path)
     heartbeat.beat(heartbeat.CONNECTING)
