@@ -10,45 +10,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from equivalence.cases import sparse_loss, two_output_model, two_outputs
+from tasks.test_supervised import evaluated
 from training.trainings import run
 
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.errors import UserError
-from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.adversarial import Adversarial
-from tfdist.tasks.base import Task
 from tfdist.tasks.contrastive import Contrastive
 from tfdist.tasks.distillation import Distillation
 from tfdist.tasks.language import LanguageModel
 from tfdist.tasks.multi_task import UncertaintyWeighted
-from tfdist.training.loop.learner import build_model, check_fit
+from tfdist.training.loop.learner import build_model
 from tfdist.training.step.gradients import forward, quotients
-from tfdist.training.step.metrics import MetricGroup
 
 N = 12
 RANDOM = np.random.default_rng(0)
 ROWS = RANDOM.normal(size=(N, 6)).astype(np.float32)
 LABELS = RANDOM.integers(0, 4, N).astype(np.int32)
-
-
-def computed(task: Task, model: keras.Model, examples: Any) -> dict[str, Any]:
-    """Loss, terms and metrics of one batch, as the step and the evaluation put them together."""
-    strategy = OneDevice()
-    strategy.connect()
-    source = ArraySource(examples)
-    build_model(lambda: model, task, source.structure)
-    metrics = MetricGroup(task.metric_specs())
-    check_fit(model, task, source.structure, [metrics])
-
-    def compute(batch: Any) -> dict[str, Any]:
-        objective = forward(model, task, {"examples": batch}, training=False)
-        loss, terms = quotients(objective)
-        return {"loss": loss, "outputs": objective.outputs} | {name: terms[name] for name in task.term_names()}
-
-    batch = source.gatherer()(tf.range(source.num_examples))
-    results = tf.function(compute)(batch)
-    task.update_metrics(metrics.metrics, batch, results.pop("outputs"), None)
-    return {name: float(value) for name, value in (results | metrics.read(strategy)[0]).items()}
 
 
 def scores(units: int = 4, **layer: Any) -> keras.Model:
@@ -82,14 +60,14 @@ def test_distillation_is_its_formula(tmp_path: pathlib.Path, from_logits: bool) 
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
     settings = {"temperature": 3.0, "soft": 0.7, "from_logits": from_logits}
     task = Distillation(teacher=path, loss=loss, metrics=["accuracy"], **settings)
-    found = computed(task, model, (ROWS, LABELS))
+    found = evaluated(task, model, (ROWS, LABELS))
     given, theirs = (np.asarray(each(ROWS)) for each in (model, taught))
     if not from_logits:
         given, theirs = np.log(given), np.log(theirs)
     ours, target = softmax(given / 3.0), softmax(theirs / 3.0)
     hard = cross_entropy(given, LABELS).mean()
     soft = 9.0 * (target * np.log(target / ours)).sum(axis=-1).mean()
-    np.testing.assert_allclose([found["hard"], found["soft"]], [hard, soft], rtol=1e-4)
+    np.testing.assert_allclose([found["hard_loss"], found["soft_loss"]], [hard, soft], rtol=1e-4)
     np.testing.assert_allclose(found["loss"], 0.3 * hard + 0.7 * soft, rtol=1e-4)
 
 
@@ -115,7 +93,7 @@ def test_a_teacher_is_no_part_of_what_is_trained_or_exported(
 def test_contrastive_is_the_cross_entropy_of_finding_the_other_view() -> None:
     views = {"first": ROWS, "second": ROWS + 0.1 * RANDOM.normal(size=ROWS.shape).astype(np.float32)}
     model = scores()
-    found = computed(Contrastive(temperature=0.5), model, views)
+    found = evaluated(Contrastive(temperature=0.5), model, views)
     rows = np.concatenate([np.asarray(model(views[name])) for name in ("first", "second")])
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     expected = []
@@ -131,12 +109,12 @@ def test_one_step_of_an_attack_goes_along_the_sign_of_the_gradient() -> None:
     model = keras.Model(inputs, keras.layers.Dense(4)(inputs))
     task = Adversarial(epsilon=0.3, share=0.25, bounds=(-1.0, 1.0), loss=sparse_loss(), metrics=["accuracy"])
     rows = np.clip(ROWS, -1, 1)
-    found = computed(task, model, (rows, LABELS))
+    found = evaluated(task, model, (rows, LABELS))
     kernel, bias = model.get_weights()
     gradient = (softmax(rows @ kernel + bias) - np.eye(4)[LABELS]) @ kernel.T
     changed = np.clip(rows + 0.3 * np.sign(gradient), -1, 1)
     clean, attacked = (cross_entropy(x @ kernel + bias, LABELS).mean() for x in (rows, changed))
-    np.testing.assert_allclose([found["output"], found["adversarial_output"]], [clean, attacked], rtol=1e-4)
+    np.testing.assert_allclose([found["output_loss"], found["adversarial_output_loss"]], [clean, attacked], rtol=1e-4)
     np.testing.assert_allclose(found["loss"], 0.75 * clean + 0.25 * attacked, rtol=1e-4)
     hits = [(np.argmax(x @ kernel + bias, axis=1) == LABELS).mean() for x in (rows, changed)]
     np.testing.assert_allclose([found["accuracy"], found["adversarial_accuracy"]], hits, rtol=1e-5)
@@ -148,7 +126,7 @@ def test_several_steps_of_an_attack_stay_within_the_radius_and_find_more() -> No
     losses = []
     for steps in (1, 8):
         task = Adversarial(epsilon=0.3, steps=steps, loss=sparse_loss())
-        losses.append(computed(task, model, (ROWS, LABELS))["adversarial_output"])
+        losses.append(evaluated(task, model, (ROWS, LABELS))["adversarial_output_loss"])
         changed = task._changed(model, tf.constant(ROWS), [tf.constant(LABELS)])
         assert np.abs(changed - ROWS).max() <= 0.3 + 1e-6
     assert losses[1] > losses[0]
@@ -183,7 +161,7 @@ def test_perplexity_is_e_to_the_mean_cross_entropy_of_what_counts() -> None:
     model = keras.Model(inputs, keras.layers.Embedding(7, 7)(inputs))
     tokens = RANDOM.integers(0, 7, (N, 5)).astype(np.int32)
     weights = RANDOM.integers(0, 2, (N, 5)).astype(np.float32)
-    found = computed(LanguageModel(), model, (tokens, tokens, weights))
+    found = evaluated(LanguageModel(), model, (tokens, tokens, weights))
     each = cross_entropy(np.asarray(model(tokens)).reshape(-1, 7), tokens.ravel()).reshape(N, 5)
     mean = (each * weights).sum() / weights.sum()
     assert found["loss"] == pytest.approx(mean, rel=1e-4)
@@ -197,11 +175,11 @@ def test_perplexity_is_e_to_the_mean_cross_entropy_of_what_counts() -> None:
         (lambda _: Distillation(teacher="t", temperature=0, loss="mse"), "Distillation.temperature is 0"),
         (lambda _: Distillation(teacher="t", soft=2, loss="mse"), "Distillation.soft is 2"),
         (
-            lambda _: computed(Distillation(teacher="no/such", loss=sparse_loss()), scores(), (ROWS, LABELS)),
+            lambda _: evaluated(Distillation(teacher="no/such", loss=sparse_loss()), scores(), (ROWS, LABELS)),
             "There is no teacher at no/such/export/model.keras",
         ),
         (lambda _: Contrastive(temperature=-1), "Contrastive.temperature is -1"),
-        (lambda _: computed(Contrastive(), scores(), (ROWS, LABELS)), "Write @drawn.TwoViews"),
+        (lambda _: evaluated(Contrastive(), scores(), (ROWS, LABELS)), "Write @drawn.TwoViews"),
         (lambda _: Adversarial(epsilon=0, loss="mse"), "Adversarial.epsilon is 0"),
         (lambda _: Adversarial(epsilon=1, steps=0, loss="mse"), "Adversarial.steps is 0"),
         (lambda _: Adversarial(epsilon=1, bounds=(1, 0), loss="mse"), "Adversarial.bounds is (1, 0)"),

@@ -14,6 +14,7 @@ from tfdist.data.sources.arrays import ArraySource
 from tfdist.errors import UserError
 from tfdist.serving.inputs import named_outputs
 from tfdist.strategies.one_device import OneDevice
+from tfdist.tasks.base import Task
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.learner import build_model, check_fit
 from tfdist.training.run.compiled import parts_of
@@ -31,7 +32,7 @@ STEP_WEIGHTS = RANDOM.uniform(0.0, 2.0, (N, T)).astype(np.float32)
 MASK = WORDS != 0
 
 
-def evaluated(task: Supervised, model: keras.Model, examples: Any, *, compiled: bool = False) -> dict[str, float]:
+def evaluated(task: Task, model: keras.Model, examples: Any, *, compiled: bool = False) -> dict[str, float]:
     """Loss, terms and metrics of one batch, as the step and the evaluation put them together."""
     strategy = OneDevice()
     strategy.connect()
@@ -46,7 +47,7 @@ def evaluated(task: Supervised, model: keras.Model, examples: Any, *, compiled: 
         shown = {f"{name}_loss": terms[name] for name in task.term_names()}
         return {"loss": loss, "outputs": objective.outputs} | shown
 
-    batch = {"examples": source.gatherer()(tf.range(N))}
+    batch = {"examples": source.gatherer()(tf.range(source.num_examples))}
     results = tf.function(compute, jit_compile=compiled)(batch)
     task.update_metrics(metrics.metrics, batch["examples"], results.pop("outputs"), None)
     return {name: float(value) for name, value in (results | metrics.read(strategy)[0]).items()}

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import pathlib
 import signal
-import subprocess
-import sys
-import uuid
 
-import forks
 import pytest
 import support
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
 from training.trainings import run as train
+from tuning.sweeps import running
 
 from tfdist.errors import UserError
 from tfdist.training.run.request import ProfiledSteps
@@ -104,28 +101,14 @@ def test_steps_that_a_run_does_not_have_are_refused(tmp_path: pathlib.Path) -> N
 
 @pytest.mark.slow
 def test_a_signal_to_the_launcher_profiles_every_worker_of_a_running_job(tmp_path: pathlib.Path) -> None:
-    mark, run_dir = uuid.uuid4().hex, tmp_path / "run"
-    command = ["-m", "tfdist.launch", "--workers=2", "--", *DIGITS, "--gin_param=train.epochs = 3000"]
-    with (tmp_path / "output").open("w") as output:
-        process = forks.Popen(
-            [sys.executable, *command, f"--run_dir={run_dir}"],
-            env=support.clean_environment() | {support.MARK: mark},
-            cwd=support.REPOSITORY,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            support.wait_until(lambda: "1/3000" in (tmp_path / "output").read_text(), seconds=60)
-            process.send_signal(signal.SIGUSR2)
-            support.wait_until(lambda: len(list(run_dir.glob("tensorboard/plugins/profile/*/*"))) == 2, seconds=30)
-            process.send_signal(signal.SIGTERM)
-            status = process.wait(120)
-        finally:
-            support.kill_marked(mark)
-            process.wait()
-    said = (tmp_path / "output").read_text()
+    run_dir = tmp_path / "run"
+    command = ["--workers=2", "--", *DIGITS, "--gin_param=train.epochs = 3000", f"--run_dir={run_dir}"]
+    with running(command, tmp_path / "output", directory=support.REPOSITORY, module="tfdist.launch") as launcher:
+        launcher.until(lambda: "1/3000" in launcher.output)
+        launcher.signal(signal.SIGUSR2)
+        launcher.until(lambda: len(list(run_dir.glob("tensorboard/plugins/profile/*/*"))) == 2)
+        launcher.signal(signal.SIGTERM)
+        status, said = launcher.end(), launcher.output
     assert status == 143, said  # it went on, and left when it was told to
     assert "[launch] Passing SIGUSR2 on to the workers" in said and "[worker 0] Profile of the steps" in said
     for worker in (0, 1):

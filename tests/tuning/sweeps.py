@@ -219,9 +219,10 @@ def running(
     log: pathlib.Path,
     variables: Mapping[str, str] = {},
     directory: pathlib.Path | None = None,
+    module: str = "tfdist.main",
 ) -> Iterator[Running]:
     """A chief, started in `directory`; nothing of it is left afterwards."""
-    chief = Running(command, log, variables, directory)
+    chief = Running(command, log, variables, directory, module)
     try:
         yield chief
     finally:
