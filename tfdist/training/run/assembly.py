@@ -56,6 +56,8 @@ from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.equality import check_same_batches
 
+REASSOCIATING = ("arithmetic_optimization", "constant_folding")  # of TensorFlow's optimizers of graphs
+
 
 @dataclasses.dataclass(frozen=True)
 class Training:
@@ -370,15 +372,15 @@ def keep_arithmetic() -> Iterator[None]:
     """Has TensorFlow compute, while it lasts, in the order in which the program is written.
 
     Its arithmetic optimizer goes through tables whose order depends on addresses of memory: it rewrites a product of
-    scalars in one process otherwise than in another one, and a tree of sums otherwise where replicas share a graph.
+    scalars in one process otherwise than in another one. Its constant folding moves constants through products and
+    sums, by what else is in the graph: otherwise where replicas share it, or where one of them owns an update.
     """
-    name = "arithmetic_optimization"
-    before = tf.config.optimizer.get_experimental_options().get(name, True)
-    tf.config.optimizer.set_experimental_options({name: False})
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(REASSOCIATING, False))
     try:
         yield
     finally:
-        tf.config.optimizer.set_experimental_options({name: before})
+        tf.config.optimizer.set_experimental_options({name: before.get(name, True) for name in REASSOCIATING})
 
 
 def _check_canonical(model: keras.Model, strategy: Strategy, parts: int, *, averages: bool) -> None:
