@@ -25,9 +25,9 @@ from keras_fit.test_behaviors import differences
 import tfdist
 from tfdist.checkpoint import policy
 from tfdist.errors import EXIT_NOT_SAVED, UserError
-from tfdist.training.loop.callback_model import COMPILED
+from tfdist.keras_patches.patches import COMPILED
 from tfdist.training.recovery.weights import load_weights
-from tfdist.training.step.layers.layer_state import ThreadLosses
+from tfdist.training.step.layer_state import ThreadLosses
 from tfdist.training.step.optimizer import REDUCTION
 
 WORKER = pathlib.Path(__file__).with_name("under_workers.py")
@@ -380,7 +380,7 @@ def test_no_optimizer_is_left_without_its_own_reduction() -> None:
 
 def test_what_keras_keeps_of_compile_and_of_data_is_there() -> None:
     model = classifier()
-    assert set(COMPILED) <= set(vars(model)), "names of Keras's that callback_model.py puts back"
+    assert set(COMPILED) <= set(vars(model)), "names of Keras that patches.py puts back"
     assert hasattr(model.optimizer, REDUCTION)
     from keras.src.trainers.data_adapters import get_data_adapter
 

@@ -17,7 +17,7 @@ from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry import heartbeat
 from tfdist.training.run import assembly
 from tfdist.training.run.tuned import stored_xla
-from tfdist.training.step.update import Update
+from tfdist.training.step.optimizer import Update
 
 
 def chosen(trained: Trained) -> dict[str, Any]:

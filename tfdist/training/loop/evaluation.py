@@ -16,13 +16,12 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import ROWS, Objective, Task
 from tfdist.telemetry import heartbeat
-from tfdist.training.loop.boundaries import Pace
+from tfdist.training.loop.boundaries import Pace, Vote, Votes
 from tfdist.training.loop.callbacks import Callbacks
-from tfdist.training.loop.outcome import Vote, Votes
 from tfdist.training.run.run import Run
 from tfdist.training.step.gradients import forward, quotients
-from tfdist.training.step.layers.normalization import batch_norm_layers
 from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.normalization import batch_norm_layers
 from tfdist.training.step.precision import traced
 
 

@@ -13,22 +13,19 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.keras_patches.patches import Patches
+from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.recipes.recompute import AUTO, chosen_layers
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task, symbolic_inputs
 from tfdist.telemetry import heartbeat
-from tfdist.training.loop.callback_model import COMPILED
-from tfdist.training.sharding.late_values import LateValues
 from tfdist.training.sharding.sharded_update import build_on_stages, build_sharded
 from tfdist.training.sharding.sharded_weights import gather_weights
-from tfdist.training.sharding.shards import HOST, OPTIMIZER, WEIGHTS, Shards
+from tfdist.training.sharding.shards import HOST, OPTIMIZER, WEIGHTS, LateValues, Shards
 from tfdist.training.sharding.stages import compute_in_stages, devices_of, layers_by_device
 from tfdist.training.sharding.tensor_parallel import chosen, split_layers
 from tfdist.training.step.gradients import explained, forward
-from tfdist.training.step.layers.aggregation import follow_aggregation
-from tfdist.training.step.layers.layer_state import separate_losses
+from tfdist.training.step.layer_state import follow_aggregation, separate_losses
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.optimizer import build_optimizer
 from tfdist.training.step.precision import LossScale, traced

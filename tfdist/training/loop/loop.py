@@ -26,19 +26,17 @@ from tfdist.telemetry.account import time_account
 from tfdist.telemetry.records import as_type
 from tfdist.telemetry.reporter import Reporter
 from tfdist.training.loop.best import watched
-from tfdist.training.loop.boundaries import Pace
+from tfdist.training.loop.boundaries import NUM_VOTES, Outcome, Pace, Vote, mean_losses
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, to_python
-from tfdist.training.loop.outcome import NUM_VOTES, Outcome, Vote, mean_losses
 from tfdist.training.recovery.recovery import Opened, Position, other_version
 from tfdist.training.run.assembly import Training, xla_trial
 from tfdist.training.run.tuned import Call
 from tfdist.training.step.optimizer import learning_rate
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.equality import Equality, compare_first_batch
-from tfdist.training.watch.input_wait import InputWait
 from tfdist.training.watch.profiler import Profiler
-from tfdist.training.watch.stragglers import Stragglers
+from tfdist.training.watch.waiting import InputWait, Stragglers
 
 
 @dataclasses.dataclass(frozen=True)

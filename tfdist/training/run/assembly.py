@@ -46,9 +46,9 @@ from tfdist.training.run.tuned import (
 )
 from tfdist.training.sharding.shards import HOST
 from tfdist.training.step.gradients import LocalGradients
-from tfdist.training.step.layers.layer_state import moving_variables
-from tfdist.training.step.layers.normalization import batch_norm_layers, microbatch_note, synchronize
+from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.normalization import batch_norm_layers, microbatch_note, synchronize
 from tfdist.training.step.optimizer import bind_schedules, steps_before_swa
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import seed_generators, set_seeds

@@ -38,8 +38,8 @@ from tfdist.training.run.metric_sums import metrics_without_sum
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings
 from tfdist.training.step.gradients import explained, forward
-from tfdist.training.step.layers.normalization import microbatch_note
 from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.normalization import microbatch_note
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
 from tfdist.training.step.precision import set_precision, traced
 

@@ -17,11 +17,10 @@ from tfdist.telemetry.logs.metrics import FINAL
 from tfdist.telemetry.reporter import Reporter
 from tfdist.telemetry.result import END_DONE, END_PAUSED, RunResult, versions, write_result
 from tfdist.telemetry.sinks.sink import PAUSED
-from tfdist.training.loop.callback_model import CallbackModel
+from tfdist.training.loop.boundaries import Outcome, Vote, suspects_of_stop
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, renew_batch_statistics
 from tfdist.training.loop.loop import Loop
-from tfdist.training.loop.outcome import Outcome, Vote, suspects_of_stop
 from tfdist.training.recovery.recovery import Opened
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import open_recovery
@@ -29,9 +28,10 @@ from tfdist.training.recovery.weights import export_model
 from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.checks import counted
+from tfdist.training.run.compiled import CallbackModel
+from tfdist.training.run.run import goodput_so_far
 from tfdist.training.run.starts import note_start, read_starts
-from tfdist.training.run.telling import goodput_so_far
-from tfdist.training.step.layers.normalization import batch_norm_layers
+from tfdist.training.step.normalization import batch_norm_layers
 from tfdist.training.watch.profiler import Profiler
 
 

@@ -21,9 +21,8 @@ from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import Warn, read_record
-from tfdist.training.step.layers.aggregation import aggregated_variables
-from tfdist.training.step.layers.layer_state import moving_variables
-from tfdist.training.step.layers.normalization import batch_norm_layers, is_synchronized
+from tfdist.training.step.layer_state import aggregated_variables, moving_variables
+from tfdist.training.step.normalization import batch_norm_layers, is_synchronized
 from tfdist.training.step.precision import traced
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
