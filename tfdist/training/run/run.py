@@ -40,14 +40,14 @@ from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics, MetricsLog
 from tfdist.telemetry.logs.records import read_samples
 from tfdist.telemetry.records import Unreadable, Warn, with_line_count
-from tfdist.telemetry.result import END_PREEMPTED, TRAIN, Start, versions
+from tfdist.telemetry.result import Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED
 from tfdist.telemetry.stream import Stream
 from tfdist.training.run.claim import Place, take_place
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TelemetrySettings, TrainSettings
-from tfdist.training.run.starts import find_checkpoint_dir, note_end
+from tfdist.training.run.starts import find_checkpoint_dir
 
 RUN_ID_BYTES = 16  # all random, since samplers of traces decide by any of their bits
 MISMATCH = re.compile(  # of TensorFlow's collectives and of Horovod, where workers do not ask for the same
@@ -106,11 +106,6 @@ class Run:
         if message not in self.damaged:
             self.damaged.append(message)
             self.events.warning("file_damaged", message=message)
-
-    def note_end(self, end: str) -> None:
-        """Adds to run.json, on the chief, how this start ended, which was planned."""
-        if self.topology.is_chief and self.facts.mode == TRAIN:
-            note_end(self.directory, end, self.warn_of_file)
 
     def write_config(self, found: Mapping[str, object] | None = None) -> None:
         """Writes config.gin, on the chief; `found` are the values that the run took where 'auto' stands."""
@@ -181,7 +176,6 @@ def open_run(
         except PreemptedError as error:
             heartbeat.tell(left_after_saving=True)
             stream.status = PREEMPTED
-            run.note_end(END_PREEMPTED)
             events.warning("preempted", reason=str(error))
             raise
         except NotSavedError as error:

@@ -15,7 +15,7 @@ from tfdist.telemetry.account import time_account
 from tfdist.telemetry.console.console_text import Plan
 from tfdist.telemetry.logs.metrics import FINAL
 from tfdist.telemetry.reporter import Reporter
-from tfdist.telemetry.result import END_DONE, END_PAUSED, RunResult, versions, write_result
+from tfdist.telemetry.result import RunResult, versions, write_result
 from tfdist.telemetry.sinks.sink import PAUSED
 from tfdist.training.loop.boundaries import Outcome, Vote, suspects_of_stop
 from tfdist.training.loop.callbacks import Callbacks
@@ -157,7 +157,6 @@ class Trainer:
     def _note_pause(self, outcome: Outcome) -> None:
         run = self._training.run
         run.stream.status = PAUSED
-        run.note_end(END_PAUSED)
         message = f"saved at step {outcome.step:,}, as train.stop_after_epochs asks; {run.directory.path}"
         run.events.info("run_paused", step=outcome.step, message=message)
 
@@ -222,7 +221,6 @@ class Trainer:
                 "More epochs, should they be asked for, would begin from there.",
             )
         examples = plan.num_examples_until(outcome.step)
-        run.note_end(END_DONE)
         starts = read_starts(run.directory, run.warn_of_file).starts if run.topology.is_chief else ()
         result = RunResult(
             status="done",
