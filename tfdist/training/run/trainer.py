@@ -205,21 +205,9 @@ class Trainer:
     def _conclude(self, opened: Opened, outcome: Outcome, stopped_by: str | None, seconds: float) -> RunResult:
         """Writes what a good end leaves behind; result.json last."""
         training, run, plan = self._training, self._training.run, self._training.plan
-        settings, backup, recovery = training.settings, training.settings.backup, opened.recovery
+        settings, backup = training.settings, training.settings.backup
         resumed_from_step = opened.start.step if opened.start is not None else None
-        checkpoint_step = recovery.newest_step if recovery is not None else None
-        if recovery is not None and run.topology.is_chief and checkpoint_step != outcome.step:
-            newest = (
-                "there is no checkpoint"
-                if checkpoint_step is None
-                else f"the newest checkpoint is of step {checkpoint_step:,}"
-            )
-            run.events.warning(
-                "end_not_saved",
-                step=outcome.step,
-                message=f"The training is done, but its state at step {outcome.step:,} could not be saved: {newest}. "
-                "More epochs, should they be asked for, would begin from there.",
-            )
+        checkpoint_step = opened.recovery.newest_step if opened.recovery is not None else None
         examples = plan.num_examples_until(outcome.step)
         starts = read_starts(run.directory, run.warn_of_file).starts if run.topology.is_chief else ()
         result = RunResult(
