@@ -78,10 +78,10 @@ class Evaluator:
         while step < self._num_steps:
             count = 1 if hooks else min(self._pace.steps_per_call, self._num_steps - step)
             if hooks:
-                hooks.test_batch_begin(step)
+                hooks.call("on_test_batch_begin", step)
             wanted = self._call(count, votes())
             if hooks:
-                hooks.test_batch_end(step, self._read())
+                hooks.call("on_test_batch_end", step, self._read())
             step += count
             if step < self._num_steps and wanted.leave:
                 return None

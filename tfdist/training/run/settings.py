@@ -267,11 +267,9 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
     def _conflicts(self) -> Iterator[tuple[bool, str]]:
         """Pairs of settings that contradict each other: whether a pair does, and what to write instead."""
         stages, parts, saves = bool(self.strategy.stages), self.canonical_replicas is not None, self.policy is not None
-        off = "and train.checkpoint is 'off'"
-        goes_back = "goes back to a checkpoint"
-        yield self.on_divergence is not None and not saves, f"train.on_divergence {goes_back}, {off}. Remove one."
-        yield self.splits and not saves, f"train.num_microbatches = 'auto' {goes_back}, {off}. Write a number."
-        yield self.stop_after_epochs is not None and not saves, f"train.stop_after_epochs saves, {off}. Remove one."
+        for name in ("on_divergence", "stop_after_epochs", *(["num_microbatches"] if self.splits else [])):
+            message = f"train.{name} needs checkpoints, and train.checkpoint is 'off'. Remove one of the two."
+            yield getattr(self, name) is not None and not saves, message
         sharding = f"train.sharding = {self.sharding!r}"
         yield (
             self.log_gradient_norm and self.scatters,
