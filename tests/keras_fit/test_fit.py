@@ -91,12 +91,8 @@ def test_a_backup_of_another_experiment_is_refused_by_name(tmp_path: pathlib.Pat
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), delete_checkpoint=False)
     with pytest.raises(InterruptedError):
         fit(classifier(), epochs=2, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=interrupt_second), backup])
-    others = {"optimizer": {"optimizer": keras.optimizers.Adam(0.5)}, "loss": {"loss": "mse"}}
-    for name, compiled in others.items():
-        with pytest.raises(ValueError, match=f"another experiment(.|\n)* {name}: (.|\n)*Give another backup_dir"):
-            fit(classifier(**compiled), epochs=2, callbacks=backup)
-    with pytest.raises(ValueError, match=r"another experiment(.|\n)* data: "):
-        tfdist.fit(classifier(), X, Y[::-1], epochs=2, verbose=0, callbacks=backup)
+    with pytest.raises(ValueError, match=r"another experiment(.|\n)* loss: (.|\n)*Give another backup_dir"):
+        fit(classifier(loss="mse"), epochs=2, callbacks=backup)
 
 
 @pytest.mark.slow

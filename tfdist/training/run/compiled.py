@@ -3,7 +3,7 @@
 Optimizer, loss and metrics come from the model where the configuration names none. Invariant: the model comes out
 uncompiled until the training's patches end, and is built once. While a hook runs, the model is compiled and computes on
 this process alone, so that nothing of that gets into what is traced for the training. The private names of Keras that
-say how a model is compiled are used here alone; tests/training/test_compiled.py and tests/keras_fit/test_fit.py fail
+say how a model is compiled are used here alone; tests/keras_fit/test_behaviors.py and tests/keras_fit/test_fit.py fail
 when they change.
 """
 
