@@ -24,9 +24,8 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import compute_again
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.loop.boundaries import Pace
+from tfdist.training.loop.boundaries import Pace, Vote
 from tfdist.training.loop.learner import build_learner
-from tfdist.training.loop.outcome import Vote
 from tfdist.training.run.assembly import keep_arithmetic
 from tfdist.training.run.tuned import COMPILED, UNCOMPILED, Call, XlaTrial, xla_variants
 from tfdist.training.step.gradients import LocalGradients

@@ -19,8 +19,8 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import Sink
 from tfdist.telemetry.stream import Stream
 from tfdist.training.run.request import Request
-from tfdist.training.run.telling import TellingSettings
-from tfdist.training.run.telling import run_facts as facts_of_run
+from tfdist.training.run.run import run_facts as facts_of_run
+from tfdist.training.run.settings import TelemetrySettings
 
 SECRET = "hunter2"
 
@@ -92,6 +92,6 @@ def test_sinks_learn_settings_without_their_passwords(tmp_path: pathlib.Path) ->
     request = Request(str(tmp_path), config_text=lambda: str(settings), settings=lambda: settings)
     strategy = OneDevice()
     strategy.connect()
-    found = facts_of_run(request, strategy, TellingSettings(), mode="train", start=1, warn=print)
+    found = facts_of_run(request, strategy, TelemetrySettings(), mode="train", start=1, warn=print)
     assert found.settings == {"mlflow.MLflow.tracking_uri": "'http://***@tracker'", "train.epochs": "3"}
     assert "***@tracker" in found.config_text and SECRET not in found.config_text

@@ -24,7 +24,7 @@ TRAINING = """
     from tfdist.keras_patches.patches import Patches
     from tfdist.strategies.of_tensorflow import strategy_over
     from tfdist.telemetry.console.console import open_console
-    from tfdist.training.loop.outcome import Vote
+    from tfdist.training.loop.boundaries import Vote
     from tfdist.training.run import assembly
     from tfdist.training.run.request import Request
     from tfdist.training.run.run import open_run

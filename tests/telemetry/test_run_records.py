@@ -210,7 +210,7 @@ def test_the_file_holds_the_keys_of_the_contract(tmp_path: pathlib.Path) -> None
         {"accuracy": 0.97},
     )
     assert result["resumed_from_step"] is None
-    assert result["starts"] == [{"time": "2026-11-21T14:47:13.000+00:00", "step": 0, "lost_steps": 0, "end": None}]
+    assert result["starts"] == [{"time": "2026-11-21T14:47:13.000+00:00", "step": 0, "lost_steps": 0}]
     assert result["versions"]["python"] == platform.python_version()
     assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
 

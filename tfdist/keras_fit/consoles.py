@@ -59,7 +59,7 @@ class EpochLines(WarningsOnly):
         PlainConsole.message(self, epoch_line(self._plan, summary, width=columns_of(self._stdout)))
 
 
-def flat_callbacks(callbacks: Any) -> tuple[list[keras.callbacks.Callback], bool]:
+def flatten_callbacks(callbacks: Any) -> tuple[list[keras.callbacks.Callback], bool]:
     """The callbacks of one, a nest of several, or a CallbackList; and whether the run should show itself.
 
     A CallbackList says itself what is shown: by the ProgbarLogger that is in it, or not.
@@ -77,7 +77,7 @@ def flat_callbacks(callbacks: Any) -> tuple[list[keras.callbacks.Callback], bool
     return given, shows
 
 
-def history_among(callbacks: Sequence[keras.callbacks.Callback]) -> keras.callbacks.History:
+def find_history(callbacks: Sequence[keras.callbacks.Callback]) -> keras.callbacks.History:
     """The first History among them, or a new one."""
     given = next((each for each in callbacks if isinstance(each, keras.callbacks.History)), None)
     return given or keras.callbacks.History()

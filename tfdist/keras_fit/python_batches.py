@@ -118,7 +118,8 @@ def python_kind(x: Any, *, seed: int | None, drain: bool) -> Any:
     first = next(x, None)
     if first is None:
         raise UserError("The generator gives no batch.")
-    return Once(_again(first, x), _rows(first))
+    whole = (each for each in itertools.chain([first], x))  # Keras takes generators alone
+    return Once(whole, _rows(first))
 
 
 class PythonBatches:
@@ -252,11 +253,6 @@ def _drained(generator: types.GeneratorType) -> list[Any]:
         raise UserError("The generator gives no batch.")
     _LOG.warning("Held the generator's %d batches in memory; the number of steps spares that.", len(batches))
     return batches
-
-
-def _again(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def _rows(batch: Any) -> int | None:

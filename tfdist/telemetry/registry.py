@@ -157,7 +157,6 @@ _EVENTS = (
     EventKind("checkpoints_superseded", "info", "checkpoints after the step that a start resumed from are removed"),
     EventKind("nothing_trained", "warning", "tfdist.fit found the run finished, and gives the model its weights"),
     EventKind("file_damaged", "warning", "a file of the run directory is damaged; the run goes on without it"),
-    EventKind("end_not_saved", "warning", "the training is done, but its last state is not stored"),
     # Data.
     # Processes.
     EventKind("preemption_noticed", "warning", "a signal, or the cloud, asks the process to leave"),

@@ -21,7 +21,6 @@ from tfdist.telemetry.records import load_record
 from tfdist.telemetry.run_directory import RunDirectory
 
 TRAIN, TUNE = "train", "tune"
-END_DONE, END_PAUSED, END_PREEMPTED = "done", "paused", "preempted"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +31,11 @@ class Start:
       time: when it began to train, in UTC.
       step: where it resumed; 0 where it began.
       lost_steps: at least so many had been done after that step by starts before, and were done again.
-      end: END_DONE, END_PAUSED or END_PREEMPTED where it saved and left; None while it runs, and after a failure.
     """
 
     time: datetime.datetime
     step: int
     lost_steps: int = 0
-    end: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,10 +28,9 @@ from tfdist.telemetry import heartbeat
 from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors, reported_by
 from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.loop.evaluation import Evaluator
-from tfdist.training.loop.learner import ModelBuilder, build_learner, check_divisible, check_fit
+from tfdist.training.loop.learner import ModelBuilder, build_learner, check_divisible, check_fit, check_metric_sums
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.run.compiled import parts_of
-from tfdist.training.run.metric_sums import check_metric_sums
 from tfdist.training.run.run import Run
 from tfdist.training.run.settings import DETERMINISM, TrainSettings
 from tfdist.training.run.tuned import (
@@ -46,9 +45,9 @@ from tfdist.training.run.tuned import (
 )
 from tfdist.training.sharding.shards import HOST
 from tfdist.training.step.gradients import LocalGradients
-from tfdist.training.step.layers.layer_state import moving_variables
-from tfdist.training.step.layers.normalization import batch_norm_layers, microbatch_note, synchronize
+from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.normalization import batch_norm_layers, microbatch_note, synchronize
 from tfdist.training.step.optimizer import bind_schedules, steps_before_swa
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import seed_generators, set_seeds
@@ -104,7 +103,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     )
     check_reported(settings, learner.eval_metrics, task, learner.optimizer)
     if learner.shards is None:
-        check_metric_sums(learner.model, task, source.structure, run.topology)
+        check_metric_sums(learner.model, task, source.structure, run.topology.num_replicas)
     bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables, patches)
     if settings.canonical_replicas is None:  # whose parts are the same for any number of workers
         plan = scale_microbatches(run, learner, plan)

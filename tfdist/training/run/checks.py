@@ -30,16 +30,15 @@ from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
 from tfdist.telemetry.console.formatting import curve
 from tfdist.training.loop.callbacks import is_backup
-from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit
+from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit, check_metric_sums
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
 from tfdist.training.run.compiled import parts_of
-from tfdist.training.run.metric_sums import metrics_without_sum
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings
 from tfdist.training.step.gradients import explained, forward
-from tfdist.training.step.layers.normalization import microbatch_note
 from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.normalization import microbatch_note
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
 from tfdist.training.step.precision import set_precision, traced
 
@@ -71,13 +70,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
             check_fit(built, task, each.structure, [metrics])
         assembly.check_examples(task, built, each, split)
         _check_first_batch(built, task, batches[split], split)
-    with explained(source.structure):
-        unsummed = metrics_without_sum(built, task, metrics, batches["training"])
-    if unsummed:
-        tell(
-            f"note: {', '.join(unsummed)}: no sum over examples, nor made of such sums. Several replicas, which add up "
-            "the variables of a metric, report another value than one device."
-        )
+    check_metric_sums(built, task, source.structure, replicas)
     patches = Patches()  # which nothing undoes, as the model goes
     made = build_optimizer(optimizer, built, patches)
     assembly.check_reported(settings, metrics, task, made)

@@ -23,9 +23,9 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.ordered_sum import ordered_sum_of_short
 from tfdist.tasks.base import Objective, Task, reduce_terms
 from tfdist.training.sharding.sharded_weights import pieces
-from tfdist.training.step.layers.layer_state import layer_losses, map_penalized, moving_variables
-from tfdist.training.step.layers.lockstep import side_by_side
-from tfdist.training.step.layers.normalization import batch_norm_layers, pass_over
+from tfdist.training.step.layer_state import layer_losses, map_penalized, moving_variables
+from tfdist.training.step.lockstep import side_by_side
+from tfdist.training.step.normalization import batch_norm_layers, pass_over
 from tfdist.training.step.precision import factor_of
 from tfdist.training.step.randomness import drawing_for, seed_generators
 from tfdist.training.step.state import Learner

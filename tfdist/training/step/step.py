@@ -21,12 +21,11 @@ from tfdist.strategies.sparse import without_repeats
 from tfdist.tasks.base import ROWS
 from tfdist.training.sharding.sharded_update import ShardedUpdate
 from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, beside, plus, quotients
-from tfdist.training.step.layers.layer_state import moving_variables
+from tfdist.training.step.layer_state import moving_variables
+from tfdist.training.step.optimizer import Update
 from tfdist.training.step.precision import factor_of, traced
 from tfdist.training.step.state import Learner
-from tfdist.training.step.update import Update
-from tfdist.training.watch.input_wait import timed_next
-from tfdist.training.watch.stragglers import Reduction
+from tfdist.training.watch.waiting import Reduction, timed_next
 
 
 class Totals(NamedTuple):
