@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from data_streams import global_batches
 from record_files_support import (
     COLUMNS,
     FEATURES,
@@ -21,28 +22,20 @@ from record_files_support import (
 from tfdist import user_code
 from tfdist.data.formats.tfrecord import TFRecordSource
 from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources import failures
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.strategies.base import Topology
 
 
 def numbered(files: str, **settings: Any) -> TFRecordSource:
     return TFRecordSource(**{"files": files, "features": FEATURES, "columns": COLUMNS} | settings)
 
 
-def plan(source: TFRecordSource, num_replicas: int, batch: int = 12, seed: int | None = 5) -> BatchPlan:
-    return BatchPlan(
-        num_examples=source.num_examples, global_batch_size=batch, num_replicas=num_replicas, shuffle_seed=seed
-    )
-
-
-def read(source: TFRecordSource, count: int | None = None) -> Any:
-    """The first examples in their own order."""
-    positions = tf.range(source.num_examples if count is None else count, dtype=tf.int64)
+def read(source: TFRecordSource) -> Any:
+    """The examples in their own order."""
+    positions = tf.range(source.num_examples, dtype=tf.int64)
     return source.reader(Order(8, None))(positions, tf.constant(0, tf.int64))
 
 
@@ -56,7 +49,7 @@ def test_a_worker_reads_its_own_bytes_and_no_others(
     total = sum(os.path.getsize(path) for path in tmp_path.glob("part-*"))
     for worker in range(num_workers):
         source = numbered(pattern, block_records=32)
-        batches = plan(source, num_workers, batch=64)
+        batches = BatchPlan(source.num_examples, 64, num_workers, shuffle_seed=5)
         read_batch = source.reader(Order(64, 5))
         counted = count_reads(monkeypatch)
         before = _characters_read()
@@ -157,7 +150,7 @@ def test_describe_counts_files_records_and_bytes(tmp_path: pathlib.Path) -> None
     ("settings", "message"),
     [
         ({"files": "nowhere/*"}, r"No file matches 'nowhere/\*'"),
-        ({"files": []}, "needs files; received"),
+        ({"files": []}, r"TFRecordSource\.files is \[\]; write a path"),
         ({"features": {}}, "features is a dict"),
         (
             {"features": {"x": ("fixed", (2,), "float32")}},
@@ -212,8 +205,7 @@ def test_a_corrupt_record_is_named_by_file_and_number(tmp_path: pathlib.Path) ->
     source = numbered(pattern)
     failures.take()
     with pytest.raises((UserError, tf.errors.OpError)):
-        for batch in build_pipeline(source, plan(source, 1, batch=4), Topology(0, 1, 1)).take(3):
-            del batch
+        global_batches(lambda: source, steps=3, batch_size=4)
     told = failures.take()
     assert isinstance(told, UserError)
     assert "Record 2 of" in str(told) and "part-001 is corrupt: its checksum is wrong" in str(told)
@@ -251,5 +243,5 @@ def test_a_later_record_that_does_not_fit_is_one_message(tmp_path: pathlib.Path,
     features = {**FEATURES, "tags": tf.io.SparseFeature("tags", "weight", "float32", 5)}
     source = numbered(str(path), features=features, columns=Columns(inputs=["x", "tags"], targets="number"))
     with pytest.raises((tf.errors.OpError, UnicodeDecodeError)) as caught:
-        next(iter(build_pipeline(source, plan(source, 1, batch=2), Topology(0, 1, 1))))
+        global_batches(lambda: source, steps=1, batch_size=2)
     assert re.search(message, str(failures.explained(caught.value) or user_code.refused_values(caught.value)))

@@ -3,13 +3,10 @@
 A record is a length (8 bytes), that length's checksum (4), the data, the data's checksum (4); see
 https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details. Checksums are CRC-32C, masked; every
 one is verified. Where records begin is found once, by reading headers only, and kept in the user's cache.
-
-Formats derive from `RecordFileSource`.
 """
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import dataclasses
 import functools
@@ -27,10 +24,9 @@ import google_crc32c
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.formats.input_files import file_version
 from tfdist.data.order.block_order import BlockOrder, Run, WindowReader, as_array
 from tfdist.data.sources.failures import noted
-from tfdist.data.sources.source import Order, Reader, Source, Staged
+from tfdist.data.sources.source import Order, Reader, Source, Staged, trace_structure
 from tfdist.errors import UnreadableError, UserError
 from tfdist.settings.checks import COUNT
 from tfdist.storage import files
@@ -50,15 +46,11 @@ _MASK = 0xA282EAD8
 
 
 class RecordFile:
-    """A TFRecord file. Making one looks at its size, no more; the index is loaded when it is first needed.
+    """A TFRecord file, whose index is loaded when it is first needed."""
 
-    Args:
-      path: local or gs://.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.version = file_version(path)
+    def __init__(self, version: FileVersion) -> None:
+        self.path = version.path
+        self.version = version
         self._lock = threading.Lock()
 
     @property
@@ -107,13 +99,14 @@ class FilePart:
 
 
 class RecordFileSource(Source):
-    """A source of parts of TFRecord files; formats of records say how to `decode`.
+    """A source of parts of TFRecord files.
 
     Over an epoch a worker reads each record of its streams once, and of the others none (a stream that two workers
     share, where their number does not divide the streams', is read by both).
 
     Args:
       parts: in the order of the records.
+      decode: gives the nest of a batch from string [n] records, in TensorFlow operations.
       record_bytes: about the size of a record.
       block_records: how many neighbors stay together when the order is permuted; larger reads are cheaper, smaller
         ones mix better. None takes what makes a megabyte.
@@ -121,20 +114,25 @@ class RecordFileSource(Source):
 
     calls_python = True
 
-    def __init__(self, parts: Sequence[FilePart], *, record_bytes: float, block_records: int | None = None) -> None:
+    def __init__(
+        self,
+        parts: Sequence[FilePart],
+        decode: Callable[[tf.Tensor], Any],
+        *,
+        record_bytes: float,
+        block_records: int | None,
+    ) -> None:
         if block_records is None:
             block_records = min(MOST_BLOCK_RECORDS, max(LEAST_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
         COUNT("block_records", block_records)
+        self.structure = trace_structure(decode, tf.TensorSpec([None], tf.string))
         self.parts = tuple(parts)
+        self._decode = decode
         self.file_sizes = tuple(part.take for part in parts)  # which workers compare
         self.num_examples = sum(self.file_sizes)
         self.waits = any(files.is_remote(part.file.path) for part in parts)
         self._part_starts = np.cumsum([0, *self.file_sizes])
         self._block_records = block_records
-
-    @abc.abstractmethod
-    def decode(self, records: tf.Tensor) -> Any:
-        """The nest of a batch from string [n] records, in TensorFlow operations."""
 
     def has_same_batches(self, *, trains: bool) -> bool:
         del trains
@@ -151,7 +149,7 @@ class RecordFileSource(Source):
         def records(positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
             return tf.ensure_shape(tf.numpy_function(safe, [positions, epoch], tf.string), [None])
 
-        return Staged(records, self.decode)
+        return Staged(records, self._decode)
 
     def read_run(self, number: int, first: int, count: int) -> list[bytes]:
         """Records first … first + count - 1 of a part; called by several threads at once."""

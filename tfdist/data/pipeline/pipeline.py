@@ -101,22 +101,20 @@ def map_inline(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any]) -
     elements at a time.
     """
     traced = tf.function(function, autograph=False).get_concrete_function(dataset.element_spec)
+    if _has_control_flow(traced.graph):
+        plain = tf.autograph.experimental.do_not_convert(traced)
+        return dataset.map(plain, num_parallel_calls=PARALLEL_READS, deterministic=True)
     structure = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)
     specs = tf.nest.flatten(structure)
-    arguments = {
-        "input_dataset": tf.data.experimental.to_variant(dataset),
-        "other_arguments": traced.captured_inputs,
-        "f": traced,
-        "output_types": [spec.dtype for spec in specs],
-        "output_shapes": [spec.shape for spec in specs],
-        "preserve_cardinality": True,
-    }
-    if _has_control_flow(traced.graph):
-        mapped = tf.raw_ops.ParallelMapDatasetV2(
-            **arguments, num_parallel_calls=tf.constant(PARALLEL_READS, tf.int64), deterministic="true"
-        )
-    else:
-        mapped = tf.raw_ops.MapDataset(**arguments, use_inter_op_parallelism=False)
+    mapped = tf.raw_ops.MapDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        other_arguments=traced.captured_inputs,
+        f=traced,
+        output_types=[spec.dtype for spec in specs],
+        output_shapes=[spec.shape for spec in specs],
+        use_inter_op_parallelism=False,
+        preserve_cardinality=True,
+    )
     found = tf.data.experimental.from_variant(mapped, structure)
     found.kept_alive = traced  # or Python code that it calls would be gone when an iterator asks for it
     return found

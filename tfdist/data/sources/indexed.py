@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfdist.data.sources.columns import Columns, Decoding
 from tfdist.data.sources.examples_by_number import begin_process, describe_nest, read_batch, read_in_process
 from tfdist.data.sources.failures import noted
-from tfdist.data.sources.source import Order, RandomAccessSource, Reader, Staged
+from tfdist.data.sources.source import Order, RandomAccessSource, Reader, Staged, trace_structure
 from tfdist.errors import UserError
 from tfdist.settings.checks import whole_number
 
@@ -76,17 +76,16 @@ class IndexedSource(RandomAccessSource):
         self._examples = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), first)
         if columns is None and transforms:
             raise UserError("IndexedSource.transforms needs IndexedSource.columns, which names inputs and targets.")
-        decoding = None
+        self._decode: Callable[[Any], Any] = transform or (lambda examples: examples)
         if columns is not None:
             if not isinstance(first, dict):
                 raise UserError(
                     "IndexedSource.columns chooses among the keys of a dict; an example of "
                     f"{self._name} is {self._description}. Leave columns out."
                 )
-            decoding = Decoding(columns, transforms, None)
+            self._decode = decoding = Decoding(columns, transforms, transform)
             decoding.check(list(first), f"An example of {self._name}")
-        self._steps = [step for step in (decoding, transform) if step is not None]
-        self.structure = self._trace_structure()
+        self.structure = trace_structure(self._decode, self._examples)
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
         return lambda indices: self._decode(self._fetch(indices))
@@ -108,17 +107,6 @@ class IndexedSource(RandomAccessSource):
         for value, spec in zip(fetched, flat, strict=True):
             value.set_shape(spec.shape)
         return tf.nest.pack_sequence_as(self._examples, fetched)
-
-    def _decode(self, examples: Any) -> Any:
-        for step in self._steps:
-            examples = step(examples)
-        return examples
-
-    def _trace_structure(self) -> Any:
-        if not self._steps:
-            return self._examples
-        traced = tf.function(self._decode, autograph=False).get_concrete_function(self._examples)
-        return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         """The arrays of these examples, in the order of the flat structure."""

@@ -140,6 +140,12 @@ class Source(abc.ABC):
         return ""
 
 
+def trace_structure(function: Callable[[Any], Any], spec: Any) -> Any:
+    """The nest of `tf.TensorSpec`s of what a function in TensorFlow's operations gives for a nest of them."""
+    traced = tf.function(function, autograph=False).get_concrete_function(spec)
+    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)
+
+
 class RandomAccessSource(Source):
     """A source that can read any example by its index."""
 
