@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import pathlib
 import threading
 from collections.abc import Iterator
@@ -162,12 +161,9 @@ def test_epochs_of_other_lengths_than_the_first_are_refused(first: int, later: i
         dataset = tf.data.Dataset.range(later if epoch else first).map(pair)
         return dataset if knows else dataset.filter(lambda x, i: i >= 0)
 
-    gc.collect()  # a pipeline of the case before may still make its epochs, and note what is wrong with them
-    failures.forget()
     with pytest.raises(tf.errors.OpError) as raised:
         global_batches(lambda: DatasetFunction(make), steps=3 * first // 8)
-    told = str(failures.explained(raised.value) or failures.take())
-    assert (f"epoch 1 has {later} examples" if knows else f"and {first} are expected") in told
+    assert f"and {first} are expected" in str(failures.explained(raised.value))
     assert global_batches(lambda: DatasetFunction(make, num_examples=40), steps=3)
 
 

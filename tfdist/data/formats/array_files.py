@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.columns import Columns, Names
-from tfdist.data.sources.failures import noted
+from tfdist.data.sources.failures import call_python
 from tfdist.data.sources.source import RandomAccessSource
 from tfdist.errors import UserError
 from tfdist.storage import files
@@ -79,17 +79,10 @@ class ArrayFiles(RandomAccessSource):
         arrays = tf.nest.flatten(self._mapped)
         specs = tf.nest.flatten(self.structure)
 
-        def rows(indices: np.ndarray) -> list[np.ndarray]:
+        def read_rows(indices: np.ndarray) -> list[np.ndarray]:
             return [_rows(array, indices, spec.dtype) for array, spec in zip(arrays, specs, strict=True)]
 
-        safe = noted(rows)
-
-        def gather(indices: tf.Tensor) -> Any:
-            found = tf.numpy_function(safe, [indices], [spec.dtype for spec in specs], stateful=False)
-            shaped = [tf.ensure_shape(rows, spec.shape) for rows, spec in zip(found, specs, strict=True)]
-            return tf.nest.pack_sequence_as(self.structure, shaped)
-
-        return gather
+        return lambda indices: call_python(read_rows, [indices], self.structure)
 
     def describe(self) -> list[str]:
         how = "memory-mapped: a worker reads the rows of its own batches" if self._whole is None else "read whole"

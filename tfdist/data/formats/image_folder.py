@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.data.formats.input_files import IMAGE_SUFFIXES
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
-from tfdist.data.sources.failures import noted
+from tfdist.data.sources.failures import call_python
 from tfdist.data.sources.source import Order, RandomAccessSource, Reader
 from tfdist.errors import UnreadableError, UserError, is_whole_number, missing_extra
 from tfdist.settings.checks import one_of
@@ -142,13 +142,8 @@ class ImageFolder(RandomAccessSource):
                 pass
             return images, self.labels[indices]
 
-        safe = noted(load)
-
-        def gather(indices: tf.Tensor) -> Any:
-            images, labels = tf.numpy_function(safe, [indices], [tf.uint8, tf.int32], stateful=False)
-            return tf.ensure_shape(images, [None, *shape]), tf.ensure_shape(labels, [None])
-
-        return gather
+        pixels = (tf.TensorSpec([None, *shape], tf.uint8), self.structure[1])
+        return lambda indices: call_python(load, [indices], pixels)
 
     def _read(self, path: str) -> np.ndarray:
         height, width, channels = self._shape

@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.order.block_order import BlockOrder, Run, WindowReader, as_array
-from tfdist.data.sources.failures import noted
+from tfdist.data.sources.failures import call_python
 from tfdist.data.sources.source import Order, Reader, Source, Staged, trace_structure
 from tfdist.errors import UnreadableError, UserError
 from tfdist.settings.checks import COUNT
@@ -144,12 +144,12 @@ class RecordFileSource(Source):
         else:
             blocks = BlockOrder(self.num_examples, self._block_records, order.batch_size, order.seed)
             fetch = WindowReader(blocks, self._read_runs)
-        safe = noted(lambda positions, epoch: fetch(positions, int(epoch)))
+        spec = tf.TensorSpec([None], tf.string)
 
-        def records(positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-            return tf.ensure_shape(tf.numpy_function(safe, [positions, epoch], tf.string), [None])
+        def read_records(positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+            return call_python(lambda positions, epoch: fetch(positions, int(epoch)), [positions, epoch], spec)
 
-        return Staged(records, self._decode)
+        return Staged(read_records, self._decode)
 
     def read_run(self, number: int, first: int, count: int) -> list[bytes]:
         """Records first … first + count - 1 of a part; called by several threads at once."""

@@ -17,7 +17,7 @@ import functools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -98,6 +98,20 @@ def noted(function: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return call
+
+
+def call_python(function: Callable[..., Any], arguments: Sequence[tf.Tensor], structure: Any) -> Any:
+    """Calls a reader's Python code out of a pipeline.
+
+    Args:
+      function: from arrays to a list of arrays; its errors for the user are kept for `take`.
+      arguments: tensors, which it gets as arrays.
+      structure: the nest of `tf.TensorSpec`s of what it gives, flat in their order.
+    """
+    specs = tf.nest.flatten(structure)
+    found = tf.nest.flatten(tf.numpy_function(noted(function), arguments, [spec.dtype for spec in specs]))
+    shaped = [tf.ensure_shape(each, spec.shape) for each, spec in zip(found, specs, strict=True)]
+    return tf.nest.pack_sequence_as(structure, shaped)
 
 
 def take() -> TfdistError | None:

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.storage import files
+from tfdist.telemetry.records import load_record
+
+FittedRecord = TypeVar("FittedRecord")
 Reader = Callable[[tf.Tensor, tf.Tensor], Any]
 
 
@@ -138,6 +144,31 @@ class Source(abc.ABC):
         """How several workers share the examples, where they have more than one way."""
         del trains
         return ""
+
+
+def load_or_fit(
+    directory: str, name: str, settings: Any, record: type[FittedRecord], fit: Callable[[], FittedRecord]
+) -> tuple[str, FittedRecord]:
+    """Loads what was fitted for a run from the file of its name and settings; the first process that calls writes it.
+
+    Args:
+      directory: as `Source.prepare` takes it.
+      name: of the kind of source.
+      settings: that decide what is fitted, in JSON's types.
+      record: the dataclass of what is fitted.
+      fit: makes it.
+
+    Returns:
+      The file's path, and what was fitted.
+    """
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+    path = files.join(directory, f"{name}-{digest}.json")
+    fitted = load_record(path, record)
+    if fitted is None:
+        fitted = fit()
+        files.make_dirs(directory)
+        files.write_atomic(path, json.dumps(vars(fitted), ensure_ascii=False, indent=1) + "\n")
+    return path, fitted
 
 
 def trace_structure(function: Callable[[Any], Any], spec: Any) -> Any:

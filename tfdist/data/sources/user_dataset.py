@@ -15,7 +15,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -157,7 +157,7 @@ class DatasetFunction(StreamSource):
             return whole.batch(plan.global_batch_size, drop_remainder=plan.drop_remainder)
 
         if self._parameters and plan.shuffle_seed is not None:
-            first = of_epoch(self._epoch(epoch, plan.shuffle_seed)).skip(step)
+            first = of_epoch(self._dataset(epoch, plan.shuffle_seed)).skip(step)
             return first.concatenate(self._epochs_from(epoch + 1, plan.shuffle_seed, of_epoch))
         dataset = self._dataset(0, plan.shuffle_seed)
         if self._is_endless:
@@ -173,7 +173,7 @@ class DatasetFunction(StreamSource):
 
         def variant(epoch: tf.Tensor) -> tf.Tensor:
             number = int(epoch)
-            dataset = held[number] = self._epoch(number, seed)
+            dataset = held[number] = self._dataset(number, seed)
             held.pop(number - 3, None)
             if dataset.element_spec != spec:
                 raise UserError(f"The dataset of epoch {number} gives {dataset.element_spec}, others {spec}.")
@@ -184,18 +184,6 @@ class DatasetFunction(StreamSource):
             return of_epoch(tf.data.experimental.from_variant(made, spec))
 
         return tf.data.Dataset.range(first, tf.int64.max).flat_map(batches)
-
-    def _epoch(self, number: int, seed: int) -> tf.data.Dataset:
-        """The dataset of an epoch, which has as many examples as was counted, as far as it knows."""
-        dataset = self._dataset(number, seed)
-        known = int(dataset.cardinality())
-        if self._is_counted and known not in (tf.data.UNKNOWN_CARDINALITY, self.num_examples):
-            length = "no end" if known == tf.data.INFINITE_CARDINALITY else f"{known:,} examples"
-            raise UserError(
-                f"The dataset of epoch {number} has {length}, and that of epoch 0 has {self.num_examples:,}. Give "
-                "every epoch as many, or write num_examples = N, no more than the shortest has."
-            )
-        return dataset
 
     def _own_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
         """Batches from this worker's own stream, every one of them full: epochs of workers need not be as long."""
@@ -250,10 +238,10 @@ class DatasetFunction(StreamSource):
 
 
 @contextlib.contextmanager
-def _global_seed(seed: int | None) -> Iterator[None]:
+def _global_seed(seed: int) -> Iterator[None]:
     """Another global seed of TensorFlow, in this thread alone: other threads draw and trace meanwhile."""
     before = getattr(_THREAD, "seeds", None)
-    _THREAD.seeds = _Seeds(seed, random.Random(None if seed is None else int(seed)))
+    _THREAD.seeds = seed, random.Random(seed)  # the second gives those of operations that have none
     context.context().clear_kernel_cache()  # as `tf.random.set_seed` does, for operations that have a seed of their own
     try:
         with _SEEDS_BY_THREAD:
@@ -262,25 +250,18 @@ def _global_seed(seed: int | None) -> Iterator[None]:
         _THREAD.seeds = before
 
 
-class _Seeds(NamedTuple):
-    """A global seed, and what the seeds of operations that have none are drawn from."""
-
-    seed: int | None
-    generator: random.Random
-
-
 _THREAD = threading.local()
 _global_seed_of_all, _operation_seed_of_all = context.global_seed, context.internal_operation_seed
 
 
 def _own_global_seed() -> int | None:
     seeds = getattr(_THREAD, "seeds", None)
-    return _global_seed_of_all() if seeds is None else seeds.seed
+    return _global_seed_of_all() if seeds is None else seeds[0]
 
 
 def _own_operation_seed() -> int:
     seeds = getattr(_THREAD, "seeds", None)
-    return _operation_seed_of_all() if seeds is None else seeds.generator.randint(0, 2**31 - 1)
+    return _operation_seed_of_all() if seeds is None else seeds[1].randint(0, 2**31 - 1)
 
 
 # Has TensorFlow look for a thread's own seeds first, in the two functions that all its operations ask.

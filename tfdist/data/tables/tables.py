@@ -5,9 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import hashlib
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ import tensorflow as tf
 from tfdist.data.formats.input_files import Patterns, find_files
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.columns import Columns
-from tfdist.data.sources.source import Preprocessing, RandomAccessSource
+from tfdist.data.sources.source import Preprocessing, RandomAccessSource, load_or_fit
 from tfdist.data.tables.table_encoding import (
     Encoder,
     Fitted,
@@ -32,8 +30,7 @@ from tfdist.data.tables.table_encoding import (
 from tfdist.data.tables.table_files import NULL_VALUES, TableFile, check_arrow, find_common_kinds, read_table
 from tfdist.data.tables.table_rules import Settings, build_rules
 from tfdist.errors import UserError
-from tfdist.storage import files as storage
-from tfdist.telemetry.records import damaged, load_record
+from tfdist.telemetry.records import damaged
 
 if TYPE_CHECKING:
     import pyarrow
@@ -132,17 +129,11 @@ class Table(RandomAccessSource):
         """Takes what was fitted from `directory`, where the first who comes leaves it: one fit serves a whole run."""
         if not self._rules_to_fit:
             return
-        wanted = [FIT_VERSION, self._fitted_on, [dataclasses.astuple(rule) for rule in self._rules_to_fit]]
-        digest = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
-        path = storage.join(directory, f"table-{digest}.json")
-        kept = load_record(path, Fitted)
-        if kept is not None:
-            if lacking := [rule.name for rule in self._rules_to_fit if not kept.has_all_of(rule)]:
-                raise damaged(path, f"it lacks what was fitted to {lacking}")
-            self._fitted, self._arrays = kept, None
-            return
-        storage.make_dirs(directory)
-        storage.write_atomic(path, json.dumps(dataclasses.asdict(self.fitted), ensure_ascii=False, indent=1) + "\n")
+        settings = [FIT_VERSION, self._fitted_on, [dataclasses.astuple(rule) for rule in self._rules_to_fit]]
+        path, fitted = load_or_fit(directory, "table", settings, Fitted, lambda: self.fitted)
+        if lacking := [rule.name for rule in self._rules_to_fit if not fitted.has_all_of(rule)]:
+            raise damaged(path, f"it lacks what was fitted to {lacking}")
+        self._fitted, self._arrays = fitted, None
 
     def held(self) -> Any:
         return self._encoded.held()
