@@ -46,18 +46,30 @@ def chosen_layers(model: keras.Model, patterns: Sequence[str] | str) -> list[ker
                 "or models, or name layers by patterns, ['block_*']."
             )
     else:
-        found = []
-        for pattern in patterns:
-            matching = [layer for layer in inside if fnmatch.fnmatchcase(layer.name, pattern)]
-            if not matching:
-                names = list(dict.fromkeys(layer.name for layer in inside))
-                raise UserError(
-                    f"train.recompute names {pattern!r}, and no layer with variables to train is called so."
-                    f"{suggest(pattern, names)} There are {', '.join(names[:20])}."
-                )
-            found += matching
+        found = match_layers(inside, patterns, "train.recompute")
     held = {id(each) for layer in found for each in layer._flatten_layers(include_self=False)}
     return [layer for layer in {id(layer): layer for layer in found}.values() if id(layer) not in held]
+
+
+def match_layers(
+    layers: Sequence[keras.layers.Layer], patterns: Sequence[str], setting: str
+) -> list[keras.layers.Layer]:
+    """The layers whose names match patterns of file names, pattern after pattern.
+
+    Raises:
+      UserError: one of the patterns, which `setting` has, matches none.
+    """
+    found = []
+    for pattern in patterns:
+        matching = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
+        if not matching:
+            names = list(dict.fromkeys(layer.name for layer in layers))
+            raise UserError(
+                f"{setting} names {pattern!r}, and no layer with variables has this name.{suggest(pattern, names)} "
+                f"There are {', '.join(names[:20])}."
+            )
+        found += matching
+    return found
 
 
 def compute_again(model: keras.Model, patterns: Sequence[str] | str | None, patches: Patches) -> None:

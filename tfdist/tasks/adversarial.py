@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,13 +20,6 @@ BOUNDS = Check(
     lambda value: isinstance(value, tuple | list) and len(value) == 2 and value[0] < value[1],
     takes_none=True,
 )
-
-
-class _Both(NamedTuple):
-    """What the model gave for the examples, and for the changed ones."""
-
-    clean: Any
-    adversarial: Any
 
 
 class Adversarial(Supervised):
@@ -80,7 +73,7 @@ class Adversarial(Supervised):
         changed, seen_there = super().terms(model, (self._changed(model, x, rest), *rest), training=training)
         terms = {name: scaled(term, 1 - self._share) for name, term in clean.items()}
         terms |= {f"{PREFIX}_{name}": scaled(term, self._share) for name, term in changed.items()}
-        return terms, _Both(seen, seen_there)
+        return terms, (seen, seen_there)
 
     def _changed(self, model: keras.Model, x: Any, rest: Sequence[Any]) -> Any:
         """The inputs where the loss is higher; constants to whoever differentiates."""
@@ -117,8 +110,8 @@ class Adversarial(Supervised):
 
     def update_metrics(self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, shares: Any) -> None:
         half = len(metrics) // 2
-        super().update_metrics(metrics[:half], examples, outputs.clean, shares)
-        super().update_metrics(metrics[half:], examples, outputs.adversarial, shares)
+        super().update_metrics(metrics[:half], examples, outputs[0], shares)
+        super().update_metrics(metrics[half:], examples, outputs[1], shares)
 
 
 def _sum_of(name: str, term: Term | WholeTerm) -> tf.Tensor:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
+from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 
 from tfdist.errors import UserError
 from tfdist.tasks.base import REDUCTIONS
@@ -33,7 +34,7 @@ class FunctionLoss(keras.losses.Loss):
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
         if not tf.nest.is_nested(y_true) and not tf.nest.is_nested(y_pred):
-            y_true, y_pred = _of_one_rank(y_true, y_pred)
+            y_true, y_pred = squeeze_or_expand_to_same_rank(y_true, y_pred)
         return self.function(y_true, y_pred)
 
 
@@ -139,16 +140,3 @@ def _check_form(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> None:
 def keras_mask(tensor: Any) -> tf.Tensor | None:
     """The mask that a layer or a loss left on what it returned."""
     return getattr(tensor, "_keras_mask", None)
-
-
-def _of_one_rank(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Both with as many axes, where one has an axis of length 1 too many behind: [n, 1] and [n] become [n, 1] both."""
-    if a.shape.rank == b.shape.rank:
-        return a, b
-    wide, narrow = (a, b) if a.shape.rank > b.shape.rank else (b, a)
-    if wide.shape.rank == narrow.shape.rank + 1 and wide.shape[-1] == 1:
-        if narrow.shape.rank == 1:
-            narrow = narrow[:, tf.newaxis]
-        else:
-            wide = tf.squeeze(wide, -1)
-    return (wide, narrow) if a.shape.rank > b.shape.rank else (narrow, wide)
