@@ -75,10 +75,10 @@ def test_a_function_shares_files_out_by_its_input_context(shards: list[str]) -> 
 
 
 def test_the_policy_that_is_told_is_the_one_that_is_used() -> None:
-    assert DatasetFunction(plain).has_same_batches(trains=True)
+    assert DatasetFunction(plain).has_same_batches
     source = DatasetFunction(plain, policy="off")
-    assert not source.has_same_batches(trains=False)
-    assert "come more than once and others not at all" in source.describe_sharing(trains=True)
+    assert not source.has_same_batches
+    assert "come more than once and others not at all" in source.describe()[0]
 
 
 def test_off_gives_every_worker_its_part_from_its_own_stream() -> None:

@@ -113,6 +113,7 @@ class RecordFileSource(Source):
     """
 
     calls_python = True
+    has_same_batches = False  # a worker opens its own files alone; their sizes are compared
 
     def __init__(
         self,
@@ -133,10 +134,6 @@ class RecordFileSource(Source):
         self.waits = any(files.is_remote(part.file.path) for part in parts)
         self._part_starts = np.cumsum([0, *self.file_sizes])
         self._block_records = block_records
-
-    def has_same_batches(self, *, trains: bool) -> bool:
-        del trains
-        return False  # a worker opens its own files alone; their sizes are compared
 
     def reader(self, order: Order) -> Reader:
         if order.seed is None:

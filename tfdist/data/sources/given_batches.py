@@ -50,13 +50,10 @@ class GivenBatches(StreamSource):
         self._begins_at = begins_at
         self._parallel = parallel
         self._first_batch = first_batch
+        self.has_same_batches = parallel and first_batch is None  # without the former it is refused
         self.batch_size = batch_size
         self.num_examples = num_batches * batch_size
         self.structure = tf.nest.map_structure(_batch_spec, element_spec)
-
-    def has_same_batches(self, *, trains: bool) -> bool:
-        del trains
-        return self._parallel and self._first_batch is None  # without the former it is refused
 
     def first_batch(self) -> Any:
         return None if self._first_batch is None else self._first_batch()

@@ -96,6 +96,8 @@ class Source(abc.ABC):
     """Whether the reader runs Python code, which then wants threads of its own beside the pipeline's."""
     waits = False
     """Whether reading waits, as for a bucket, so that several batches are to be fetched at a time."""
+    has_same_batches = True
+    """Whether each worker could read the whole of a global batch about as quickly as its own part."""
 
     @property
     def input_hint(self) -> str:
@@ -110,11 +112,6 @@ class Source(abc.ABC):
         leaves in `directory`, which belongs to the run and may be missing yet, the others and later runs of
         `--mode=evaluate` find there. Where nobody calls it, as in a check, the source fits for itself alone.
         """
-
-    def has_same_batches(self, *, trains: bool) -> bool:
-        """Whether each worker could read the whole of a global batch about as quickly as its own part."""
-        del trains
-        return True
 
     def first_batch(self) -> Any:
         """The first global batch that was read in this process, where `has_same_batches` denies it and all read all."""
@@ -139,11 +136,6 @@ class Source(abc.ABC):
     def describe(self) -> list[str]:
         """Lines on what is read and how, for `--mode=validate`."""
         return []
-
-    def describe_sharing(self, *, trains: bool) -> str:
-        """How several workers share the examples, where they have more than one way."""
-        del trains
-        return ""
 
 
 def load_or_fit(

@@ -103,6 +103,7 @@ class DatasetFunction(StreamSource):
         self._function = function
         self._unbatch = unbatch
         self._policy = policy
+        self.has_same_batches = policy == "data"
         self._parameters = [name for name in ("epoch", "seed") if _has_parameter(function, name)]
         dataset = self._dataset(0, None)
         self._draws = draws_at_random(dataset)
@@ -111,19 +112,13 @@ class DatasetFunction(StreamSource):
         self._is_counted = num_examples is None
         self.num_examples = self._count(dataset) if num_examples is None else num_examples
 
-    def has_same_batches(self, *, trains: bool) -> bool:
-        return self._policy == "data"
-
     def describe(self) -> list[str]:
+        resumes = "resumes by skipping in the epoch"
         if self._parameters:
-            names = " and ".join(self._parameters)
-            return [f"a tf.data.Dataset: made anew each epoch with its {names}; resumes by skipping in the epoch"]
-        return [
-            f"a tf.data.Dataset: resumes by skipping {'from the first epoch on' if self._draws else 'in the epoch'}"
-        ]
-
-    def describe_sharing(self, *, trains: bool) -> str:
-        return f"policy {self._policy!r}: {POLICIES[self._policy]}"
+            resumes = f"made anew each epoch with its {' and '.join(self._parameters)}; {resumes}"
+        elif self._draws:
+            resumes = "resumes by skipping from the first epoch on"
+        return [f"a tf.data.Dataset: {resumes}; policy {self._policy!r}: {POLICIES[self._policy]}"]
 
     def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
         if self._policy == "data":

@@ -195,9 +195,7 @@ def open_source(run: Run, data: Callable[[], Any], split: str) -> Source:
         strategy, lambda: _facts_of(source, split), advice="Give all workers the same files and the same code."
     )
     if run.topology.is_chief:
-        sharing = source.describe_sharing(trains=split == "training")
-        first, *others = [*source.describe(), ""]
-        lines = [line for line in ("; ".join(filter(None, [first, sharing])), *others) if line]
+        lines = source.describe()
         run.events.info(
             "data_opened",
             message=f"{split} data: {source.num_examples:,} examples{'; ' + lines[0] if lines else ''}",

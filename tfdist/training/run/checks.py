@@ -184,8 +184,7 @@ def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:
         f"{split} data: {source.num_examples:,} examples of {_said(source.structure)}; "
         f"{counted(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"
     )
-    sharing = source.describe_sharing(trains=split == "training")
-    for line in filter(None, [*source.describe(), sharing]):
+    for line in source.describe():
         tell(f"  {line}")
     alone = dataclasses.replace(plan, num_replicas=1)
     failures.forget()
