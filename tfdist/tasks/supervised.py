@@ -91,7 +91,6 @@ class Supervised(Task):
             raise UserError("class_weight is for one output. Give examples of several outputs a sample_weight.")
         self._model: keras.Model | None = None
         self._own_loss: OwnLoss | None = None
-        self._specs: dict[str, tuple[Any, Any]] = {}
         metrics_by_output = dict(metrics) if isinstance(metrics, Mapping) else {ONLY_OUTPUT: metrics}
         if not self._single and not isinstance(metrics, Mapping):
             if metrics:

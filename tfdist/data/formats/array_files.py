@@ -18,12 +18,11 @@ from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.columns import Columns, Names
 from tfdist.data.sources.failures import call_python
-from tfdist.data.sources.source import RandomAccessSource
 from tfdist.errors import UserError
 from tfdist.storage import files
 
 
-class ArrayFiles(RandomAccessSource):
+class ArrayFiles(ArraySource):
     """Named arrays whose first axis counts the examples. A data function of a gin file:
 
         TRAIN_DATA = @array_files.ArrayFiles
@@ -41,8 +40,6 @@ class ArrayFiles(RandomAccessSource):
     Raises:
       UserError: a file is missing or no array file, a name is in none, or the lengths differ.
     """
-
-    cheaper = ArraySource.cheaper
 
     def __init__(
         self,
@@ -62,21 +59,20 @@ class ArrayFiles(RandomAccessSource):
                 f"The arrays of {self._where} must be of numbers or text and hold the same number of examples along "
                 f"their first axis; received {', '.join(f'{name} {a.dtype}{a.shape}' for name, a in arrays.items())}."
             )
-        self.num_examples = next(iter(sizes.values()))
-        given = columns.select(arrays)
+        selected = columns.select(arrays)
         self.calls_python = any(isinstance(array, np.memmap) for array in arrays.values())
-        self._mapped = given if self.calls_python else None
-        self._whole = None if self.calls_python else ArraySource(given)
-        self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], _dtype(a)), given)
+        if self.calls_python:  # whose rows are read when they are wanted
+            self._arrays, self.num_examples = selected, next(iter(sizes.values()))
+            self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], _dtype(a)), selected)
+        else:
+            super().__init__(selected)
         self.augment = Augmentation(augmentation, self.structure) if augmentation else None
 
-    def held(self) -> Any:
-        return self._mapped if self._whole is None else self._whole.held()
-
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
-        if self._whole is not None:
-            return self._whole.gatherer()
-        arrays = tf.nest.flatten(self._mapped)
+        """Reads the rows from their files, where these are mapped."""
+        if not self.calls_python:
+            return super().gatherer()
+        arrays = tf.nest.flatten(self._arrays)
         specs = tf.nest.flatten(self.structure)
 
         def read_rows(indices: np.ndarray) -> list[np.ndarray]:
@@ -85,7 +81,7 @@ class ArrayFiles(RandomAccessSource):
         return lambda indices: call_python(read_rows, [indices], self.structure)
 
     def describe(self) -> list[str]:
-        how = "memory-mapped: a worker reads the rows of its own batches" if self._whole is None else "read whole"
+        how = "memory-mapped: a worker reads the rows of its own batches" if self.calls_python else "read whole"
         return [f"{self._where}: {self.num_examples:,} rows, {how}"]
 
 

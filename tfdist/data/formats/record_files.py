@@ -53,10 +53,6 @@ class RecordFile:
         self.version = version
         self._lock = threading.Lock()
 
-    @property
-    def num_bytes(self) -> int:
-        return self.version.num_bytes
-
     @functools.cached_property
     def offsets(self) -> np.ndarray:
         """Where the whole records begin, and the last of them ends, int64 [n + 1]."""
@@ -65,12 +61,8 @@ class RecordFile:
 
     @property
     def num_records(self) -> int:
+        """Whole records."""
         return len(self.offsets) - 1
-
-    @property
-    def tail_bytes(self) -> int:
-        """Bytes after the last whole record: of one that was cut short."""
-        return self.num_bytes - int(self.offsets[-1])
 
     def read(self, first: int, count: int) -> list[bytes]:
         """Records first … first + count - 1; raises UnreadableError where the checksum of one is wrong."""
@@ -165,7 +157,7 @@ class RecordFileSource(Source):
         said = f" ({empty} empty)" if empty else ""
         return [
             f"{len(found):,} file{'s' if len(found) != 1 else ''}{said}, {self.num_examples:,} records, "
-            f"{sum(file.num_bytes for file in found.values()):,} bytes"
+            f"{sum(file.version.num_bytes for file in found.values()):,} bytes"
         ]
 
     def _read_in_order(self, positions: np.ndarray, epoch: int) -> np.ndarray:

@@ -80,7 +80,8 @@ def load_tfds(
     return RecordFileSource(
         [FilePart(record_files[str(part.filename)], part.skip, part.take) for part in parts],
         decode,
-        record_bytes=sum(f.num_bytes for f in record_files.values()) / sum(part.examples_in_shard for part in parts),
+        record_bytes=sum(f.version.num_bytes for f in record_files.values())
+        / sum(part.examples_in_shard for part in parts),
         block_records=block_records,
     )
 

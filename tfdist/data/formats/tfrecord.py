@@ -63,8 +63,8 @@ class TFRecordSource(RecordFileSource):
         with concurrent.futures.ThreadPoolExecutor(INDEXED_AT_ONCE) as pool:
             parts = list(pool.map(lambda file: FilePart(file, 0, file.num_records), found))
         for part in parts:
-            if part.file.tail_bytes:
-                problem = f"it is cut short, {part.file.tail_bytes:,} bytes of it"
+            if tail_bytes := part.file.version.num_bytes - int(part.file.offsets[-1]):
+                problem = f"it is cut short, {tail_bytes:,} bytes of it"
                 raise UserError(describe_corrupt(part.file, part.take, problem))
         first = next((part.file for part in parts if part.take), None)
         if first is None:

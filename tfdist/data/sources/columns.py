@@ -35,10 +35,6 @@ class Columns:
     def input_names(self) -> list[str]:
         return _listed(self.inputs)
 
-    @property
-    def target_names(self) -> list[str]:
-        return _listed(self.targets)
-
     def check(self, known: Sequence[str], where: str) -> None:
         """Raises UserError where `known`, what `where` holds, lacks one of the names."""
         for name in self.names:
