@@ -221,10 +221,10 @@ def test_a_corrupt_record_is_named_by_file_and_number(tmp_path: pathlib.Path) ->
     path = tmp_path / "part-001"
     path.write_bytes(flipped(path.read_bytes(), 2 * (path.stat().st_size // 6) + 20))
     source = numbered(pattern)
-    failures.take()
+    failures.pop_error()
     with pytest.raises((UserError, tf.errors.OpError)):
         global_batches(lambda: source, steps=3, batch_size=4)
-    told = failures.take()
+    told = failures.pop_error()
     assert isinstance(told, UserError)
     assert "Record 2 of" in str(told) and "part-001 is corrupt: its checksum is wrong" in str(told)
 
@@ -246,4 +246,4 @@ def test_a_later_record_that_does_not_fit_is_one_message(tmp_path: pathlib.Path,
     source = numbered(str(path), features=features, columns=Columns(inputs=["x", "tags"], targets="number"))
     with pytest.raises((tf.errors.OpError, UnicodeDecodeError)) as caught:
         global_batches(lambda: source, steps=1, batch_size=2)
-    assert re.search(message, str(failures.explained(caught.value) or user_code.refused_values(caught.value)))
+    assert re.search(message, str(failures.explain_error(caught.value) or user_code.refused_values(caught.value)))

@@ -150,7 +150,7 @@ def test_mistakes_have_messages(function: Any, settings: dict[str, Any], message
 def test_fewer_examples_than_said_end_the_stream_with_an_error() -> None:
     with pytest.raises(tf.errors.FailedPreconditionError) as raised:
         global_batches(lambda: DatasetFunction(plain, num_examples=40), steps=5)
-    assert "has only 29 examples, and 40 are expected" in str(failures.explained(raised.value))
+    assert "has only 29 examples, and 40 are expected" in str(failures.explain_error(raised.value))
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_epochs_of_other_lengths_than_the_first_are_refused(first: int, later: i
 
     with pytest.raises(tf.errors.OpError) as raised:
         global_batches(lambda: DatasetFunction(make), steps=3 * first // 8)
-    assert f"and {first} are expected" in str(failures.explained(raised.value))
+    assert f"and {first} are expected" in str(failures.explain_error(raised.value))
     assert global_batches(lambda: DatasetFunction(make, num_examples=40), steps=3)
 
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.tasks.losses import as_loss, unreduced
+from tfdist.tasks.losses import as_loss, compute_losses
 from tfdist.tasks.supervised import Supervised
 
 
@@ -62,7 +62,7 @@ def test_the_output_with_the_wrong_label_is_named() -> None:
 
 
 def losses_of(loss: Any, targets: list[int], outputs: list[int]) -> list[int | None]:
-    values, _ = unreduced(as_loss(loss, "the model"), tf.zeros(targets), tf.ones(outputs), None)
+    values, _ = compute_losses(as_loss(loss, "the model"), tf.zeros(targets), tf.ones(outputs), None)
     return list(values.shape)
 
 

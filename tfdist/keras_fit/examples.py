@@ -20,14 +20,14 @@ from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from tfdist.data.sources.arrays import ArraySource
-from tfdist.data.sources.given_batches import GivenBatches, without_value
+from tfdist.data.sources.prebatched import PrebatchedSource, missing_input_error
 from tfdist.data.sources.source import Source
 from tfdist.data.sources.user_dataset import batch_size as size_of_batches
 from tfdist.data.sources.user_dataset import find_batching
 from tfdist.errors import UserError
 from tfdist.keras_fit.python_batches import Once, PythonBatches, python_kind
 from tfdist.settings.checks import COUNT, or_none
-from tfdist.tasks.class_weight import checked_class_weight, weights_of
+from tfdist.tasks.class_weight import check_class_weight, weigh_classes
 
 DEFAULT_BATCH_SIZE = 32  # Keras's
 _LOG = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ def to_train(
         dataset = adapter.get_tf_dataset()
         stream = _repeated(dataset, None)
         size = _batch_size(adapter, dataset)
-        source = GivenBatches(
+        source = PrebatchedSource(
             stream, _as_tuple(dataset.element_spec), num_batches=num_batches, batch_size=size, begins_at=begins_at
         )
         return Examples(source, size, steps_per_epoch)
@@ -153,7 +153,7 @@ def to_evaluate(data: Any, *, batch_size: int | None, steps: int | None) -> Exam
     if isinstance(given, tf.data.Dataset):
         dataset, size = adapter.get_tf_dataset(), _batch_size(adapter, adapter.get_tf_dataset())
         stream, spec = _repeated(dataset, steps), _as_tuple(dataset.element_spec)
-        return Examples(GivenBatches(stream, spec, num_batches=steps or num_batches, batch_size=size), size)
+        return Examples(PrebatchedSource(stream, spec, num_batches=steps or num_batches, batch_size=size), size)
     return _of_python(adapter, given, num_batches, steps, cuts=True)
 
 
@@ -181,7 +181,7 @@ def _of_python(
     batches = PythonBatches(adapter, given, num_batches=num_batches, total=total, per_pass=steps if cuts else None)
     spec = _as_tuple(batches.element_spec)
     size = getattr(given, "batch_size", None) or adapter.batch_size or DEFAULT_BATCH_SIZE
-    source = GivenBatches(
+    source = PrebatchedSource(
         batches.stream,
         spec,
         num_batches=(steps if cuts else None) or num_batches,
@@ -213,14 +213,14 @@ def _adapter(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
 
 def _weighted(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -> tf.data.Dataset:
     """The dataset with weights by class; Keras's own knows no class beyond the largest of `class_weight`."""
-    classes = checked_class_weight(class_weight)
+    classes = check_class_weight(class_weight)
     _, y, sample_weight = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)
     if sample_weight is not None:
         raise UserError("class_weight and the dataset's sample_weight cannot be given at the same time.")
     if not isinstance(y, tf.TensorSpec):
         raise UserError("class_weight is for a model with a single output, and needs its targets y.")
     assert classes is not None
-    return dataset.map(lambda x, y: (x, y, weights_of(y, classes)), num_parallel_calls=tf.data.AUTOTUNE)
+    return dataset.map(lambda x, y: (x, y, weigh_classes(y, classes)), num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _counted(adapter: Any, given: Any, steps: int | None, name: str) -> tuple[int, int | None]:
@@ -288,7 +288,7 @@ def _arrays(nest: Any) -> Any:
 def _check_values(x: Any, name: str) -> None:
     """Raises UserError where one of several inputs is None."""
     if x is not None and any(leaf is None for leaf in keras.tree.flatten(x)):
-        raise without_value(name)
+        raise missing_input_error(name)
 
 
 def _check_counts(**counts: Any) -> None:

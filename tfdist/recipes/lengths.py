@@ -58,13 +58,13 @@ class Length:
 def is_length(value: object) -> bool:
     """Whether a setting's value says a length."""
     try:
-        length_of("", value)
+        parse_length("", value)
     except UserError:
         return False
     return True
 
 
-def length_of(setting: str, value: object) -> Length:
+def parse_length(setting: str, value: object) -> Length:
     """The length that a setting's value says.
 
     Raises:

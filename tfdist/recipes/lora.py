@@ -71,7 +71,7 @@ def adapted(
     return made
 
 
-def adapter_of(model: keras.Model) -> dict[str, np.ndarray]:
+def read_adapter(model: keras.Model) -> dict[str, np.ndarray]:
     """The adapters' values by their variables' paths; empty where nothing is adapted."""
     return {
         v.path: keras.ops.convert_to_numpy(v.value)
@@ -81,12 +81,12 @@ def adapter_of(model: keras.Model) -> dict[str, np.ndarray]:
 
 
 @contextlib.contextmanager
-def kept_adapters(model: keras.Model) -> Iterator[None]:
+def keep_adapters(model: keras.Model) -> Iterator[None]:
     """Keeps adapters that have learned nothing yet as they are, while weights are loaded from a file that has none.
 
     Keras sets both factors to zero then, and a product of two zeros has no gradient.
     """
-    before = adapter_of(model)
+    before = read_adapter(model)
     yield
     own = {v.path: v for v in model.trainable_variables}
     for path, value in before.items():

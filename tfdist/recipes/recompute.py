@@ -26,7 +26,7 @@ AUTO = "auto"
 _computing = threading.local()  # replicas are traced by threads; `call` is the layer's that is being computed
 
 
-def chosen_layers(model: keras.Model, patterns: Sequence[str] | str) -> list[keras.layers.Layer]:
+def choose_layers(model: keras.Model, patterns: Sequence[str] | str) -> list[keras.layers.Layer]:
     """The layers to compute again.
 
     Args:
@@ -72,18 +72,18 @@ def match_layers(
     return found
 
 
-def compute_again(model: keras.Model, patterns: Sequence[str] | str | None, patches: Patches) -> None:
+def recompute_layers(model: keras.Model, patterns: Sequence[str] | str | None, patches: Patches) -> None:
     """Has the chosen layers computed again in backward passes that are traced from now on; None chooses none."""
-    layers = [] if patterns is None else chosen_layers(model, patterns)
+    layers = [] if patterns is None else choose_layers(model, patterns)
     inside = [each for layer in layers for each in layer._flatten_layers(include_self=False)]
     dropouts = [each for each in {id(each): each for each in inside}.values() if type(each) is keras.layers.Dropout]
     for dropout in dropouts:
-        patches.replace(dropout, call=_drawn_once(dropout, dropout.call))
+        patches.replace(dropout, call=_wrap_dropout_call(dropout, dropout.call))
     for layer in layers:
-        patches.replace(layer, call=_computed_again(layer, layer.call))
+        patches.replace(layer, call=_wrap_layer_call(layer, layer.call))
 
 
-def _computed_again(layer: keras.layers.Layer, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_layer_call(layer: keras.layers.Layer, inner: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         given = tf.nest.flatten((args, kwargs))
         if kwargs.get("training") is False or any(isinstance(each, keras.KerasTensor) for each in given):
@@ -93,7 +93,7 @@ def _computed_again(layer: keras.layers.Layer, inner: Callable[..., Any]) -> Cal
     return call
 
 
-def _drawn_once(dropout: keras.layers.Dropout, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_dropout_call(dropout: keras.layers.Dropout, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Dropout as Keras computes it, with what is left out kept from the first pass for the second."""
 
     def call(inputs: Any, training: bool = False) -> Any:
@@ -157,7 +157,7 @@ class Recomputed:
         return tf.nest.pack_sequence_as(self._outputs, tf.nest.flatten(flat))
 
     def _forward(self, *values: tf.Tensor) -> Any:
-        outputs, self._after = self._computed(values)
+        outputs, self._after = self._compute(values)
         self._outputs = outputs
 
         def backward(*gradients: tf.Tensor, variables: Any = None) -> list[Any]:
@@ -166,7 +166,7 @@ class Recomputed:
 
         return tf.nest.flatten(outputs), backward
 
-    def _computed(self, values: Sequence[tf.Tensor]) -> tuple[Any, list[Any]]:
+    def _compute(self, values: Sequence[tf.Tensor]) -> tuple[Any, list[Any]]:
         """The outputs for such inputs and weights, and what the variables that are not trained become."""
         inputs = values[: len(self._places)]
         weights = self.whole(inputs, values[len(self._places) :])
@@ -205,7 +205,7 @@ class Recomputed:
         with tf.GradientTape() as tape:
             tape.watch(again)
             self._next = 0
-            outputs, _ = self._computed(again)
+            outputs, _ = self._compute(again)
         found = tape.gradient(tf.nest.flatten(outputs), again, output_gradients=list(gradients))
         found = [tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in found]
         there = [each for each in found if each is not None]

@@ -14,7 +14,7 @@ from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 
 from tfdist.errors import UserError
 from tfdist.tasks.base import REDUCTIONS
-from tfdist.tasks.names import loss_of_name
+from tfdist.tasks.names import find_loss
 
 SPARSE, ONE_HOT = "sparse_categorical_crossentropy", "categorical_crossentropy"
 Loss: TypeAlias = "keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
@@ -33,6 +33,7 @@ class FunctionLoss(keras.losses.Loss):
         self.function = function
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
+        """The function's value for targets and outputs of one rank."""
         if not tf.nest.is_nested(y_true) and not tf.nest.is_nested(y_pred):
             y_true, y_pred = squeeze_or_expand_to_same_rank(y_true, y_pred)
         return self.function(y_true, y_pred)
@@ -45,7 +46,7 @@ def as_loss(given: Any, where: str) -> keras.losses.Loss | str:
       UserError: it is none of these, or reduces in a way that nobody knows.
     """
     if isinstance(given, str):
-        given = loss_of_name(given, where)
+        given = find_loss(given, where)
         if isinstance(given, str):
             return given
     if not callable(given) or isinstance(given, type):
@@ -60,7 +61,7 @@ def as_loss(given: Any, where: str) -> keras.losses.Loss | str:
     return given
 
 
-def as_given(loss: keras.losses.Loss) -> Loss:
+def unwrap_loss(loss: keras.losses.Loss) -> Loss:
     """What `as_loss` was given, a function if it was one."""
     return loss.function if isinstance(loss, FunctionLoss) else loss
 
@@ -70,7 +71,7 @@ def needs_whole_batch(loss: keras.losses.Loss) -> bool:
     return isinstance(loss, keras.losses.Circle) or bool(getattr(loss, "needs_whole_batch", False))
 
 
-def unreduced(
+def compute_losses(
     loss: keras.losses.Loss, y_true: Any, y_pred: Any, given: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
     """The float32 losses, [n, …] or a scalar, and the mask of those that count; None where all do.

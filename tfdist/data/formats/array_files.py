@@ -51,19 +51,21 @@ class ArrayFiles(ArraySource):
         augmentation: Sequence[LayerBuilder] = (),
     ) -> None:
         columns = Columns(inputs, targets, weights)
-        self._where = path if isinstance(path, str) else ", ".join(path.values())
-        arrays = _open(path, columns, self._where)
+        self._location = path if isinstance(path, str) else ", ".join(path.values())
+        arrays = _load_arrays(path, columns, self._location)
         sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
         if len(set(sizes.values())) != 1 or any(array.dtype == object for array in arrays.values()):
             raise UserError(
-                f"The arrays of {self._where} must be of numbers or text and hold the same number of examples along "
+                f"The arrays of {self._location} must be of numbers or text and hold the same number of examples along "
                 f"their first axis; received {', '.join(f'{name} {a.dtype}{a.shape}' for name, a in arrays.items())}."
             )
         selected = columns.select(arrays)
         self.calls_python = any(isinstance(array, np.memmap) for array in arrays.values())
         if self.calls_python:  # whose rows are read when they are wanted
             self._arrays, self.num_examples = selected, next(iter(sizes.values()))
-            self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], _dtype(a)), selected)
+            self.structure = tf.nest.map_structure(
+                lambda a: tf.TensorSpec([None, *a.shape[1:]], _map_dtype(a)), selected
+            )
         else:
             super().__init__(selected)
         self.augment = Augmentation(augmentation, self.structure) if augmentation else None
@@ -76,16 +78,17 @@ class ArrayFiles(ArraySource):
         specs = tf.nest.flatten(self.structure)
 
         def read_rows(indices: np.ndarray) -> list[np.ndarray]:
-            return [_rows(array, indices, spec.dtype) for array, spec in zip(arrays, specs, strict=True)]
+            return [_convert_rows(array, indices, spec.dtype) for array, spec in zip(arrays, specs, strict=True)]
 
         return lambda indices: call_python(read_rows, [indices], self.structure)
 
     def describe(self) -> list[str]:
+        """Counts the rows, and says how they are read."""
         how = "memory-mapped: a worker reads the rows of its own batches" if self.calls_python else "read whole"
-        return [f"{self._where}: {self.num_examples:,} rows, {how}"]
+        return [f"{self._location}: {self.num_examples:,} rows, {how}"]
 
 
-def _open(path: str | Mapping[str, str], columns: Columns, where: str) -> dict[str, np.ndarray]:
+def _load_arrays(path: str | Mapping[str, str], columns: Columns, where: str) -> dict[str, np.ndarray]:
     if not isinstance(path, str):
         columns.check(list(path), where)
         return {name: _load(path[name]) for name in columns.names}
@@ -125,14 +128,14 @@ def _load(path: str) -> Any:
         raise UserError(f"The array file {path!r} cannot be read: {reason}. Check its path.") from error
 
 
-def _dtype(array: np.ndarray) -> tf.DType:
+def _map_dtype(array: np.ndarray) -> tf.DType:
     """float64 becomes float32, the type in which Keras computes."""
     return (
         tf.float32 if array.dtype == np.float64 else tf.string if array.dtype.kind in "SU" else tf.as_dtype(array.dtype)
     )
 
 
-def _rows(array: np.ndarray, indices: np.ndarray, dtype: tf.DType) -> np.ndarray:
+def _convert_rows(array: np.ndarray, indices: np.ndarray, dtype: tf.DType) -> np.ndarray:
     rows = array[indices]
     return (
         np.char.encode(rows).astype(object) if rows.dtype.kind == "U" else rows.astype(dtype.as_numpy_dtype, copy=False)

@@ -35,8 +35,8 @@ from tfdist.strategies.cluster import environment
 
 # A worker holds some 200 blocks at a time (`block_order.py`), so blocks of large records hold fewer of them.
 BLOCK_BYTES = 1 << 20
-LEAST_BLOCK_RECORDS = 8
-MOST_BLOCK_RECORDS = 256
+MIN_BLOCK_RECORDS = 8
+MAX_BLOCK_RECORDS = 256
 HEADER_BYTES = 12
 READ_AHEAD_BYTES = 1 << 22  # of an object: a request costs as much as some megabytes
 FOOTER_BYTES = 4
@@ -116,7 +116,7 @@ class RecordFileSource(Source):
         block_records: int | None,
     ) -> None:
         if block_records is None:
-            block_records = min(MOST_BLOCK_RECORDS, max(LEAST_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
+            block_records = min(MAX_BLOCK_RECORDS, max(MIN_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
         COUNT("block_records", block_records)
         self.structure = trace_structure(decode, tf.TensorSpec([None], tf.string))
         self.parts = tuple(parts)
@@ -128,6 +128,7 @@ class RecordFileSource(Source):
         self._block_records = block_records
 
     def reader(self, order: Order) -> Reader:
+        """Reads windows of blocks where there is a seed, else runs of neighbors."""
         if order.seed is None:
             fetch: Callable[[np.ndarray, int], np.ndarray] = self._read_in_order
         else:
@@ -152,6 +153,7 @@ class RecordFileSource(Source):
         return part.file.read(part.skip + first, count)
 
     def describe(self) -> list[str]:
+        """Counts files, records and bytes."""
         found = {part.file.path: part.file for part in self.parts}
         empty = self.file_sizes.count(0)
         said = f" ({empty} empty)" if empty else ""
@@ -210,11 +212,11 @@ def _find_records(version: FileVersion) -> np.ndarray:
         return np.zeros(1, np.int64)
     if files.is_remote(version.path):
         ahead = _ReadAhead(version.path)
-        found = _scan(version.path, lambda at: ahead.read(at, HEADER_BYTES), end)
+        found = _scan_headers(version.path, lambda at: ahead.read(at, HEADER_BYTES), end)
     else:
         with open(version.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
             view.madvise(mmap.MADV_RANDOM)  # no read-ahead: only headers are wanted
-            found = _scan(version.path, lambda at: view[at : at + HEADER_BYTES], end)
+            found = _scan_headers(version.path, lambda at: view[at : at + HEADER_BYTES], end)
     if found[-1] > end:  # the last record's header is whole, its data is not
         found.pop()
     return np.asarray(found, np.int64)
@@ -234,13 +236,13 @@ class _ReadAhead:
         return self._data[at : at + count]
 
 
-def _scan(path: str, header_at: Callable[[int], bytes], end: int) -> list[int]:
+def _scan_headers(path: str, header_at: Callable[[int], bytes], end: int) -> list[int]:
     """Where records begin, from one header to the next; the last may lie beyond the end."""
     found, position = [0], 0
     while position < end and len(head := header_at(position)) == HEADER_BYTES:
-        length = _length(head)
+        length = _read_length(head)
         if length is None and position == 0:
-            raise _not_records(path, head)
+            raise _foreign_file_error(path, head)
         if length is None:
             raise UserError(
                 f"Record {len(found) - 1} of {path} is corrupt: the checksum of its length is wrong, at byte "
@@ -251,7 +253,7 @@ def _scan(path: str, header_at: Callable[[int], bytes], end: int) -> list[int]:
     return found
 
 
-def _not_records(path: str, head: bytes) -> UserError:
+def _foreign_file_error(path: str, head: bytes) -> UserError:
     if head[:2] == b"\x1f\x8b" or (head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0):
         return UserError(
             f"{path} is compressed, by gzip or zlib, and cannot be read by ranges. Unpack it once, or read it with "
@@ -263,7 +265,7 @@ def _not_records(path: str, head: bytes) -> UserError:
     )
 
 
-def _length(head: bytes) -> int | None:
+def _read_length(head: bytes) -> int | None:
     """The length in a header; None where its checksum is wrong."""
     length, stored = _HEADER.unpack(head)
     crc = google_crc32c.value(head[:8])

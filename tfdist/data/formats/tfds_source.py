@@ -56,14 +56,14 @@ def load_tfds(
     """
     builder = find_builder(name, data_dir=data_dir)
     features = builder.info.features
-    decoding = Decoding(columns or _supervised(builder, name), transforms, transform)
+    decoding = Decoding(columns or _find_supervised_columns(builder, name), transforms, transform)
     decoding.check(list(features), f"The data set {name!r}")
     parse = batch_decoder(features)
 
     def decode(records: tf.Tensor) -> Any:
         return decoding(parse(records))
 
-    parts = [part for part in _split(builder, name, split).file_instructions if part.take]
+    parts = [part for part in _find_split(builder, name, split).file_instructions if part.take]
     if not parts:
         raise UserError(f"The split {split!r} of {name!r} holds no examples. Write a larger one.")
     file_format = builder.info.file_format.value
@@ -94,7 +94,7 @@ def _open_array_records(parts: Sequence[Any]) -> Any:
     return ArrayRecordDataSource(parts)
 
 
-def _split(builder: Any, name: str, split: str) -> Any:
+def _find_split(builder: Any, name: str, split: str) -> Any:
     known = list(builder.info.splits)
     try:
         return builder.info.splits[split]
@@ -106,7 +106,7 @@ def _split(builder: Any, name: str, split: str) -> Any:
         ) from error
 
 
-def _supervised(builder: Any, name: str) -> Columns:
+def _find_supervised_columns(builder: Any, name: str) -> Columns:
     keys = builder.info.supervised_keys
     if not keys or not all(isinstance(key, str) for key in keys):
         raise UserError(

@@ -102,7 +102,7 @@ def _read_descriptions(descriptions: Any) -> dict[str, Any]:
 
 def _parse(records: tf.Tensor, features: Mapping[str, Any]) -> dict[str, tf.Tensor]:
     """The features of a batch of serialized examples, string [n]; sparse and ragged ones are filled up with 0 or ''."""
-    return {name: _dense(value) for name, value in tf.io.parse_example(records, features).items()}
+    return {name: _densify(value) for name, value in tf.io.parse_example(records, features).items()}
 
 
 def _check_record(record: bytes, features: Mapping[str, Any], where: str) -> None:
@@ -116,7 +116,7 @@ def _check_record(record: bytes, features: Mapping[str, Any], where: str) -> Non
         raise UserError(f"{where} does not fit features: {' '.join(said.split())}. Correct features.") from error
 
 
-def _dense(value: Any) -> tf.Tensor:
+def _densify(value: Any) -> tf.Tensor:
     if isinstance(value, tf.SparseTensor):
         return tf.sparse.to_dense(value)
     return value.to_tensor() if isinstance(value, tf.RaggedTensor) else value

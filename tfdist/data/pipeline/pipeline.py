@@ -43,12 +43,12 @@ def build_pipeline(
     """
     num_local = topology.num_local_replicas
     if plan.pad:
-        _check_static(source.structure)
+        _check_static_shapes(source.structure)
     if isinstance(source, StreamSource):
         dataset = source.local_batches(plan, topology, first_step)
     else:
         turns = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
-        dataset = _indexed(source, plan, topology, turns)
+        dataset = _read_by_position(source, plan, topology, turns)
     # Endless by construction; saying so spares tf.distribute a check for the end at every step.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     dataset = dataset.prefetch(PREFETCHED_STEPS * num_local)
@@ -61,7 +61,7 @@ def build_pipeline(
     return dataset.with_options(options)
 
 
-def _indexed(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _read_by_position(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The local batches with these numbers of a source that reads by position."""
     read = source.reader(Order(plan.global_batch_size, plan.shuffle_seed, plan.drop_remainder))
     plain = tf.autograph.experimental.do_not_convert  # rewriting them takes half a second, and `map_inline` does not
@@ -78,7 +78,7 @@ def _indexed(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.da
         examples = stages.decode(piece.pop("fetched"))
         if source.augment is not None and plan.shuffle_seed is not None:
             examples = source.augment(examples, example_seeds(positions, epoch, plan.shuffle_seed))
-        return plan.shaped({"examples": examples, **piece})
+        return plan.fix_shapes({"examples": examples, **piece})
 
     if stages is read and not source.waits:
         dataset = map_inline(dataset, fetched)
@@ -127,7 +127,7 @@ def _has_control_flow(graph: tf.Graph) -> bool:
     return any(node.op.removeprefix("Stateless") in ("If", "Case", "While") for node in nodes)
 
 
-def _check_static(structure: Any) -> None:
+def _check_static_shapes(structure: Any) -> None:
     if not all(spec.shape[1:].is_fully_defined() for spec in tf.nest.flatten(structure)):
         raise UserError(
             f"The strategy needs batches of one shape, but the data gives {structure}, with a length that changes. "

@@ -97,15 +97,18 @@ class IndexedSource(RandomAccessSource):
         self.structure = trace_structure(self._decode, self._examples)
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
+        """Fetches examples by number, and decodes them."""
         return lambda indices: self._decode(self._fetch(indices))
 
     def reader(self, order: Order) -> Reader:
+        """Fetches in one thread of the pipeline, and decodes in several."""
         return Staged(
             lambda positions, epoch: self._fetch(self.indices(order, positions, epoch)),
             self._decode,
         )
 
     def describe(self) -> list[str]:
+        """Counts the examples, and says who reads them."""
         where = f", in {self._num_threads} threads" if self._num_threads else ""
         where = f", in {self._num_processes} processes" if self._num_processes else where
         return [f"{self._name}: {self.num_examples:,} examples by number{where}"]

@@ -19,7 +19,7 @@ from tfdist.storage.contents import FileVersion
 if TYPE_CHECKING:
     import pyarrow
 
-INTEGER, FLOAT, STRING, BOOLEAN, NOTHING = "whole numbers", "numbers", "strings", "true or false", "nothing"
+INTEGER, FLOAT, STRING, BOOLEAN, NULL = "whole numbers", "numbers", "strings", "true or false", "nothing"
 NUMERIC = (INTEGER, FLOAT, BOOLEAN)
 PARQUET_SUFFIXES = (".parquet", ".pq")
 CSV_SUFFIXES = (".csv", ".tsv", ".txt")
@@ -90,7 +90,7 @@ def find_common_kinds(tables: Sequence[TableFile], names: Sequence[str]) -> dict
     found = {}
     for name in names:
         # The first file of each kind.
-        files = {t.kinds[name]: t.path for t in reversed(tables) if t.kinds.get(name, NOTHING) != NOTHING}
+        files = {t.kinds[name]: t.path for t in reversed(tables) if t.kinds.get(name, NULL) != NULL}
         if FLOAT in files:
             files.pop(INTEGER, None)
         if len(files) > 1:
@@ -99,7 +99,7 @@ def find_common_kinds(tables: Sequence[TableFile], names: Sequence[str]) -> dict
                 f"The column {name!r} holds {kind} in {path}, but {other} in {first}. Write the same type in every "
                 "file."
             )
-        found[name] = next(iter(files), NOTHING)
+        found[name] = next(iter(files), NULL)
     return found
 
 
@@ -186,4 +186,4 @@ def _find_kind(kind: Any) -> str:
         return STRING
     if types.is_boolean(kind):
         return BOOLEAN
-    return NOTHING if types.is_null(kind) else str(kind)
+    return NULL if types.is_null(kind) else str(kind)

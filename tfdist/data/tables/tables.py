@@ -28,7 +28,7 @@ from tfdist.data.tables.table_encoding import (
     vocabulary,
 )
 from tfdist.data.tables.table_files import NULL_VALUES, TableFile, check_arrow, find_common_kinds, read_table
-from tfdist.data.tables.table_rules import Settings, build_rules
+from tfdist.data.tables.table_rules import TableSettings, build_rules
 from tfdist.errors import UserError
 from tfdist.telemetry.records import damaged
 
@@ -100,7 +100,7 @@ class Table(RandomAccessSource):
         if fitted_on is not None and fitted_on != files:
             self._fit_tables = read(fitted_on, "Table.fitted_on")
         self._kinds = _find_kinds(self._fit_tables, self._tables, columns.names)
-        settings = Settings(columns, categories, vocabularies or {}, unseen, missing, standardize, stack_inputs)
+        settings = TableSettings(columns, categories, vocabularies or {}, unseen, missing, standardize, stack_inputs)
         self._rules = build_rules(settings, self._kinds)
         self._fitted_on = fitted_on
         self._fitted: Fitted | None = None
@@ -136,12 +136,15 @@ class Table(RandomAccessSource):
         self._fitted, self._arrays = fitted, None
 
     def held(self) -> Any:
+        """The encoded columns."""
         return self._encoded.held()
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
+        """Gathers encoded rows."""
         return self._encoded.gatherer()
 
     def describe(self) -> list[str]:
+        """Describes the encoding of each column."""
         lines = [f"{len(self._tables)} files, {self.num_examples:,} rows in memory"]
         for name, rule in self._rules.items():
             missing = sum(table.rows[name].null_count for table in self._tables if table.kinds)
@@ -156,6 +159,7 @@ class Table(RandomAccessSource):
         return lines
 
     def preprocessing(self) -> Preprocessing:
+        """Encodes columns as training does."""
         tables, names = tf.Module(), self._columns.input_names
         encoders = {name: Encoder(self._rules[name], self.fitted, tables) for name in names}
 
@@ -163,7 +167,7 @@ class Table(RandomAccessSource):
             columns = {name: encoders[name](raw[name]) for name in names}
             if self._stack:
                 return tf.stack([tf.cast(each, tf.float32) for each in columns.values()], axis=1)
-            return self._columns.inputs_of(columns)
+            return self._columns.select_inputs(columns)
 
         def first(count: int) -> dict[str, np.ndarray]:
             rows = _join(self._tables, names).slice(0, count)

@@ -119,7 +119,9 @@ class TextLines(Source):
             raise UserError(f"The files {files!r} have no lines.")
         self.labels = _check_labels(labels) or sorted({name for lines in self._fit_lines for name in lines.labels})
         self._texts = np.array([text for lines in self._lines for text in lines.texts], dtype=object)
-        self._classes = np.array([index for lines in self._lines for index in _indices(lines, self.labels)], np.int32)
+        self._classes = np.array(
+            [index for lines in self._lines for index in _index_labels(lines, self.labels)], np.int32
+        )
         lengths = np.array([length for lines in self._lines for length in lines.lengths], np.int32)
         self._lengths = np.minimum(lengths, max_length)
         self._max_length, self._pad_to_max, self._bucket_batches = max_length, pad_to_max, bucket_batches
@@ -149,8 +151,10 @@ class TextLines(Source):
         self._vocabulary, self._fit_lines = fitted.vocabulary, []
 
     def reader(self, order: Order) -> Reader:
+        """Reads lines by Python, and turns them into ids by `TextVectorization`."""
+
         @functools.lru_cache(maxsize=2)
-        def lines_of(epoch: int) -> np.ndarray:
+        def order_lines(epoch: int) -> np.ndarray:
             if order.seed is None:
                 return np.arange(self.num_examples)
             return permute_by_length(self._lengths, order.batch_size, self._bucket_batches, (order.seed, epoch))
@@ -160,25 +164,26 @@ class TextLines(Source):
         @functools.lru_cache(maxsize=64)
         def width(batch: int, epoch: int) -> int:
             first = batch * order.batch_size
-            return max(1, int(self._lengths[lines_of(epoch)[first : first + order.batch_size]].max()))
+            return max(1, int(self._lengths[order_lines(epoch)[first : first + order.batch_size]].max()))
 
         def read_lines(positions: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            chosen = lines_of(int(epoch))[positions]
+            chosen = order_lines(int(epoch))[positions]
             padded = self._max_length if self._pad_to_max else width(int(positions[0]) // order.batch_size, int(epoch))
             return self._texts[chosen], self._classes[chosen], np.asarray(padded, np.int32)
 
         specs = (tf.TensorSpec([None], tf.string), self.structure[1], tf.TensorSpec([], tf.int32))
 
-        def fetched(positions: tf.Tensor, epoch: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        def fetch_lines(positions: tf.Tensor, epoch: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return call_python(read_lines, [positions, epoch], specs)
 
         def decode(lines: tuple[tf.Tensor, ...]) -> Any:
             texts, classes, padded = lines
             return tf.ensure_shape(_pad(vectorize(texts), padded), self.structure[0].shape), classes
 
-        return Staged(fetched, decode)
+        return Staged(fetch_lines, decode)
 
     def preprocessing(self) -> Preprocessing:
+        """Turns texts into ids as training does."""
         kept = tf.Module()
         kept.vectorize = vectorize = keras.layers.TextVectorization(vocabulary=self.vocabulary, **self._settings)
 
@@ -193,6 +198,7 @@ class TextLines(Source):
         return Preprocessing({"text": tf.TensorSpec([None], tf.string, name="text")}, ids, kept, first)
 
     def describe(self) -> list[str]:
+        """Counts lines, and lists vocabulary and labels."""
         counts = np.bincount(self._classes, minlength=len(self.labels))
         return [
             f"{len(self._lines)} files, {sum(lines.file.num_bytes for lines in self._lines):,} bytes; lines of up to "
@@ -240,7 +246,7 @@ def _check_labels(labels: Any) -> list[str] | None:
     return [str(label) for label in labels]
 
 
-def _indices(lines: TextFile, labels: Sequence[str]) -> list[int]:
+def _index_labels(lines: TextFile, labels: Sequence[str]) -> list[int]:
     """The labels of a file's lines as indices into `labels`."""
     known = {name: index for index, name in enumerate(labels)}
     for name, number in zip(lines.labels, lines.numbers, strict=True):

@@ -19,7 +19,7 @@ from tfdist.data.sources.source import Source
 from tfdist.errors import OutOfMemoryError, UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength
-from tfdist.recipes.recompute import compute_again
+from tfdist.recipes.recompute import recompute_layers
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.cluster import environment
@@ -112,7 +112,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     in_order = settings.canonical_replicas is not None
     wanted = settings.synchronize_batch_norm
     synchronize(learner.model, run.strategy, patches, wanted=wanted, pads=settings.pads, in_parts=in_order)
-    compute_again(learner.model, settings.recompute, patches)
+    recompute_layers(learner.model, settings.recompute, patches)
     patches.enter_context(sums_as_written(in_order))
     return Training(run, settings, source, learner, task, plan, settings.boundaries(plan.steps_per_epoch))
 
@@ -263,7 +263,7 @@ def build_step(training: Training) -> TrainStep:
 
 def first_batch(training: Training) -> Any:
     """The local batches of the first step, read apart from the run's own."""
-    with failures.raise_noted_errors():
+    with failures.raise_recorded_errors():
         return next(stream(training.run, training.source, training.plan))
 
 
