@@ -100,7 +100,7 @@ def _wrap_dropout_call(dropout: keras.layers.Dropout, inner: Callable[..., Any])
         current, rate = getattr(_computing, "call", None), dropout.rate
         if current is None or not training or not isinstance(rate, float | int) or not rate:
             return inner(inputs, training=training)
-        kept = current.drawn(lambda: inner(tf.ones_like(inputs), training=True) > 0)
+        kept = current.draw_once(lambda: inner(tf.ones_like(inputs), training=True) > 0)
         return tf.where(kept, inputs * tf.constant(1 / (1 - rate), inputs.dtype), tf.zeros([], inputs.dtype))
 
     return call
@@ -130,16 +130,16 @@ class Recomputed:
         self._autocasts_to = None if scope is None else scope.dtype  # in the second pass, too
         self._next: int | None = None  # of these, in the second pass
 
-    def read(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    def read_weights(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """What a gradient is taken by, for each variable that is trained."""
         return [tf.convert_to_tensor(variable.value) for variable in variables]
 
-    def whole(self, inputs: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """The weights, of what `read` gave; in both passes, once the inputs are there."""
+    def gather_weights(self, inputs: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """The weights, of what `read_weights` gave; in both passes, once the inputs are there."""
         del inputs
         return values
 
-    def drawn(self, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+    def draw_once(self, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
         """What `draw` gives in the first pass; in the second what it gave then."""
         if self._next is None:
             self._drawn.append(draw())
@@ -148,7 +148,7 @@ class Recomputed:
         return self._drawn[self._next - 1]
 
     def __call__(self) -> Any:
-        weights = self.read(self.trained)
+        weights = self.read_weights(self.trained)
         inputs = [self._given[i] for i in self._places]
         flat = tf.custom_gradient(self._forward)(*inputs, *weights)
         for variable, value, before in zip(self._kept, self._after, self._before, strict=True):
@@ -169,7 +169,7 @@ class Recomputed:
     def _compute(self, values: Sequence[tf.Tensor]) -> tuple[Any, list[Any]]:
         """The outputs for such inputs and weights, and what the variables that are not trained become."""
         inputs = values[: len(self._places)]
-        weights = self.whole(inputs, values[len(self._places) :])
+        weights = self.gather_weights(inputs, values[len(self._places) :])
         given = list(self._given)
         for place, value in zip(self._places, inputs, strict=True):
             given[place] = value

@@ -55,7 +55,7 @@ def build_pipeline(
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.autotune.enabled = False  # with it on, dropping an iterator can block for seconds
-    if source.held() is not None:
+    if source.arrays_in_memory() is not None:
         # There is nothing to fuse in looking up arrays, and a pipeline that is rewritten copies all that it holds.
         options.experimental_optimization.apply_default_optimizations = False
     return dataset.with_options(options)
@@ -146,7 +146,7 @@ def digest_examples(source: Source, batch_size: int) -> str:
     The same examples have the same digest, wherever they lie and whoever reads them.
     Of a stream, which is read from its beginning, the first batch alone counts.
     """
-    if (held := source.held()) is not None:
+    if (held := source.arrays_in_memory()) is not None:
         return digest_arrays(tf.nest.flatten(held))
     plan = BatchPlan(num_examples=source.num_examples, global_batch_size=batch_size, num_replicas=1)
     last = plan.steps_per_epoch - 1

@@ -43,7 +43,7 @@ class ArraySource(RandomAccessSource):
         self._tensors: Any = None
         self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), self._arrays)
 
-    def held(self) -> Any:
+    def arrays_in_memory(self) -> Any:
         """The arrays, whose memory the pipelines share."""
         return self._arrays
 

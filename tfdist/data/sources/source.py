@@ -129,7 +129,7 @@ class Source(abc.ABC):
         """What becomes of raw inputs, for exports; None where Python does it, or there is nothing to do."""
         return None
 
-    def held(self) -> Any:
+    def arrays_in_memory(self) -> Any:
         """The nest of arrays of all examples, where they are at hand without reading; else None. For checks."""
         return None
 

@@ -135,9 +135,9 @@ class Table(RandomAccessSource):
             raise damaged(path, f"it lacks what was fitted to {lacking}")
         self._fitted, self._arrays = fitted, None
 
-    def held(self) -> Any:
+    def arrays_in_memory(self) -> Any:
         """The encoded columns."""
-        return self._encoded.held()
+        return self._encoded.arrays_in_memory()
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
         """Gathers encoded rows."""

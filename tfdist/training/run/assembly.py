@@ -224,7 +224,7 @@ def _facts_of(source: Source, split: str) -> dict[str, object]:
 
 def check_examples(task: Task, model: keras.Model, source: Source, split: str) -> None:
     """Raises UserError where the model cannot learn from an example that lies in memory."""
-    held = source.held()
+    held = source.arrays_in_memory()
     if held is not None:
         task.check_examples(model, held, split)
 
