@@ -178,7 +178,7 @@ class GroupedUpdates:
 
 
 def _find_index(path: str, paths: Sequence[str]) -> int:
-    """Of a variable, or a slice of one, among the paths of all."""
+    """Finds a variable, or a slice of one, among the paths of all."""
     return next(i for i, whole in enumerate(paths) if path == whole or path.startswith(f"{whole}.part"))
 
 

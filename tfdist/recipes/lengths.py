@@ -17,7 +17,7 @@ _WAYS = "'500 steps', '5 epochs', '64_000 examples', '0.06 of run', or a number 
 
 @dataclasses.dataclass(frozen=True)
 class RunLength:
-    """How long a run is.
+    """The length of a run.
 
     Attributes:
       total_steps: of all of it.
@@ -56,7 +56,7 @@ class Length:
 
 
 def is_length(value: object) -> bool:
-    """Whether a setting's value says a length."""
+    """True where a setting's value is a length."""
     try:
         parse_length("", value)
     except UserError:

@@ -131,7 +131,7 @@ class Recomputed:
         self._next: int | None = None  # of these, in the second pass
 
     def read_weights(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """What a gradient is taken by, for each variable that is trained."""
+        """Reads the tensors by which gradients are taken, for each variable that is trained."""
         return [tf.convert_to_tensor(variable.value) for variable in variables]
 
     def gather_weights(self, inputs: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
@@ -140,7 +140,7 @@ class Recomputed:
         return values
 
     def draw_once(self, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """What `draw` gives in the first pass; in the second what it gave then."""
+        """Draws in the first pass; returns the same in the second."""
         if self._next is None:
             self._drawn.append(draw())
             return self._drawn[-1]

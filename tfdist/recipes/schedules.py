@@ -37,7 +37,7 @@ class Schedule(LearningRateSchedule):
     _run: RunLength | None = None
 
     def bind(self, run: RunLength) -> None:
-        """Tells the schedule, and those inside of it, how long the run is; again for another run."""
+        """Binds the schedule, and those inside of it, to the length of a run; again for another run."""
         self._run = run
         for inner in vars(self).values():
             bind(inner, run)
@@ -68,7 +68,7 @@ class Schedule(LearningRateSchedule):
 
 
 def bind(schedule: Any, run: RunLength) -> None:
-    """Tells a schedule how long the run is, where it wants to know."""
+    """Binds a schedule to the length of a run, if it depends on that."""
     if isinstance(schedule, Schedule):
         schedule.bind(run)
 
@@ -241,5 +241,5 @@ def _evaluate_rate(schedule: Rate, step: Any) -> Any:
 
 
 def _compute_cosine(done: Any) -> Any:
-    """From 1 to 0 while `done` goes from 0 to 1."""
+    """Falls from 1 to 0 while `done` goes from 0 to 1."""
     return 0.5 * (1.0 + ops.cos(math.pi * ops.clip(done, 0.0, 1.0)))

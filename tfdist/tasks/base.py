@@ -1,4 +1,4 @@
-"""What is learned: how a batch becomes a loss.
+"""Tasks: how a batch becomes a loss.
 
 A task turns a model's outputs on some examples into loss terms, value by value and unreduced, and says of each how its
 values become one number. Invariant: `reduce_terms` gives sums over examples, numerators and divisors apart, and the
@@ -82,7 +82,7 @@ class MetricSpec:
 
 
 class Task(abc.ABC):
-    """How a model learns from examples. Subclass it where `Supervised` does not fit.
+    """A way to learn from examples. Subclass it where `Supervised` does not fit.
 
     Attributes:
       includes_layer_losses: whether the terms hold regularizers and what layers add already.
@@ -296,7 +296,7 @@ def _sum_whole_term(
 
 
 def _has_same_divisor(a: Term | WholeTerm, b: Term) -> bool:
-    """Whether both have the very same weights, one for each example."""
+    """True where both have the very same weights, one for each example."""
     if isinstance(a, WholeTerm):
         return False
     same = a.reduction == b.reduction and a.weights is b.weights and a.mask is b.mask

@@ -62,12 +62,12 @@ def as_loss(given: Any, where: str) -> keras.losses.Loss | str:
 
 
 def unwrap_loss(loss: keras.losses.Loss) -> Loss:
-    """What `as_loss` was given, a function if it was one."""
+    """Returns what `as_loss` took, a function if it was one."""
     return loss.function if isinstance(loss, FunctionLoss) else loss
 
 
 def needs_whole_batch(loss: keras.losses.Loss) -> bool:
-    """Whether the losses of single examples depend on the others: Circle's, or one with such an attribute."""
+    """True where the losses of single examples depend on the others: Circle's, or one with such an attribute."""
     return isinstance(loss, keras.losses.Circle) or bool(getattr(loss, "needs_whole_batch", False))
 
 
@@ -106,7 +106,7 @@ def compute_losses(
 
 
 def takes_class_numbers(loss: keras.losses.Loss) -> bool:
-    """Whether it is Keras's sparse categorical crossentropy: an object, the name, or the function."""
+    """True for Keras's sparse categorical crossentropy: an object, the name, or the function."""
     return _function_of(loss) is keras.losses.sparse_categorical_crossentropy
 
 

@@ -1,4 +1,4 @@
-"""What a subclassed model computes in methods of its own, where Keras's trainer would have called them.
+"""Methods of a subclassed model's own that Keras's trainer would have called.
 
 `compute_loss` fits sums over replicas; `train_step` and `test_step`, which reduce and update by themselves, and
 `compute_metrics`, whose results no other replica knows, do not and are refused. Invariant: a method that a model
@@ -36,7 +36,7 @@ TASK_EXAMPLE = """
 
 
 def overrides(model: keras.Model, method: str) -> bool:
-    """Whether the model's class has another `method` than Keras's."""
+    """True where the model's class has another `method` than Keras's."""
     return getattr(type(model), method) is not getattr(keras.Model, method)
 
 

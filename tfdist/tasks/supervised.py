@@ -173,7 +173,7 @@ class Supervised(Task):
         return terms
 
     def _collect_predictions(self, given: Any, model: keras.Model) -> dict[str, Prediction]:
-        """What metrics are computed from: predictions by output."""
+        """The predictions by output, of which metrics are computed."""
         if not self._metrics:
             return {}
         named = self._by_output(given, "The model's outputs", model)
@@ -308,7 +308,7 @@ class Supervised(Task):
 
 
 def only(nest: Any) -> Any:
-    """What a nest holds that has one part at most on each level; a larger one as it is."""
+    """Unpacks a nest that has one part at most on each level; a larger one stays as it is."""
     while isinstance(nest, list | tuple | Mapping) and len(nest) == 1:
         (nest,) = nest.values() if isinstance(nest, Mapping) else nest
     return nest

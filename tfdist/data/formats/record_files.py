@@ -55,7 +55,7 @@ class RecordFile:
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
-        """Where the whole records begin, and the last of them ends, int64 [n + 1]."""
+        """The bounds of the whole records, int64 [n + 1]."""
         with self._lock:
             return load_index(self.version)
 
@@ -186,7 +186,7 @@ def describe_corrupt(file: RecordFile, number: int, problem: str) -> str:
 
 
 def load_index(version: FileVersion) -> np.ndarray:
-    """Where the whole records of a file begin, and the last ends, int64 [n + 1]; from the cache or found now.
+    """Loads the bounds of a file's whole records, int64 [n + 1], from the cache, or finds them.
 
     Raises:
       UserError: it is not a TFRecord file, or a record's length is corrupt, so that what follows cannot be found.
@@ -237,7 +237,7 @@ class _ReadAhead:
 
 
 def _scan_headers(path: str, header_at: Callable[[int], bytes], end: int) -> list[int]:
-    """Where records begin, from one header to the next; the last may lie beyond the end."""
+    """Finds the bounds of records, from one header to the next; the last may lie beyond the end."""
     found, position = [0], 0
     while position < end and len(head := header_at(position)) == HEADER_BYTES:
         length = _read_length(head)

@@ -1,4 +1,4 @@
-"""Which places of an epoch's order make up a batch, and whose they are: a pure function of the step.
+"""Positions of an epoch's order that make up a batch, and their replicas: a pure function of the step.
 
 Invariant: global batch k is the places k · size, k · size + 1, … of the epoch's order. It, and how it is cut into
 microbatches, do not depend on the number of workers or replicas. Each replica takes its contiguous part of every
@@ -31,7 +31,7 @@ COUNT_OR_AUTO = Check(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchSettings(Settings):
-    """How the training examples become batches."""
+    """Settings of the batches of training examples."""
 
     global_batch_size: int = setting("of one step over all replicas", COUNT, unit="examples")
     num_microbatches: int | str = setting(
@@ -46,7 +46,7 @@ class BatchSettings(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
-    """How `num_examples` examples become batches.
+    """A plan of batches of `num_examples` examples.
 
     Args:
       num_examples: examples in an epoch.
@@ -148,12 +148,12 @@ class BatchPlan:
 
     @property
     def _has_short_microbatch(self) -> bool:
-        """Whether an epoch's last batch has a microbatch with fewer examples than there are replicas."""
+        """True where an epoch's last batch has a microbatch with fewer examples than there are replicas."""
         rest = self.num_examples % self.global_batch_size
         return bool(rest) and not self.drop_remainder and rest // self.num_microbatches < self.num_replicas
 
     def _find_part(self, begin: tf.Tensor, end: tf.Tensor, replica: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Where a replica's part of the microbatch [begin, end) begins and ends."""
+        """The bounds of a replica's part of the microbatch [begin, end)."""
         size = end - begin
         return begin + size * replica // self.num_replicas, begin + size * (replica + 1) // self.num_replicas
 

@@ -33,7 +33,7 @@ ReadRuns = Callable[[Sequence[Run]], list[bytes]]
 
 @dataclasses.dataclass(frozen=True)
 class BlockOrder:
-    """Where the records of an epoch stand.
+    """The order of an epoch's records.
 
     Args:
       num_records: of an epoch.
@@ -72,7 +72,7 @@ class BlockOrder:
         return self._find_line_runs(int(self._bounds[stream]) + begin, int(self._bounds[stream]) + end, epoch)
 
     def permute_window(self, size: int, stream: int, window: int, epoch: int) -> np.ndarray:
-        """Which of a window's records stands at each of its places: a permutation, int64 [size]."""
+        """Permutes the records of a window: the record at each of its positions, int64 [size]."""
         return _generator(self.seed, epoch, stream, window + 1).permutation(size)
 
     def _find_line_runs(self, begin: int, end: int, epoch: int) -> list[Run]:
@@ -94,18 +94,18 @@ class BlockOrder:
 
     @functools.cached_property
     def _slots(self) -> np.ndarray:
-        """Where each stream's places in a batch begin, and their end: int64 [num_streams + 1]."""
+        """The bounds of each stream's positions in a batch, int64 [num_streams + 1]."""
         count = min(MAX_STREAMS, self.batch_size)
         return np.arange(count + 1, dtype=np.int64) * self.batch_size // count
 
     @functools.cached_property
     def _shares(self) -> np.ndarray:
-        """How many places of a batch each stream has: int64 [num_streams]."""
+        """The number of positions of a batch that each stream has, int64 [num_streams]."""
         return np.diff(self._slots)
 
     @functools.cached_property
     def _bounds(self) -> np.ndarray:
-        """Where each stream begins on the epoch's line of records, and the end: int64 [num_streams + 1]."""
+        """The bounds of each stream on the epoch's line of records, int64 [num_streams + 1]."""
         return self._slots * self.num_records // self.batch_size
 
     @functools.cached_property
@@ -115,7 +115,7 @@ class BlockOrder:
 
     @functools.cached_property
     def _phases(self) -> np.ndarray:
-        """By how much each stream's first window is shorter, so that not all come to a new one in the same step."""
+        """The records that each stream's first window lacks, so that not all come to a new one in the same step."""
         return np.arange(len(self._shares), dtype=np.int64) * self._width // len(self._shares)
 
 

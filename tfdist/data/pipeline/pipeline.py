@@ -1,4 +1,4 @@
-"""From a source to the endless stream of local batches that a worker's replicas take turns in.
+"""Pipeline from a source to the endless stream of local batches that a worker's replicas take turns in.
 
 Invariant: element t of the stream depends on (plan, worker, t) alone, so a stream may begin at any step at the same
 cost, and there is no state to save.
@@ -121,7 +121,7 @@ def map_inline(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any]) -
 
 
 def _has_control_flow(graph: tf.Graph) -> bool:
-    """Whether there are loops or branches, which TensorFlow's executor for quick inline functions lacks."""
+    """Looks for loops or branches, which TensorFlow's executor for quick inline functions lacks."""
     definition = graph.as_graph_def()
     nodes = itertools.chain(definition.node, *(function.node_def for function in definition.library.function))
     return any(node.op.removeprefix("Stateless") in ("If", "Case", "While") for node in nodes)

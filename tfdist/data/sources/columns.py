@@ -1,4 +1,4 @@
-"""Which columns of named data are inputs, which are targets, which weigh."""
+"""Columns of named data: inputs, targets, weights."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Columns:
 
 
 class Decoding:
-    """From named columns to the nest: per-column transforms, the choice of columns, the user's own transform."""
+    """Decodes named columns to the nest: per-column transforms, the choice of columns, the user's own transform."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ MAX_SECONDS = 20.0
 
 
 class InterpreterEnds(Exception):
-    """What a reader's call ends with once the interpreter is about to go."""
+    """A reader's call is refused, as the interpreter is about to go."""
 
 
 class Calls:

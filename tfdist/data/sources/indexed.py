@@ -148,7 +148,7 @@ class IndexedSource(RandomAccessSource):
 
 
 def is_indexed(data: Any) -> bool:
-    """Whether an object gives examples by number, and is no nest of arrays."""
+    """True where an object gives examples by number, and is not a nest of arrays."""
     if isinstance(data, list):
         return bool(data) and isinstance(data[0], tuple | dict)
     if isinstance(data, Mapping | tuple | str | bytes) or hasattr(data, "__array__"):

@@ -121,7 +121,7 @@ def _is_weight(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Quotas:
-    """How many examples each source has given by any place of a run.
+    """The number of examples that each source has given by any place of a run.
 
     The counts never fall, add up to the number of places, and are computed for any place at once, in whole numbers: of
     a segment with constant weights the first source gets floor(share · n) of n places, of those left the second gets
@@ -162,7 +162,7 @@ class Quotas:
 
     @functools.cached_property
     def _starts(self) -> np.ndarray:
-        """What each source has given before a segment, int64 [segments, sources]."""
+        """The examples that each source has given before a segment, int64 [segments, sources]."""
         above, below = (part.tolist() for part in self._fractions)
         lengths = np.diff(self.begins).tolist()
         counts = [_split_places(length, *rates) for length, *rates in zip(lengths, above, below, strict=False)]

@@ -1,4 +1,4 @@
-"""What can be read: a fixed number of examples, any of which can be the next.
+"""Sources of examples: a fixed number of them, any of which can be the next.
 
 A source gives, for positions in an epoch, the examples that stand there. Which example stands where is its order: a
 pure function of (seed, epoch), never of the number of workers. Random-access sources permute freely; sources of files
@@ -26,7 +26,7 @@ Reader = Callable[[tf.Tensor, tf.Tensor], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """What a source does to raw inputs before a model sees them, for exports.
+    """The encoding of raw inputs before a model sees them, for exports.
 
     Attributes:
       inputs: what the program gives, by name, with a batch axis.
@@ -91,17 +91,17 @@ class Source(abc.ABC):
     structure: Any
     augment: Callable[[Any, tf.Tensor], Any] | None = None
     cheaper = "Decode the examples once, into .npy files, and read these with array_files.ArrayFiles"
-    """How reading costs less."""
+    """Advice that makes reading cheaper."""
     calls_python = False
-    """Whether the reader runs Python code, which then wants threads of its own beside the pipeline's."""
+    """True where the reader runs Python code, which then wants threads of its own beside the pipeline's."""
     waits = False
-    """Whether reading waits, as for a bucket, so that several batches are to be fetched at a time."""
+    """True where reading waits, as for a bucket, so that several batches are to be fetched at a time."""
     has_same_batches = True
-    """Whether each worker could read the whole of a global batch about as quickly as its own part."""
+    """True where each worker could read the whole of a global batch about as quickly as its own part."""
 
     @property
     def input_hint(self) -> str:
-        """What helps when training waits for its input: a sentence or two for the user."""
+        """Advice for a training that waits for its input, a sentence or two."""
         augmented = " Augmentation is cheaper in the model." if self.augment is not None else ""
         return f"{self.cheaper}; see docs/data.md.{augmented}"
 
@@ -126,7 +126,7 @@ class Source(abc.ABC):
         """
 
     def preprocessing(self) -> Preprocessing | None:
-        """What becomes of raw inputs, for exports; None where Python does it, or there is nothing to do."""
+        """The encoding of raw inputs, for exports; None where Python does it, or there is nothing to do."""
         return None
 
     def arrays_in_memory(self) -> Any:
@@ -181,7 +181,7 @@ class RandomAccessSource(Source):
         return lambda positions, epoch: gather(self.indices(order, positions, epoch))
 
     def indices(self, order: Order, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-        """Which examples stand at the positions of an epoch."""
+        """Finds the examples at the positions of an epoch."""
         return permute(positions, epoch, num_examples=self.num_examples, seed=order.seed)
 
 

@@ -63,12 +63,12 @@ class StreamSource(Source):
         )
 
     def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
-        """What `pipeline.build_pipeline` gives, element by element."""
+        """Builds what `pipeline.build_pipeline` gives, element by element."""
         raise NotImplementedError
 
 
 class DatasetFunction(StreamSource):
-    """What a function returns as a `tf.data.Dataset` of single examples `(x, y)` or `(x, y, sample_weight)`.
+    """A function that returns a `tf.data.Dataset` of single examples `(x, y)` or `(x, y, sample_weight)`.
 
         TRAIN_DATA = @user_dataset.DatasetFunction
         user_dataset.DatasetFunction.function = @my_data.make_dataset
@@ -114,7 +114,7 @@ class DatasetFunction(StreamSource):
         self.num_examples = self._count(dataset) if num_examples is None else num_examples
 
     def describe(self) -> list[str]:
-        """Says how it resumes, and how workers share the examples."""
+        """Describes how it resumes, and how workers share the examples."""
         resumes = "resumes by skipping in the epoch"
         if self._parameters:
             resumes = f"made anew each epoch with its {' and '.join(self._parameters)}; {resumes}"
@@ -317,7 +317,7 @@ def find_batching(dataset: Any) -> Any:
 
 
 def is_random(dataset: Any) -> bool:
-    """Whether a dataset, its inputs or the functions that it maps shuffle or draw, so that its epochs differ.
+    """True where a dataset, its inputs or the functions that it maps shuffle or draw, so that its epochs differ.
 
     It is read from TensorFlow's private classes: what is not recognized counts as not there.
     """
@@ -341,6 +341,6 @@ def _list_operations(dataset: Any) -> set[str]:
 
 
 def batch_size(batching: Any) -> int | None:
-    """Of a dataset that `find_batching` gave: examples of a full batch, where that is known without reading."""
+    """The examples of a full batch of a dataset that `find_batching` gave, where it is known without reading."""
     size = tf.get_static_value(getattr(batching, "_batch_size", None))
     return None if size is None else int(size)

@@ -1,4 +1,4 @@
-"""How the values of a table's columns become tensors, and what of it is learned from the training rows.
+"""Encoding of a table's columns into tensors, and what of it is fitted to the training rows.
 
 Invariant: what was fitted is a function of the fitted files and the rules alone, so that every split and every worker
 encodes alike, and an export does what training did: both call `Encoder`.
@@ -25,7 +25,7 @@ FindPlace = Callable[[int], str]  # from the number of a row to where it is
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What is done with one column.
+    """The encoding of one column.
 
     Attributes:
       name: of the column.
@@ -49,7 +49,7 @@ class Rule:
 
     @property
     def dtype(self) -> str:
-        """Of the tensor, by TensorFlow's name."""
+        """The tensor's type, by TensorFlow's name."""
         if self.is_category:
             return "int32"
         whole_fill = self.missing == ERROR or isinstance(self.missing, int)
@@ -57,25 +57,25 @@ class Rule:
 
     @property
     def needs_vocabulary(self) -> bool:
-        """Whether the training rows give the vocabulary."""
+        """True where the training rows give the vocabulary."""
         return self.is_category and self.vocabulary is None
 
     @property
     def needs_moments(self) -> bool:
-        """Whether mean and deviation of the training rows are needed."""
+        """True where mean and deviation of the training rows are used."""
         return self.is_standardized or self.missing == MEAN
 
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """What the training rows said: vocabularies, means and standard deviations by column."""
+    """Fitted values of the training rows: vocabularies, means and standard deviations by column."""
 
     vocabularies: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     means: Mapping[str, float] = dataclasses.field(default_factory=dict)
     deviations: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def has_all_of(self, rule: Rule) -> bool:
-        """Whether it says all that a column's rule needs."""
+        """Checks that it has all that a column's rule needs."""
         moments = rule.name in self.means and rule.name in self.deviations
         return (moments or not rule.needs_moments) and (rule.name in self.vocabularies or not rule.needs_vocabulary)
 
@@ -121,7 +121,7 @@ def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: Fitted, find_place:
 
 
 def raw_spec(rule: Rule) -> tf.TensorSpec:
-    """How a program gives the column."""
+    """The spec of the column as a program gives it."""
     if rule.is_category and rule.kind == STRING:
         return tf.TensorSpec([None], tf.string, name=rule.name)
     return tf.TensorSpec([None], tf.int64 if rule.is_category else rule.dtype, name=rule.name)
@@ -208,7 +208,7 @@ def vocabulary(rule: Rule, fitted: Fitted) -> Sequence[Any]:
 
 
 def num_indices(rule: Rule, fitted: Fitted) -> int:
-    """How many indices a category can have, 0 … n - 1: what an Embedding or a one-hot encoding needs."""
+    """The number of indices that a category can have, 0 … n - 1, which an Embedding or a one-hot encoding needs."""
     return len(vocabulary(rule, fitted)) + (rule.unseen == CATEGORY) + (rule.missing == CATEGORY)
 
 

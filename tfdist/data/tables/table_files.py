@@ -82,7 +82,7 @@ def check_arrow() -> None:
 
 
 def find_common_kinds(tables: Sequence[TableFile], names: Sequence[str]) -> dict[str, str]:
-    """What the columns hold in all files.
+    """Finds the kind of each column in all files.
 
     Raises:
       UserError: a column is of one kind here and of another there.
@@ -167,13 +167,13 @@ def _parse_csv(
 
 
 def _ends_in_quotes(data: bytes, delimiter: str) -> bool:
-    """Whether a cell that begins with a quote has no other; within another cell a quote is text."""
+    """Looks for a cell that begins with a quote and has no other; within another cell a quote is text."""
     cell = rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n" + re.escape(delimiter.encode()) + rb'])"[^"]*+(?:""[^"]*+)*+("?)'
     return any(not found[1] for found in re.finditer(cell, data))
 
 
 def _find_kind(kind: Any) -> str:
-    """What a column of an Arrow type holds; an unusable type by its own name."""
+    """The kind of a column of an Arrow type; an unusable type by its own name."""
     from pyarrow import types
 
     if types.is_dictionary(kind):

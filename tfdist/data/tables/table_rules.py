@@ -1,4 +1,4 @@
-"""From the settings of a table to one rule a column, and what is wrong with them."""
+"""Rules of encoding, one a column, from the settings of a table; checks of these settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfdist.settings.checks import one_of
 
 @dataclasses.dataclass(frozen=True)
 class TableSettings:
-    """What a user set of `tables.Table`; see there."""
+    """The settings of `tables.Table`; see there."""
 
     columns: Columns
     categories: Sequence[str]
@@ -99,7 +99,7 @@ def _build_rule(name: str, kind: str, settings: TableSettings) -> Rule:
 
 
 def _find_fill(name: str, settings: TableSettings, *, is_category: bool, is_input: bool) -> Any:
-    """What fills a column's gaps. A setting for all columns counts for the inputs that it makes sense for."""
+    """The value that fills a column's gaps. A setting for all columns counts for the inputs that it makes sense for."""
     said = settings.missing
     by_name = isinstance(said, Mapping)
     wanted = said.get(name, ERROR) if by_name else said

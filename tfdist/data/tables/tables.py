@@ -119,7 +119,7 @@ class Table(RandomAccessSource):
 
     @property
     def fitted(self) -> Fitted:
-        """What the training rows say; read from them the first time, unless `prepare` found it."""
+        """The fitted values; fitted the first time, unless `prepare` loaded them."""
         if self._fitted is None:
             names = [rule.name for rule in self._rules_to_fit]
             self._fitted = fit(self._rules_to_fit, _join(self._fit_tables, names)) if names else Fitted()
@@ -219,7 +219,7 @@ def _join(tables: Sequence[TableFile], names: Sequence[str]) -> pyarrow.Table:
 
 
 def _find_kinds(fitted: Sequence[TableFile], tables: Sequence[TableFile], names: Sequence[str]) -> dict[str, str]:
-    """What the columns hold. What they hold in the training files counts, or splits would differ in their types."""
+    """The kinds of the columns: those of the training files, or splits would differ in their types."""
     everywhere = find_common_kinds([*fitted, *tables], names)
     if not fitted:
         return everywhere

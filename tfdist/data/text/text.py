@@ -33,7 +33,7 @@ SEPARATOR = b"\t"
 
 @dataclasses.dataclass(frozen=True)
 class _Fitted:
-    """What a run keeps of its lines."""
+    """The fitted values of a run's lines."""
 
     labels: list[str] | None
     vocabulary: list[str]
