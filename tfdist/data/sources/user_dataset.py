@@ -180,7 +180,7 @@ class DatasetFunction(StreamSource):
             return tf.data.experimental.to_variant(dataset)
 
         def batches(epoch: tf.Tensor) -> tf.data.Dataset:
-            made = tf.ensure_shape(tf.py_function(record_errors(make_variant), [epoch], tf.make_variant), [])
+            made = tf.ensure_shape(tf.py_function(record_errors(make_variant), [epoch], tf.variant), [])
             return batch_epoch(tf.data.experimental.from_variant(made, spec))
 
         return tf.data.Dataset.range(first, tf.int64.max).flat_map(batches)
