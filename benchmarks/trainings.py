@@ -21,7 +21,7 @@ from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.keras_patches.patches import Patches
-from tfdist.recipes.recompute import compute_again
+from tfdist.recipes.recompute import recompute_layers
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.boundaries import Pace, Vote
@@ -101,7 +101,7 @@ def tfdist_learner_and_training(
         sharding=sharding,
     )
 
-    compute_again(learner.model, recompute, patches)
+    recompute_layers(learner.model, recompute, patches)
 
     def step_of(xla: str) -> TrainStep:
         compiles_pass, compiles_update = COMPILED[xla]

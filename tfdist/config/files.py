@@ -28,6 +28,7 @@ REMOVED = {  # modules that gin files of an earlier version import, and settings
     "tfdist.data.sources.tfds_source": "It lies elsewhere: write `from tfdist.data.formats import tfds_source`.",
     "tfdist.data.cache": "Decode the examples into .npy files once, for array_files.ArrayFiles: docs/data.md.",
     "policy.CheckpointPolicy.compression": "Checkpoints are not compressed: remove the line.",
+    "text.TextLines.separator": "Separate each label from its text by a tab.",
     "train.canonical_replicas": "Write train.deterministic = 8, with that number.",
     "train.tensor_parallel": "Write train.sharding = ['mlp_*'], with these patterns.",
     "train.eval_every_steps": "Write train.eval_every = '500 steps'.",

@@ -105,7 +105,7 @@ def identity_of(model: keras.Model, source: Source) -> dict[str, str]:
         "fit.optimizer": first if optimizer == left else optimizer,
         "fit.loss": _text(model.loss),
     }
-    if (held := source.held()) is not None:
+    if (held := source.arrays_in_memory()) is not None:
         found["fit.data"] = digest_arrays(keras.tree.flatten(held))
     return found
 

@@ -20,14 +20,14 @@ from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from tfdist.data.sources.arrays import ArraySource
-from tfdist.data.sources.given_batches import GivenBatches, without_value
+from tfdist.data.sources.prebatched import PrebatchedSource, missing_input_error
 from tfdist.data.sources.source import Source
 from tfdist.data.sources.user_dataset import batch_size as size_of_batches
 from tfdist.data.sources.user_dataset import find_batching
 from tfdist.errors import UserError
 from tfdist.keras_fit.python_batches import Once, PythonBatches, python_kind
 from tfdist.settings.checks import COUNT, or_none
-from tfdist.tasks.class_weight import checked_class_weight, weights_of
+from tfdist.tasks.class_weight import check_class_weight, weigh_classes
 
 DEFAULT_BATCH_SIZE = 32  # Keras's
 _LOG = logging.getLogger(__name__)
@@ -156,12 +156,12 @@ def _examples(
         stream = (dataset.take(steps) if cuts and steps else dataset).repeat()
         size = _batch_size(adapter, dataset)
         begin = lambda first: stream.skip(first) if first else stream  # noqa: E731
-        source = GivenBatches(begin, _as_tuple(dataset.element_spec), batch_size=size, **plan)
+        source = PrebatchedSource(begin, _as_tuple(dataset.element_spec), batch_size=size, **plan)
         return Examples(source, size, None if cuts else steps)
     total = None if epochs is None else len(epochs) * of_epoch
     batches = PythonBatches(adapter, given, num_batches=num_batches, total=total, per_pass=steps if cuts else None)
     size = getattr(given, "batch_size", None) or adapter.batch_size or DEFAULT_BATCH_SIZE
-    source = GivenBatches(
+    source = PrebatchedSource(
         batches.stream,
         _as_tuple(batches.element_spec),
         batch_size=size,
@@ -203,14 +203,14 @@ def _adapter(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
 
 def _weighted(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -> tf.data.Dataset:
     """The dataset with weights by class; Keras's own knows no class beyond the largest of `class_weight`."""
-    classes = checked_class_weight(class_weight)
+    classes = check_class_weight(class_weight)
     _, y, sample_weight = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)
     if sample_weight is not None:
         raise UserError("class_weight and the dataset's sample_weight cannot be given at the same time.")
     if not isinstance(y, tf.TensorSpec):
         raise UserError("class_weight is for a model with a single output, and needs its targets y.")
     assert classes is not None
-    return dataset.map(lambda x, y: (x, y, weights_of(y, classes)), num_parallel_calls=tf.data.AUTOTUNE)
+    return dataset.map(lambda x, y: (x, y, weigh_classes(y, classes)), num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _counted(adapter: Any, given: Any, steps: int | None, name: str) -> tuple[int, int | None]:
@@ -272,7 +272,7 @@ def _arrays(nest: Any) -> Any:
 def _check_values(x: Any, name: str) -> None:
     """Raises UserError where one of several inputs is None."""
     if x is not None and any(leaf is None for leaf in keras.tree.flatten(x)):
-        raise without_value(name)
+        raise missing_input_error(name)
 
 
 def _check_counts(**counts: Any) -> None:

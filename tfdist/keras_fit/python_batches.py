@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import user_code
-from tfdist.data.sources.failures import noted
+from tfdist.data.sources.failures import record_errors
 from tfdist.errors import TfdistError, UserError
 
 MOST_HELD_BYTES = 1 << 30  # of a generator that says nothing of its length
@@ -187,7 +187,7 @@ class PythonBatches:
         if self._per_pass is None or self._length is None or now == self._length:
             return
         if now < self._per_pass:
-            noted(_shrank)(self._per_pass, now)
+            record_errors(_shrank)(self._per_pass, now)
         if not self._has_grown:
             self._has_grown = True
             _LOG.warning(
@@ -206,7 +206,7 @@ class PythonBatches:
             if count == self._total:
                 break
         else:
-            noted(_ran_out)(count, self._total)
+            record_errors(_ran_out)(count, self._total)
         yield from itertools.repeat(batch)  # read ahead by the pipeline, and never trained on
 
 
@@ -217,7 +217,7 @@ def _noting_errors(batches: Iterator[Any]) -> Iterator[Any]:
     except TfdistError:
         raise
     except Exception as error:
-        noted(_fail)(error)
+        record_errors(_fail)(error)
 
 
 def _fail(raised: Exception) -> None:

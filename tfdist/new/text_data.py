@@ -17,7 +17,7 @@ MOST_WORDS = 10_000
 def find(given: Given) -> Found:
     """The lines of a file, of which nearly all are used to their end."""
     given.without_target()
-    lines = read_lines(file_version(given.file), separator="\t", split="whitespace")
+    lines = read_lines(file_version(given.file))
     labels = np.array(lines.labels)
     classes = classes_of("label", labels, None)
     test = is_test(len(lines))

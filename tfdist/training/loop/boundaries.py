@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError, is_whole_number
-from tfdist.recipes.lengths import is_length, length_of
+from tfdist.recipes.lengths import is_length, parse_length
 from tfdist.settings.checks import COUNT, Check, or_none
 from tfdist.settings.declaration import Settings, setting
 from tfdist.strategies.base import Strategy
@@ -26,7 +26,7 @@ def _are_epochs(value: Any) -> bool:
 
 def _steps_in(value: Any) -> int | None:
     """Of a text, '500 steps'; None of anything else."""
-    length = length_of("", value) if isinstance(value, str) and is_length(value) else None
+    length = parse_length("", value) if isinstance(value, str) and is_length(value) else None
     return int(length.amount) if length is not None and length.unit == "steps" and length.amount else None
 
 

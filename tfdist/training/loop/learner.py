@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import COMPILED, Patches
-from tfdist.recipes.recompute import AUTO, chosen_layers
+from tfdist.recipes.recompute import AUTO, choose_layers
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task, symbolic_inputs
@@ -121,7 +121,7 @@ def _build(
         return built, None, functools.partial(compute_in_stages, placed, patches)
     assert sharding is not None
     splits = [] if isinstance(sharding, str) else chosen(built, sharding, strategy.topology.num_replicas)
-    blocks = chosen_layers(built, AUTO) if sharding == WEIGHTS else []
+    blocks = choose_layers(built, AUTO) if sharding == WEIGHTS else []
     axes = {id(each.variable): each.axis for each in splits}
     shards = Shards(strategy, built.trainable_variables, sharding, blocks, axes)
     values.give(but=shards.is_apart)

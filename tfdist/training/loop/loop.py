@@ -285,7 +285,7 @@ class Loop:
         votes = self._votes(last_step).tensor(self._stragglers.news())
         sums = np.array(self._sums)
         try:
-            with failures.raise_noted_errors(), self._profiler.marked(last_step, steps):
+            with failures.raise_recorded_errors(), self._profiler.marked(last_step, steps):
                 totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), votes, sums)
                 done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
         except tf.errors.ResourceExhaustedError as error:

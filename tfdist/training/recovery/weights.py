@@ -21,7 +21,7 @@ from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import EventSink, State
 from tfdist.errors import UserError
-from tfdist.recipes.lora import adapter_bytes, adapter_of, kept_adapters
+from tfdist.recipes.lora import adapter_bytes, keep_adapters, read_adapter
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.run_directory import RunDirectory
@@ -196,7 +196,7 @@ def export_model(run: Run, model: keras.Model) -> None:
         files.make_dirs(run.directory.export)
         with open(path, "rb") as saved:
             files.write_atomic(run.directory.model, saved.read())
-    adapter = adapter_of(model)
+    adapter = read_adapter(model)
     if adapter:
         files.write_atomic(run.directory.adapter, adapter_bytes(adapter))
 
@@ -282,7 +282,7 @@ def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> lis
         try:
             with open(copy, "wb") as target:
                 target.write(files.read(path))
-            with kept_adapters(model), warnings.catch_warnings(record=True, action="always") as caught:
+            with keep_adapters(model), warnings.catch_warnings(record=True, action="always") as caught:
                 model.load_weights(copy, skip_mismatch=partial)
         except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
             told = said(error).partition(" Target variable: ")[0]  # of which Keras shows the values

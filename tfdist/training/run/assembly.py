@@ -19,7 +19,7 @@ from tfdist.data.sources.source import Source
 from tfdist.errors import OutOfMemoryError, UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength
-from tfdist.recipes.recompute import compute_again
+from tfdist.recipes.recompute import recompute_layers
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.cluster import environment
@@ -113,7 +113,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     in_order = settings.canonical_replicas is not None
     wanted = settings.synchronize_batch_norm
     synchronize(learner.model, run.strategy, patches, wanted=wanted, pads=settings.pads, in_parts=in_order)
-    compute_again(learner.model, settings.recompute, patches)
+    recompute_layers(learner.model, settings.recompute, patches)
     if settings.deterministic:
         patches.enter_context(keep_arithmetic())
     return Training(run, settings, source, learner, task, plan, settings.boundaries(plan.steps_per_epoch))
@@ -197,9 +197,7 @@ def open_source(run: Run, data: Callable[[], Any], split: str) -> Source:
         strategy, lambda: _facts_of(source, split), advice="Give all workers the same files and the same code."
     )
     if run.topology.is_chief:
-        sharing = source.describe_sharing(trains=split == "training")
-        first, *others = [*source.describe(), ""]
-        lines = [line for line in ("; ".join(filter(None, [first, sharing])), *others) if line]
+        lines = source.describe()
         run.events.info(
             "data_opened",
             message=f"{split} data: {source.num_examples:,} examples{'; ' + lines[0] if lines else ''}",
@@ -228,7 +226,7 @@ def _facts_of(source: Source, split: str) -> dict[str, object]:
 
 def check_examples(task: Task, model: keras.Model, source: Source, split: str) -> None:
     """Raises UserError where the model cannot learn from an example that lies in memory."""
-    held = source.held()
+    held = source.arrays_in_memory()
     if held is not None:
         task.check_examples(model, held, split)
 
@@ -267,7 +265,7 @@ def build_step(training: Training) -> TrainStep:
 
 def first_batch(training: Training) -> Any:
     """The local batches of the first step, read apart from the run's own."""
-    with failures.raise_noted_errors():
+    with failures.raise_recorded_errors():
         return next(stream(training.run, training.source, training.plan))
 
 

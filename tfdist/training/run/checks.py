@@ -24,7 +24,7 @@ from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.data.transforms.mapped import Mapped
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
-from tfdist.recipes.recompute import chosen_layers
+from tfdist.recipes.recompute import choose_layers
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
@@ -86,7 +86,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     own_values = sum(np.size(variable) for variable in made.variables)
     tell(f"optimizer: {type(made).__name__}, {own_values:,} values of its own")
     if settings.recompute is not None:
-        recomputed = [layer.name for layer in chosen_layers(built, settings.recompute)]
+        recomputed = [layer.name for layer in choose_layers(built, settings.recompute)]
         tell(f"computed again in the backward pass: {', '.join(recomputed)}")
     run_length = assembly.length_of(settings, training)
     bind_schedules(made, run_length, built.trainable_variables, patches)
@@ -177,15 +177,14 @@ def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:
         f"{split} data: {source.num_examples:,} examples of {_said(source.structure)}; "
         f"{counted(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"
     )
-    sharing = source.describe_sharing(trains=split == "training")
-    for line in filter(None, [*source.describe(), sharing]):
+    for line in source.describe():
         tell(f"  {line}")
     alone = dataclasses.replace(plan, num_replicas=1)
-    failures.forget()
+    failures.clear_errors()
     try:
         batch = next(iter(build_pipeline(source, alone, Topology(0, 1, 1))))["examples"]
     except (tf.errors.OpError, UnicodeDecodeError) as error:
-        raise failures.take() or failures.explained(error) or error from error
+        raise failures.pop_error() or failures.explain_error(error) or error from error
     for path, values in _named_arrays(batch):
         tell(f"  first batch, {path}: {_values_said(values.numpy())}")
     return batch
@@ -286,10 +285,10 @@ class FirstExamples(Mapped):
         super().__init__(source)
         self.num_examples = min(count, source.num_examples)
 
-    def changed_structure(self, structure: Any) -> Any:
+    def describe_output(self, structure: Any) -> Any:
         return structure
 
-    def changed_reader(self, read: Reader, order: Order) -> Reader:
+    def wrap_reader(self, read: Reader, order: Order) -> Reader:
         return read
 
 

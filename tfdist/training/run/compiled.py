@@ -22,7 +22,7 @@ from tfdist.errors import UserError
 from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task, symbolic_outputs
-from tfdist.tasks.names import outputs_by_name, outputs_for
+from tfdist.tasks.names import call_symbolically, outputs_by_name
 from tfdist.tasks.own_methods import overrides, refuse_own_methods
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, Unweighted, Weighted
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder, symbols_of
@@ -146,7 +146,7 @@ def _task_of_one(compiled: Any, own: Any, target: Any, output: Any) -> Supervise
 
 def _outputs(model: keras.Model, inputs: Any) -> Any:
     """The symbolic tensor of the only output, or several by name."""
-    outputs = outputs_for(model, inputs)
+    outputs = call_symbolically(model, inputs)
     if len(flat := keras.tree.flatten(outputs)) == 1:
         return flat[0]
     if isinstance(outputs, Mapping):

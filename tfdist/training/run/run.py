@@ -160,7 +160,7 @@ def open_run(
         trains = mode == "train" and not place.is_finished
         opening = open_telemetry(facts, sink_settings, console, keeps=request.keeps, samples=trains)
         events, metrics, stream = leaving.enter_context(opening)
-        failures.forget()  # what earlier runs of this process left
+        failures.clear_errors()  # what earlier runs of this process left
         run = Run(request, directory, strategy, topology, console, events, metrics, facts, stream, place, place.starts)
         try:
             for message in warnings:
@@ -203,11 +203,11 @@ def open_run(
 def explain_failure(error: BaseException, strategy: Strategy) -> TfdistError | None:
     """The error to end a run with, where `error` is another's consequence: of the data, or of another worker."""
     if isinstance(error, TfdistError):
-        return error if isinstance(error, PeerFailedError) else failures.take()
+        return error if isinstance(error, PeerFailedError) else failures.pop_error()
     return (
-        failures.take()
+        failures.pop_error()
         or strategy.peer_failure(error)
-        or failures.explained(error)
+        or failures.explain_error(error)
         or explain_collective(error, strategy.topology)
     )
 

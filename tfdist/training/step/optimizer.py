@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.errors import UserError, suggest
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.groups import GROUPS
-from tfdist.recipes.lengths import RunLength, length_of
+from tfdist.recipes.lengths import RunLength, parse_length
 from tfdist.recipes.schedules import bind
 from tfdist.settings.checks import FUNCTION, shown
 from tfdist.strategies.base import Strategy
@@ -150,7 +150,7 @@ def steps_before_swa(optimizer: keras.optimizers.Optimizer, start: str | int | N
             f"train.swa_start is {start!r}, and {type(optimizer).__name__} keeps no average of the weights. Write "
             f"keras.optimizers.{type(optimizer).__name__}.use_ema = True, or leave train.swa_start out."
         )
-    return length_of("train.swa_start", start).steps(run)
+    return parse_length("train.swa_start", start).steps(run)
 
 
 def keeps_average(optimizer: keras.optimizers.Optimizer) -> bool:

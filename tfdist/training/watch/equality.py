@@ -137,7 +137,7 @@ def check_same_batches(strategy: Strategy, source: Source, plan: BatchPlan, spli
       split: "training", "evaluation" or "prediction", for the message.
     """
     num_workers = strategy.topology.num_workers
-    if num_workers == 1 or not source.has_same_batches(trains=plan.shuffle_seed is not None):
+    if num_workers == 1 or not source.has_same_batches:
         return
     whole = dataclasses.replace(plan, num_replicas=1, num_microbatches=1)
     compare_batches(strategy, strategy.on_every_worker(lambda: summarize_batch(_first(source, whole))), split)
