@@ -8,7 +8,6 @@ import os
 import pathlib
 import shutil
 import signal
-import statistics
 from collections.abc import Callable
 
 import psutil
@@ -53,7 +52,6 @@ def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Do
     kinds = {
         "random": (
             "tune.max_trials = 3",
-            "tune.seeds_per_trial = 2",
             "tune.num_workers = 2",
             "train.epochs = 1",
             "train.callbacks = [@keras.callbacks.CSVLogger()]",
@@ -131,21 +129,10 @@ def test_the_objective_is_that_of_the_finished_run_and_the_reports_are_its_evalu
 
 
 @pytest.mark.slow
-def test_several_seeds_count_by_their_mean(done: Done) -> None:
-    sweep = done["random"]
-    for event in sweep.ends:
-        directories = [sweep.directory / "trials" / f"{event['trial']}{suffix}" for suffix in ("", "-seed-1")]
-        results = [json.loads((directory / "result.json").read_text()) for directory in directories]
-        scores = [result["eval_metrics"]["sparse_categorical_accuracy"] for result in results]
-        assert event["objective"] == pytest.approx(statistics.fmean(scores))
-        assert results[0]["train_metrics"]["loss"] != results[1]["train_metrics"]["loss"]
-
-
-@pytest.mark.slow
 def test_each_trial_has_a_run_directory_of_its_own_for_what_callbacks_write(done: Done) -> None:
     sweep = done["random"]
     trials = sorted((sweep.directory / "trials").iterdir())
-    assert len(trials) == 6
+    assert len(trials) == 3
     for trial in trials:
         header, line = (trial / "of-callback.csv").read_text().splitlines()
         row = dict(zip(header.split(","), line.split(","), strict=True))

@@ -16,7 +16,7 @@ from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, STOPPED, Sw
 
 
 class HParamsTable:
-    """A session for each run of a trial that has ended; those of a trial's seeds are one group.
+    """A session for each trial that has ended.
 
     Args:
       plan: of the sweep.
@@ -50,9 +50,8 @@ class HParamsTable:
         shown = {name: _as_simple(value, described.get(name, {})) for name, value in trial.values.items()}
         start = api.hparams_pb(shown, trial_id=event["trial"], start_time_secs=seconds - event["seconds"])
         end = summary.session_end_pb(ends[event["status"]], end_time_secs=seconds)
-        for index in range(self._plan.settings.seeds_per_trial):
-            directory = self._plan.directory(event["trial"], index).tensorboard
-            store_summaries(directory, f"{LAST}.hparams", [start, end], time=seconds)
+        directory = self._plan.directory(event["trial"]).tensorboard
+        store_summaries(directory, f"{LAST}.hparams", [start, end], time=seconds)
 
 
 def _as_simple(value: Any, about: Mapping[str, Any]) -> bool | int | float | str:

@@ -129,7 +129,7 @@ def _prepare(settings: TuneSettings, request: Request, experiment: Experiment) -
     model = _build_hypermodel(training)
     space = Space(settings.space, model.find_space(), model.values) if model else Space(settings.space)
     objective = build_objective(settings.objective, settings.direction)
-    plan = Plan(RunDirectory(request.run_dir).path, settings, space, objective, training.epochs, training.seed)
+    plan = Plan(RunDirectory(request.run_dir).path, settings, space, objective, training.epochs)
     launch = []
     if (workers := settings.workers_per_trial) > 1:
         is_horovod = trials.is_horovod(request.settings().get("train.strategy", ""))
@@ -219,7 +219,8 @@ def _has_stored(run_dir: str, events: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _identity(plan: Plan, request: Request) -> Identity:
-    configured = [lasting(request.settings()), plan.epochs, plan.settings.seeds_per_trial, plan.settings.seed]
+    # 1: how often each set of values was trained; older sweeps had it as a setting.
+    configured = [lasting(request.settings()), plan.epochs, 1, plan.settings.seed]
     return Identity(
         objective=plan.objective.name,
         direction=plan.objective.direction,
@@ -240,7 +241,6 @@ def _sample_space(settings: TuneSettings, experiment: Experiment) -> list[str]:
     space = Space(settings.space)
     taken = {"train.stop_after_epochs": "tune", "train.strategy": "the whole sweep"}
     taken |= {"train.epochs": "tune.search"} if settings.search.SETS_EPOCHS else {}
-    taken |= {"train.seed": "tune.seeds_per_trial"} if settings.seeds_per_trial > 1 else {}
     for path in settings.space:
         if path in taken or path.startswith("tune."):
             raise UserError(

@@ -1,16 +1,15 @@
-"""A trial while it is trained: its runs (one a seed), what they have reported, and how their processes ended.
+"""A trial while it is trained: what it has reported, and how its processes ended.
 
-Invariant: a trial is a normal run directory (of its first seed; the other seeds' lie beside it), and what is said of it
-here can be read there. Starts nothing; `chief.py` does.
+Invariant: a trial is a normal run directory, and what is said of it here can be read there. Starts nothing; `chief.py`
+does.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from tfdist.errors import (
     EXIT_BUG,
@@ -37,7 +36,7 @@ from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, PAUSED, STO
 from tfdist.tuning.search.objective import Objective
 
 OF_DISK = "its disk failed: "  # begins why a trial was interrupted
-MOST_DEATHS = 3  # of one run, by its own doing, without an evaluation in between
+MOST_DEATHS = 3  # of one trial, by its own doing, without an evaluation in between
 _EXIT_HUNG_UP = 129  # 128 + SIGHUP
 # Ends that say nothing of the values. A policy may let who has saved leave with 0.
 _INTERRUPTIONS = (
@@ -65,17 +64,33 @@ class Report:
 
 
 @dataclasses.dataclass
-class SeedRun:
-    """The run of one seed.
+class ActiveTrial:
+    """A trial in the hands of the chief; `history.Trial` is what became of it.
 
     Attributes:
+      name: of its directory, "0007".
+      values: by binding path.
+      suggestion: its name in the oracle, another in each rung.
+      rung: counted from 0; 0 where the search has none.
+      epochs: that it is to have done at the end of the rung; None: until it ends by itself.
+      is_partial: whether its training does not come to its end in this rung.
+      is_journaled: whether the journal has it as running.
+      active_seconds: that its processes ran in this rung.
       status: how it ended in this rung; None while it is to be run.
       message: why, or why its process was interrupted last; empty where that saved and left as it was told to.
       deaths: how often its process died by its own doing (a crash) since the last evaluation.
+      stop_asked: whether the oracle has told it to end.
     """
 
-    seed: int
+    name: str
     directory: RunDirectory
+    values: dict[str, Any]
+    suggestion: str
+    rung: int = 0
+    epochs: int | None = None
+    is_partial: bool = False
+    is_journaled: bool = False
+    active_seconds: float = 0.0
     reports: dict[int, Report] = dataclasses.field(default_factory=dict)
     status: str | None = None
     objective: float | None = None
@@ -84,6 +99,16 @@ class SeedRun:
     stop_asked: bool = False
     _seen: FileVersion | None = None
     _num_bytes: int = 0  # of metrics.jsonl that were read
+
+    @property
+    def epochs_done(self) -> int:
+        """The last epoch that it has reported."""
+        return max((report.epoch for report in self.reports.values()), default=0)
+
+    def start_rung(self, suggestion: str, rung: int, epochs: int | None) -> None:
+        """Begins the next rung."""
+        self.suggestion, self.rung, self.epochs, self.active_seconds = suggestion, rung, epochs, 0.0
+        self.status, self.objective, self.message = None, None, ""
 
     def new_reports(self, objective: Objective, *, anew: bool = False) -> Iterator[Report]:
         """The evaluations since, each step once, whatever a resumed run does again.
@@ -132,8 +157,8 @@ class SeedRun:
         self._num_bytes = first + len(whole)
         return whole.decode(errors="replace").split("\n")[:-1]
 
-    def end(self, status: int, log: str, objective: Objective, *, epochs: int | None, lost: str = "") -> bool:
-        """Takes the end of the process; whether it ended the run, rather than interrupt it.
+    def end(self, status: int, log: str, objective: Objective, *, lost: str = "") -> bool:
+        """Takes the end of the process; whether it ended the trial, rather than interrupt it.
 
         A kill from outside, a preemption, a lost worker or peer and a full disk interrupt it, however often they come.
         SIGKILL is taken for a kill from outside unless the log says that memory ran out.
@@ -141,7 +166,6 @@ class SeedRun:
         Args:
           status: the exit status.
           log: what the process wrote, and what is known of its end.
-          epochs: at which the rung ends; None: where the run itself does.
           lost: where nothing is known of the end of the process: why.
 
         Raises:
@@ -151,7 +175,7 @@ class SeedRun:
         if lost:
             return False
         is_done = files.exists(self.directory.result)
-        is_paused = epochs is not None and max((r.epoch for r in self.reports.values()), default=0) >= epochs
+        is_paused = self.epochs is not None and self.epochs_done >= self.epochs
         if status == EXIT_DONE and (is_done or is_paused):
             self.status = DONE if is_done else PAUSED
             self._score(self._final(objective), objective)
@@ -178,14 +202,15 @@ class SeedRun:
 
     def stop(self, objective: Objective) -> None:
         """Ends it early, with the last objective that it reported."""
-        self.status = STOPPED
+        self.status, self.message = STOPPED, ""
         self._score(self._last(), objective)
 
     def _score(self, value: float | None, objective: Objective) -> None:
-        """Takes the objective that the run has ended with; values that lead to no number are infeasible."""
-        self.objective = value
+        """Takes the objective that the trial has ended with; values that lead to no number are infeasible."""
         if value is None or not math.isfinite(value):
             self.status, self.message = INFEASIBLE, f"{objective.name} is {value} at the end"
+        else:
+            self.objective = value
 
     def _died(self, message: str) -> bool:
         self.deaths += 1
@@ -208,72 +233,6 @@ class SeedRun:
         if value is None and not self.reports:
             raise objective.missing(metrics)
         return self._last() if value is None else value
-
-
-@dataclasses.dataclass
-class ActiveTrial:
-    """A trial in the hands of the chief; `history.Trial` is what became of it.
-
-    Attributes:
-      name: of its directory, "0007".
-      values: by binding path.
-      suggestion: its name in the oracle, another in each rung.
-      rung: counted from 0; 0 where the search has none.
-      epochs: that its runs are to have done at the end of the rung; None: until they end by themselves.
-      is_partial: whether its training does not come to its end in this rung.
-      is_journaled: whether the journal has it as running.
-      is_open: whether something of the rung is still to be run.
-      active_seconds: that its processes ran in this rung.
-    """
-
-    name: str
-    values: dict[str, Any]
-    runs: list[SeedRun]
-    suggestion: str
-    rung: int = 0
-    epochs: int | None = None
-    is_partial: bool = False
-    is_journaled: bool = False
-    is_open: bool = True
-    active_seconds: float = 0.0
-
-    def start_rung(self, suggestion: str, rung: int, epochs: int | None) -> None:
-        """Begins the next rung."""
-        self.suggestion, self.rung, self.epochs = suggestion, rung, epochs
-        self.is_open, self.active_seconds = True, 0.0
-        for run in self.runs:
-            run.status, run.objective, run.message = None, None, ""
-
-    def mean_report(self, step: int) -> Report | None:
-        """The mean over the seeds of an evaluation, once all have come there."""
-        reports = [report for report in (run.reports.get(step) for run in self.runs) if report is not None]
-        if len(reports) < len(self.runs):
-            return None
-        if len(reports) == 1:
-            return reports[0]
-        names = [name for name, value in reports[0].metrics.items() if isinstance(value, int | float)]
-        return Report(
-            reports[0].epoch,
-            step,
-            statistics.fmean(report.objective for report in reports),
-            {name: statistics.fmean(report.metrics[name] for report in reports) for name in names},
-        )
-
-    @property
-    def epochs_done(self) -> int:
-        """That all seeds have reported."""
-        return min(max((report.epoch for report in run.reports.values()), default=0) for run in self.runs)
-
-    def conclude(self) -> tuple[str, float | None, str] | None:
-        """Status, objective and message of the rung; None while a run is left to do and none has failed."""
-        by_status = {run.status: run for run in reversed(self.runs)}
-        for status in (FAILED, INFEASIBLE):
-            if status in by_status:
-                return status, None, by_status[status].message
-        if None in by_status:
-            return None
-        status = next(each for each in (STOPPED, PAUSED, DONE) if each in by_status)
-        return status, statistics.fmean(cast(float, run.objective) for run in self.runs), ""
 
 
 def last_words(log: str) -> str:
