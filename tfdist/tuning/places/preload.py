@@ -13,7 +13,7 @@ import os
 import sys
 
 from tfdist.launch.child import die_with_parent
-from tfdist.tuning.places.trial_process import PROGRAM
+from tfdist.tuning.places.local import PROGRAM
 
 die_with_parent(os.getppid())
 with contextlib.suppress(PermissionError):  # it leads a session already

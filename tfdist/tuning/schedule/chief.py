@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +21,7 @@ from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PeerLostError, Preem
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.starts import find_checkpoint_dir
-from tfdist.tuning.places.trials import Executor, TrialExit
+from tfdist.tuning.places.executor import Slots, TrialExit
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.history import FAILED, INFEASIBLE, INTERRUPTED
 from tfdist.tuning.schedule.journal import Journal
@@ -102,23 +102,14 @@ class Chief:
       plan: what is to be done.
       oracle: gives the values.
       journal: of the run directory.
-      executor: where trials run.
-      on_wait: called some times a second while nothing happens.
+      slots: where trials run.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        oracle: OracleClient,
-        journal: Journal,
-        executor: Executor,
-        on_wait: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, plan: Plan, oracle: OracleClient, journal: Journal, slots: Slots) -> None:
         self._plan = plan
         self._oracle = oracle
         self._journal = journal
-        self._executor = executor
-        self._on_wait = on_wait
+        self._slots = slots
         self._pending: collections.deque[ActiveTrial] = collections.deque()
         self._running: dict[str, ActiveTrial] = {}
         self._trials: dict[str, ActiveTrial] = {}
@@ -144,15 +135,12 @@ class Chief:
         try:
             with self._noting_signals():
                 while True:
-                    while (
-                        not self._is_closing and self._executor.num_free and (trial := self._next_trial()) is not None
-                    ):
+                    while not self._is_closing and self._slots.num_free and (trial := self._next_trial()) is not None:
                         self._start(trial)
                     if not self._running and (self._is_closing or not (self._pending or not self._oracle.is_over)):
                         break
-                    self._executor.wait(POLL_SECONDS)
-                    self._on_wait()
-                    for ended in self._executor.collect():
+                    self._slots.wait(POLL_SECONDS)
+                    for ended in self._slots.collect():
                         self._process_ended(ended)
                     self._look_at_reports()
                     self._check_time()
@@ -277,11 +265,11 @@ class Chief:
         self._running[trial.name] = trial
         statements = self._plan.space.statements(trial.values)
         statements += [f"train.stop_after_epochs = {trial.epochs}"] if trial.is_partial else []
-        self._executor.start(trial.directory, statements)
+        self._slots.start(trial.directory, statements)
 
     def _write_start(self, trial: ActiveTrial) -> None:
         trial.is_journaled = True
-        host = self._executor.next_host
+        host = self._slots.next_host
         self._journal.write(
             journals.TRIAL_STARTED,
             trial=trial.name,
@@ -380,7 +368,7 @@ class Chief:
         if self._oracle.report(trial.suggestion, report.objective, report.epoch):
             trial.stop_asked = True
             if trial.name in self._running:
-                self._executor.stop(trial.directory)
+                self._slots.stop(trial.name)
 
     def _check_time(self) -> None:
         limit = self._plan.settings.max_seconds
@@ -388,4 +376,4 @@ class Chief:
         if (is_late or self._signal is not None) and not self._is_closing:
             self._is_closing = True
             for trial in self._running.values():
-                self._executor.stop(trial.directory)
+                self._slots.stop(trial.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.errors import UserError
@@ -52,14 +52,14 @@ class Journal:
 
     Args:
       run_dir: of the sweep; it exists.
-      on_event: each is called with a new event after it was written.
+      on_event: called with a new event after it was written.
       still_ours: called before each event is written; raises when another chief has taken the directory.
     """
 
     def __init__(
         self,
         run_dir: str,
-        on_event: Sequence[Callable[[Mapping[str, Any]], None]] = (),
+        on_event: Callable[[Mapping[str, Any]], None] = lambda event: None,
         still_ours: Callable[[], None] = lambda: None,
     ) -> None:
         self._path = files.join(run_dir, NAME)
@@ -107,8 +107,7 @@ class Journal:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         entry = {"event": event, "time": now, **details}
         self._sink.write_line(to_json(entry))
-        for each in self._on_event:
-            each(entry)
+        self._on_event(entry)
 
     def close(self) -> None:
         """Leaves every event stored."""

@@ -12,7 +12,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -28,11 +28,9 @@ from tfdist.training.recovery.survival import check_start_from
 from tfdist.training.run.claim import check_kind, lasting
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
-from tfdist.tuning.places import trials
-from tfdist.tuning.places.trials import TrialCommand
-from tfdist.tuning.report.hparams import HParamsTable
+from tfdist.tuning.places.executor import TrialCommand
+from tfdist.tuning.report.progress import SweepProgress, write_hparams
 from tfdist.tuning.report.sweep_page import write_sweep_report
-from tfdist.tuning.report.table import SweepTable
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Chief, Plan
 from tfdist.tuning.schedule.history import INTERRUPTED, Sweep
@@ -42,9 +40,6 @@ from tfdist.tuning.search.hypermodel import HyperModel
 from tfdist.tuning.search.objective import build_objective
 from tfdist.tuning.search.space import Space
 from tfdist.tuning.settings import TuneSettings
-
-if TYPE_CHECKING:
-    from tfdist.tuning.search.oracles import OracleClient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +86,30 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
         leaving.callback(held.release)
         check_kind(RunDirectory(plan.run_dir), TUNE)
         remove_stale(plan.run_dir, TUNE)
-        with contextlib.closing(SweepTable(max_seconds=settings.max_seconds)) as table:
-            hparams = HParamsTable(plan, table.sweep, console.message)
-            with contextlib.closing(Journal(plan.run_dir, (table.on_event, hparams.on_event), held.check)) as journal:
-                _run(plan, identity, OracleClient(oracle, plan.objective.name), command, journal, table)
-            result = _write_result(plan, table.sweep, experiment, time.monotonic() - started)
+        progress = SweepProgress(console.message, max_seconds=settings.max_seconds)
+        sweep, described = progress.sweep, plan.space.describe()
+
+        def on_event(event: Mapping[str, Any]) -> None:
+            progress.on_event(event)
+            if event["event"] == journals.TRIAL_ENDED:
+                try:
+                    name = event["trial"]
+                    write_hparams(plan.directory(name), sweep.by_name[name], event, described)
+                except OSError as error:
+                    console.message(f"TensorBoard's table of the trials lacks trial {name}: {error}", "warning")
+
+        journal = leaving.enter_context(contextlib.closing(Journal(plan.run_dir, on_event, held.check)))
+        past = _load_journal(plan, identity, journal)
+        slots = settings.executor.open(
+            command, settings.num_workers, run_dir=plan.run_dir, tell=lambda text: console.message(text, "warning")
+        )
+        with contextlib.closing(slots):
+            for event in past:
+                progress.on_event(event, is_replay=True)
+            Chief(plan, OracleClient(oracle, plan.objective.name), journal, slots).run(past)
+        best = {"best": sweep.best and sweep.best.name, "best_objective": sweep.best and sweep.best.objective}
+        journal.write(journals.ENDED, **best, num_trials=len(sweep.trials))
+        result = _write_result(plan, sweep, experiment, time.monotonic() - started)
         try:
             console.message(f"report: {write_sweep_report(plan.run_dir)}")
         except (UserError, OSError) as error:  # a sweep is no worse without
@@ -132,8 +146,15 @@ def _prepare(settings: TuneSettings, request: Request, experiment: Experiment) -
     plan = Plan(RunDirectory(request.run_dir).path, settings, space, objective, training.epochs)
     launch = []
     if (workers := settings.workers_per_trial) > 1:
-        is_horovod = trials.is_horovod(request.settings().get("train.strategy", ""))
-        launch = [f"--workers={workers}", *settings.executor.launcher(is_horovod=is_horovod)]
+        strategy = request.settings().get("train.strategy", "")
+        name = strategy.removeprefix("@").partition("(")[0]
+        if name.endswith((".OneDevice", ".Mirrored", ".Pipelined", ".TPU")):
+            raise UserError(
+                f"tune.workers_per_trial asks for trials of several processes, and train.strategy is {strategy}, which "
+                "is of one. Write @multi_worker.MultiWorker(), @horovod.Horovod() or @auto.choose(), or remove "
+                "tune.workers_per_trial."
+            )
+        launch = [f"--workers={workers}", *settings.executor.launcher(is_horovod=name.endswith(".Horovod"))]
     return plan, TrialCommand([*experiment.arguments, f"--gin_param={_must_report(settings)}"], launch), sample
 
 
@@ -166,29 +187,6 @@ def _build_hypermodel(training: TrainSettings) -> HyperModel | None:
     with contextlib.suppress(RuntimeError):  # TensorFlow runs already, as in --mode=validate
         tf.config.set_visible_devices([], "GPU")
     return model if isinstance(model, HyperModel) else None
-
-
-def _run(
-    plan: Plan, identity: Identity, oracle: OracleClient, command: TrialCommand, journal: Journal, table: SweepTable
-) -> None:
-    """Trains the trials to the end of the sweep, which `table.sweep` then is."""
-    past, settings = _load_journal(plan, identity, journal), plan.settings
-
-    def warn(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)  # which a live table leaves in order
-
-    executor = settings.executor.open(command, settings.num_workers, run_dir=plan.run_dir, tell=warn)
-    with contextlib.closing(executor):
-        for event in past:
-            table.on_event(event, is_replay=True)
-        Chief(plan, oracle, journal, executor, on_wait=table.refresh).run(past)
-    best = table.sweep.best
-    journal.write(
-        journals.ENDED,
-        best=best and best.name,
-        best_objective=best and best.objective,
-        num_trials=len(table.sweep.trials),
-    )
 
 
 def _load_journal(plan: Plan, identity: Identity, journal: Journal) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ from tfdist.telemetry.logs.records import as_point
 from tfdist.telemetry.records import parse_line
 from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places.trials import EXIT_KILLED
+from tfdist.tuning.places.executor import EXIT_KILLED
 from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, PAUSED, STOPPED
 from tfdist.tuning.search.objective import Objective
 
@@ -50,7 +50,6 @@ _INTERRUPTIONS = (
     EXIT_KILLED,
 )
 _OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", "out of memory", "std::bad_alloc")
-_SHOWN_BYTES = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,17 +247,6 @@ def _error_in(log: str) -> str:
     """From where a log tells what ended its process: not what was printed before."""
     starts = [log.rfind(words) for words in ("\nerror: ", "\nTraceback ")]
     return log[max(0, *starts) :]
-
-
-def read_log(path: str) -> str:
-    """The end of what a process wrote."""
-    try:
-        with open(path, "rb") as log:
-            log.seek(0, 2)
-            log.seek(max(0, log.tell() - _SHOWN_BYTES))
-            return log.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
 
 
 def _interruption(status: int) -> str:
