@@ -177,7 +177,7 @@ def test_several_runs_are_compared_by_what_differs_with_the_spread_over_seeds(tm
     runs = [read_run(path) for path in paths]
     assert differing_settings(runs) == ["train.rate", "train.seed"]
     page = html.unescape(pathlib.Path(write_comparison(paths, str(tmp_path / "report.html"))).read_text())
-    assert titles(page) == ["Runs", "What differs", "Curves", "Where the time went"]
+    assert titles(page) == ["Runs", "What differs", "Curves"]
     rows = re.findall(r"<tr>(.*?)</tr>", page.split("What differs")[1], flags=re.DOTALL)
     cells = [re.findall(r"<td[^>]*><span>(.*?)</span></td>", row) for row in rows[1:3]]
     assert cells == [

@@ -14,8 +14,7 @@ from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.places.executor import OUT_OF_MEMORY
 from tfdist.tuning.schedule.chief import Interruptions
-from tfdist.tuning.schedule.trial import ActiveTrial
-from tfdist.tuning.search.objective import Objective
+from tfdist.tuning.schedule.trial import ActiveTrial, Objective
 
 OBJECTIVE = Objective("val_accuracy", "max")
 

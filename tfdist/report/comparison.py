@@ -11,12 +11,10 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from tfdist.report.figures import STEPS, Axis, color_of, draw_bars, draw_curves
-from tfdist.report.page import Cell, Plot, Section, Table
+from tfdist.report.figures import STEPS, Axis, color_of, draw_curves
+from tfdist.report.report import Cell, Section, Table
 from tfdist.report.run_data import Run, is_metric
-from tfdist.report.run_page import SHARE_COLORS
 from tfdist.report.words import duration_text, short_names
-from tfdist.telemetry.account.goodput import total
 from tfdist.telemetry.console.console_text import number_text
 
 SEED = "train.seed"
@@ -33,7 +31,6 @@ def comparison_sections(runs: Sequence[Run], now: datetime.datetime) -> list[Sec
             f"{metric} ({split})",
             axis,
             {name: run.curves.get((metric, split)) for run, name in zip(runs, names, strict=True)},
-            len(keys) * len(runs),
         )
         for metric, split in keys
     ]
@@ -41,7 +38,6 @@ def comparison_sections(runs: Sequence[Run], now: datetime.datetime) -> list[Sec
         Section(title="Runs", tables=[_runs_table(runs, names, metrics, now)]),
         _ablation(runs, metrics),
         Section(title="Curves", text="A line a run.", plots=curves),
-        _time_shares(runs, names),
     ]
 
 
@@ -100,15 +96,6 @@ def _ablation(runs: Sequence[Run], metrics: Sequence[str]) -> Section:
         text += " Of runs that are not done the newest metrics count."
     table = Table(title="Ablation", names=(*(short[name] for name in differ), "runs", *metrics), rows=rows)
     return Section(title="What differs", text=text, tables=[table])
-
-
-def _time_shares(runs: Sequence[Run], names: Sequence[str]) -> Section:
-    accounts = {name: total(run.accounts.values()) for run, name in zip(runs, names, strict=True)}
-    rows = {name: account.seconds for name, account in accounts.items() if account.goodput is not None}
-    shares = {share for seconds in rows.values() for share in seconds}
-    legend = [(color, share.replace("_", " ")) for share, color in SHARE_COLORS.items() if share in shares]
-    plots = [Plot(title="Worker-seconds", figure=draw_bars(rows, SHARE_COLORS), legend=legend)] if rows else []
-    return Section(title="Where the time went", plots=plots, is_wide=True)
 
 
 def _mean(values: Sequence[float]) -> Cell:

@@ -12,16 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from bokeh.palettes import Category10_10, Dark2_8
 
-from tfdist.report.figures import (
-    STEPS,
-    TIME,
-    Axis,
-    draw_bars,
-    draw_curves,
-    draw_marks,
-    milliseconds,
-)
-from tfdist.report.page import Cell, Plot, Section, Table
+from tfdist.report.figures import STEPS, TIME, Axis, draw_bars, draw_curves, draw_points, milliseconds
+from tfdist.report.report import Cell, Plot, Section, Table
 from tfdist.report.run_data import BEGIN, ENDS, GRADIENT_NORM, LEARNING_RATE, Curve, Run, is_metric
 from tfdist.report.words import count_text, duration_text
 from tfdist.telemetry.account.goodput import ALL_SHARES, total
@@ -101,7 +93,7 @@ def _curves(run: Run) -> Section:
     by_metric |= {"learning rate": {"learning rate": rates[0]}} if rates else {}
     norm = run.curves.get((GRADIENT_NORM, "train"))
     by_metric |= {"norm of the gradient, before clipping": {"train": norm}} if norm else {}
-    plots = [draw_curves(metric, axis, curves, len(run.curves)) for metric, curves in by_metric.items()]
+    plots = [draw_curves(metric, axis, curves) for metric, curves in by_metric.items()]
     return Section(title="Curves", text="Dashed: where a start resumed." if len(run.starts) > 1 else "", plots=plots)
 
 
@@ -112,14 +104,20 @@ def _timeline(run: Run, axis: Axis) -> Section:
         return Section(title="What happened")
     newest, plots = shown[-MAX_EVENTS:], []
     if shown:
-        rows: dict[str, list[tuple[float, str, str]]] = {}
-        for event in newest:
-            color = LEVEL_COLORS.get(event.level, LEVEL_COLORS["info"])
-            mark = (milliseconds(event.time), color, _sentence(event))
-            rows.setdefault(event.name.replace("_", " "), []).append(mark)
+        points = [
+            (
+                milliseconds(event.time),
+                event.name.replace("_", " "),
+                LEVEL_COLORS.get(event.level, ""),
+                _sentence(event),
+            )
+            for event in newest
+        ]
+        rows = list(dict.fromkeys(name for _, name, *_ in points))[::-1]
+        figure = draw_points(points, axis, height=80 + 24 * len(rows), y_range=rows)
         note = f"the newest {len(newest)} of {len(shown)}" if len(newest) < len(shown) else ""
         legend = [(color, level) for level, color in LEVEL_COLORS.items() if any(e.level == level for e in newest)]
-        plots.append(Plot(title="Events", figure=draw_marks(axis, rows), legend=legend, note=note))
+        plots.append(Plot(title="Events", figure=figure, legend=legend, note=note))
     plots += _throughput(run, axis)
     text = "Over time (UTC)." + (" Dashed: where a start began." if len(run.starts) > 1 else "")
     return Section(title="What happened", text=text, plots=plots, tables=[_event_table(newest)], is_wide=True)
@@ -140,7 +138,7 @@ def _event_table(events: Sequence[Event]) -> Table:
     rows = [
         [
             Cell(f"{event.time:%Y-%m-%d %H:%M:%S}"),
-            Cell(event.name, color=LEVEL_COLORS.get(event.level, "")),
+            Cell(event.name, color=LEVEL_COLORS[event.level]),
             Cell("" if event.worker is None else str(event.worker), event.worker),
             Cell("" if event.step is None else f"{event.step:,}", event.step),
             Cell(_message(event)),
@@ -159,7 +157,7 @@ def _throughput(run: Run, axis: Axis) -> list[Plot]:
     steps = [[(milliseconds(s.time), float(s.step)) for s in own if s.step is not None] for own in _processes(run, 0)]
     curve = _join([_rates(known, per=float(examples or 1)) for known in steps])
     title = f"Throughput, {unit} a second"
-    return [] if curve is None else [draw_curves(title, axis, {unit: curve}, 1, y_format="0,0")]
+    return [] if curve is None else [draw_curves(title, axis, {unit: curve}, y_format="0,0")]
 
 
 def _account(run: Run) -> Section:
@@ -201,7 +199,7 @@ def _resources(run: Run, axis: Axis) -> Section:
             ]
             curves[f"worker {worker}"] = _join([_rates(own, per=1.0) for own in known] if is_total else known)
         if any(curve is not None and np.nanmax(curve.values, initial=0.0) > 0 for curve in curves.values()):
-            plots.append(draw_curves(title, axis, curves, len(VALUES) * len(workers), y_format=y_format))
+            plots.append(draw_curves(title, axis, curves, y_format=y_format))
     return Section(title="Memory and utilization", text="Over time (UTC).", plots=plots)
 
 

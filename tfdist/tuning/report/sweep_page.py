@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.report.page import Cell, Plot, Section, Table, build_page
-from tfdist.report.report import check_can_draw, store_page
+from tfdist.report.report import Cell, Plot, Section, Table, build_page, check_can_draw, store_page
 from tfdist.report.run_data import Curve
 from tfdist.report.words import count_text, duration_text, short_names, value_text
 from tfdist.storage import files
@@ -108,7 +107,7 @@ def _objectives(sweep: Sweep) -> Section:
     times, objectives = [end.at_seconds for end in ends], [end.objective or 0.0 for end in ends]
     best = (np.maximum if sweep.direction == "max" else np.minimum).accumulate(objectives)
     curve = {sweep.objective: Curve(np.array(times), best)}
-    plot = draw_curves("Best so far", Axis("seconds"), curve, 1, y_range=find_limits(sweep, objectives))
+    plot = draw_curves("Best so far", Axis("seconds"), curve, y_range=find_limits(sweep, objectives))
     plot.figure.scatter(times, objectives, color=color_of(1), size=6)
     text = "Each end of a trial or of one of its rungs, by the time since the sweep began."
     return Section(title="Objective", text=text, plots=[plot], is_wide=True)
@@ -152,7 +151,7 @@ def _learning_curves(sweep: Sweep) -> Section:
     if not curves:
         return Section(title="Learning curves")
     limits = find_limits(sweep, [point.objective for trial in trials for point in trial.curve])
-    plot = draw_curves(sweep.objective, Axis("epoch"), curves, len(curves), highlighted=[*curves][-1], y_range=limits)
+    plot = draw_curves(sweep.objective, Axis("epoch"), curves, highlighted=[*curves][-1], y_range=limits)
     return Section(title="Learning curves", text="A line a trial, the best in color.", plots=[plot], is_wide=True)
 
 

@@ -25,9 +25,8 @@ from tfdist.tuning.places.executor import Slots, TrialExit
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.history import FAILED, INFEASIBLE, INTERRUPTED
 from tfdist.tuning.schedule.journal import Journal
-from tfdist.tuning.schedule.trial import OF_DISK, ActiveTrial, Report
+from tfdist.tuning.schedule.trial import OF_DISK, ActiveTrial, Objective, Report
 from tfdist.tuning.search import hypermodel
-from tfdist.tuning.search.objective import Objective
 from tfdist.tuning.search.space import Space
 from tfdist.tuning.settings import TuneSettings
 

@@ -34,10 +34,10 @@ from tfdist.tuning.report.sweep_page import write_sweep_report
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Chief, Plan
 from tfdist.tuning.schedule.history import INTERRUPTED, Sweep
-from tfdist.tuning.schedule.journal import Identity, Journal
+from tfdist.tuning.schedule.journal import Journal, check_identity
+from tfdist.tuning.schedule.trial import build_objective
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.hypermodel import HyperModel
-from tfdist.tuning.search.objective import build_objective
 from tfdist.tuning.search.space import Space
 from tfdist.tuning.settings import TuneSettings
 
@@ -73,9 +73,14 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
     started = time.monotonic()
     plan, command, _ = _prepare(settings, request, experiment)
     console = open_console(is_chief=True)
-    identity = _identity(plan, request)
+    identity = _identify(plan, request)
     oracle = settings.search.build(
-        plan.space, plan.objective, max_trials=settings.max_trials, epochs=plan.epochs, seed=settings.seed
+        plan.space,
+        plan.objective.name,
+        plan.objective.direction,
+        max_trials=settings.max_trials,
+        epochs=plan.epochs,
+        seed=settings.seed,
     )
     from tfdist.tuning.search.oracles import OracleClient  # imports KerasTuner, which is known to be there now
 
@@ -189,7 +194,7 @@ def _build_hypermodel(training: TrainSettings) -> HyperModel | None:
     return model if isinstance(model, HyperModel) else None
 
 
-def _load_journal(plan: Plan, identity: Identity, journal: Journal) -> list[dict[str, Any]]:
+def _load_journal(plan: Plan, identity: Mapping[str, Any], journal: Journal) -> list[dict[str, Any]]:
     """The journal's events of this sweep; another sweep that has stored nothing makes room for it.
 
     Raises:
@@ -198,14 +203,14 @@ def _load_journal(plan: Plan, identity: Identity, journal: Journal) -> list[dict
     events = journal.read()
     if events:
         try:
-            identity.check(events[0], plan.run_dir)
+            check_identity(identity, events[0], plan.run_dir)
             return events
         except UserError:
             if _has_stored(plan.run_dir, events):
                 raise
         files.remove(files.join(plan.run_dir, journals.NAME))
         files.remove_tree(files.join(plan.run_dir, "trials"))
-    journal.write(journals.STARTED, **dataclasses.asdict(identity), max_trials=plan.settings.max_trials)
+    journal.write(journals.STARTED, **identity, max_trials=plan.settings.max_trials)
     return []
 
 
@@ -216,16 +221,16 @@ def _has_stored(run_dir: str, events: Sequence[Mapping[str, Any]]) -> bool:
     return has_results or bool(files.glob(files.join(run_dir, "trials", "*", "checkpoints", "*")))
 
 
-def _identity(plan: Plan, request: Request) -> Identity:
+def _identify(plan: Plan, request: Request) -> dict[str, Any]:
+    """What makes two starts the same sweep, as the journal's first event has it."""
     # 1: how often each set of values was trained; older sweeps had it as a setting.
     configured = [lasting(request.settings()), plan.epochs, 1, plan.settings.seed]
-    return Identity(
-        objective=plan.objective.name,
-        direction=plan.objective.direction,
-        search=repr(plan.settings.search),
-        space=plan.space.describe(),
-        configuration=hashlib.sha256(to_json(configured).encode()).hexdigest(),
-    )
+    return {
+        **dict(zip(("objective", "direction"), dataclasses.astuple(plan.objective), strict=True)),
+        "search": repr(plan.settings.search),
+        "space": plan.space.describe(),
+        "configuration": hashlib.sha256(to_json(configured).encode()).hexdigest(),
+    }
 
 
 def _sample_space(settings: TuneSettings, experiment: Experiment) -> list[str]:
