@@ -56,7 +56,6 @@ class Axis:
 
     def __init__(self, kind: str, *, lines: Sequence[float] = (), left: int = 0) -> None:
         self.kind = kind
-        self._scale = "datetime" if kind == TIME else "linear"
         self._lines = lines
         self._left = left
         self._range: Any = None

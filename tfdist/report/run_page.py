@@ -100,33 +100,20 @@ def _curves(run: Run) -> Section:
 def _timeline(run: Run, axis: Axis) -> Section:
     """Events and throughput, along one axis."""
     shown = [event for event in run.events if event.name not in UNSHOWN_EVENTS]
-    if not shown and not run.samples:
-        return Section(title="What happened")
-    newest, plots = shown[-MAX_EVENTS:], []
-    if shown:
-        points = [
-            (
-                milliseconds(event.time),
-                event.name.replace("_", " "),
-                LEVEL_COLORS.get(event.level, ""),
-                _sentence(event),
-            )
-            for event in newest
-        ]
-        rows = list(dict.fromkeys(name for _, name, *_ in points))[::-1]
+    newest, plots, tables = shown[-MAX_EVENTS:], [], []
+    if newest:
+        names = [event.name.replace("_", " ") for event in newest]
+        texts = [f"{event.time:%H:%M:%S}  {_message(event) or event.name}" for event in newest]
+        colors = [LEVEL_COLORS[event.level] for event in newest]
+        points = list(zip((milliseconds(event.time) for event in newest), names, colors, texts, strict=True))
+        rows = list(dict.fromkeys(names))[::-1]
         figure = draw_points(points, axis, height=80 + 24 * len(rows), y_range=rows)
         note = f"the newest {len(newest)} of {len(shown)}" if len(newest) < len(shown) else ""
-        legend = [(color, level) for level, color in LEVEL_COLORS.items() if any(e.level == level for e in newest)]
-        plots.append(Plot(title="Events", figure=figure, legend=legend, note=note))
+        plots.append(Plot(title="Events", figure=figure, note=note))
+        tables.append(_event_table(newest))
     plots += _throughput(run, axis)
     text = "Over time (UTC)." + (" Dashed: where a start began." if len(run.starts) > 1 else "")
-    return Section(title="What happened", text=text, plots=plots, tables=[_event_table(newest)], is_wide=True)
-
-
-def _sentence(event: Event) -> str:
-    """`12:03:01  step 1,200: Continuing at step 1,200.`"""
-    step = "" if event.step is None else f"step {event.step:,}: "
-    return f"{event.time:%H:%M:%S}  {step}{_message(event) or event.name}"
+    return Section(title="What happened", text=text, plots=plots, tables=tables, is_wide=True)
 
 
 def _message(event: Event) -> str:

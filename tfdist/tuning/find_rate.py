@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -20,7 +22,6 @@ from tfdist.settings.checks import POSITIVE, whole_number
 from tfdist.settings.declaration import Settings, setting
 from tfdist.storage import files
 from tfdist.telemetry.console.console import NullConsole
-from tfdist.telemetry.console.formatting import curve
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.weights import places_of_checkpoints
@@ -30,7 +31,6 @@ from tfdist.training.step.optimizer import check_optimizer_builder, parts
 
 SMOOTHING = 0.9
 TOO_HIGH = 4.0  # times the lowest loss: the test ends there
-COLUMNS = 72
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,11 +134,8 @@ def find_rate(
 def range_test(settings: FindRateSettings, losses: Sequence[float]) -> RangeTest:
     """Where the loss falls fastest, over the logarithm of the rate."""
     rates = [float(settings.rate(step)) for step in range(len(losses))]
-    smooth: list[float] = []
-    average = 0.0
-    for index, loss in enumerate(losses):
-        average = SMOOTHING * average + (1 - SMOOTHING) * loss
-        smooth.append(average / (1 - SMOOTHING ** (index + 1)))
+    averages = itertools.accumulate(losses, lambda mean, loss: SMOOTHING * mean + (1 - SMOOTHING) * loss, initial=0.0)
+    smooth = [mean / (1 - SMOOTHING**count) for count, mean in enumerate(averages) if count]
     suggestion = None
     if len(smooth) > 2:
         slopes = np.gradient(np.array(smooth), np.log(rates))
@@ -169,32 +166,23 @@ def _growing(builder: Any, settings: FindRateSettings) -> Callable[[], keras.opt
     """Builds the optimizer with the test's rates in the place of its own."""
     check_optimizer_builder(builder)
 
+    def update(optimizer: keras.optimizers.Optimizer, own: Any, gradient: Any, variable: Any, _rate: Any) -> None:
+        rate = settings.rate(ops.cast(optimizer.iterations, "float32"))
+        own(gradient, variable, ops.cast(rate, variable.dtype))
+
     def build() -> keras.optimizers.Optimizer:
         optimizer = keras.optimizers.get(builder) if isinstance(builder, str) else builder()
         for one in parts(optimizer):
-            one.update_step = _at_rate(one, one.update_step, settings)
+            one.update_step = functools.partial(update, one, one.update_step)
         return optimizer
 
     return build
-
-
-def _at_rate(optimizer: keras.optimizers.Optimizer, update: Callable[..., Any], settings: FindRateSettings) -> Any:
-    def step(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        del learning_rate
-        rate = settings.rate(ops.cast(optimizer.iterations, "float32"))
-        update(gradient, variable, ops.cast(rate, variable.dtype))
-
-    return step
 
 
 def _show(found: RangeTest, tell: Callable[[str], None]) -> None:
     if not found.losses:
         tell("The loss of the first step is not finite: no rate can be found. Look at the data.")
         return
-    highest = 2 * found.smooth[0] - min(found.smooth)
-    places = np.linspace(0, len(found.smooth) - 1, min(COLUMNS, len(found.smooth))).astype(int)
-    for line in curve([min(found.smooth[i], highest) for i in places]):
-        tell(f"  {line}")
     tell(f"loss at {len(found.rates)} rates from {found.rates[0]:.2g} to {found.rates[-1]:.2g}, a step each")
     if found.suggestion is None:
         tell("The loss falls at none of these rates. Write a higher find_rate.highest, or look at the model.")

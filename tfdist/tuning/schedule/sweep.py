@@ -166,17 +166,14 @@ def _prepare(settings: TuneSettings, request: Request, experiment: Experiment) -
 def _check_alone(variables: Mapping[str, str]) -> None:
     """Raises UserError where this is one of several processes, each of which would lead the sweep."""
     mark = environment.first_set(environment.HOROVOD_MARKS, variables)
+    member = tf_config.read_tf_config(variables)
+    if mark is None and member is not None and member.num_workers > 1:
+        mark = tf_config.VARIABLE
     if mark is not None:
         raise UserError(
-            f"{mark} is set, so this is one of several processes of Horovod's. A sweep starts those of its trials "
-            "itself: start --mode=tune without horovodrun and write tune.workers_per_trial = 2."
-        )
-    member = tf_config.read_tf_config(variables)
-    if member is not None and member.num_workers > 1:
-        raise UserError(
-            f"{tf_config.VARIABLE} is set, so this is one of several processes. A sweep over several machines is led "
-            f"by one, and Ray runs its trials: unset {tf_config.VARIABLE}, write tune.executor = @executor.Ray(), and "
-            "start --mode=tune once, on a node of the Ray cluster."
+            f"{mark} is set, so this is one of several processes, and one alone leads a sweep. Unset {mark}, write "
+            "tune.workers_per_trial = 2 for trials of several processes, or write tune.executor = @executor.Ray() for "
+            "several machines, and start --mode=tune once."
         )
 
 
