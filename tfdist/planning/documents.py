@@ -23,9 +23,9 @@ from tfdist.planning.estimate import (
     USABLE,
     Estimate,
     Limits,
+    Measured,
     Training,
 )
-from tfdist.planning.measured import Measured
 from tfdist.telemetry.console.formatting import in_bytes
 from tfdist.training.run.settings import TrainSettings
 

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 
 from tfdist.errors import UserError
 from tfdist.planning import documents
-from tfdist.planning.estimate import OPTIMIZER, Choice, Estimate, Limits, Traced, Training, estimates
+from tfdist.planning.estimate import OPTIMIZER, Choice, Estimate, Limits, Traced, Training, estimates, read_measured
 from tfdist.planning.hardware import Group, groups, priced, read_devices
-from tfdist.planning.measured import read
 from tfdist.planning.traced_step import Step, step_of
 from tfdist.storage import files, lease
 from tfdist.strategies.horovod import Horovod
@@ -50,7 +49,7 @@ def plan(
     """
     _check(settings)
     wanted = groups(devices, priced(prices, read_devices(hardware)))
-    measured = None if from_run is None else read(from_run)
+    measured = None if from_run is None else read_measured(from_run)
     directory = RunDirectory(run_dir)
     directory.create()
     with contextlib.ExitStack() as leaving:
