@@ -80,7 +80,7 @@ def read_devices(path: str | None = None) -> dict[str, Device]:
         raise UserError(f"--hardware={path} is no table of devices: {error}. Write one as {TABLE} is.") from error
 
 
-def groups(texts: Sequence[str], known: Mapping[str, Device]) -> list[Group]:
+def parse_groups(texts: Sequence[str], known: Mapping[str, Device]) -> list[Group]:
     """What `--devices` names, 'a100_40:8' or 'v5e' for several numbers of it; all, where it names nothing."""
     found = []
     for text in [part for given in texts for part in given.split(",")] or list(known):
@@ -94,7 +94,7 @@ def groups(texts: Sequence[str], known: Mapping[str, Device]) -> list[Group]:
     return found
 
 
-def priced(texts: Sequence[str], known: Mapping[str, Device]) -> dict[str, Device]:
+def apply_prices(texts: Sequence[str], known: Mapping[str, Device]) -> dict[str, Device]:
     """The devices with what `--prices` says that one costs for an hour, in US dollars: 'a100_40=3.67'."""
     found = dict(known)
     for text in [part for given in texts for part in given.split(",")]:

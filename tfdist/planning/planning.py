@@ -13,9 +13,18 @@ from collections.abc import Callable, Sequence
 
 from tfdist.errors import UserError
 from tfdist.planning import documents
-from tfdist.planning.estimate import OPTIMIZER, Choice, Estimate, Limits, Traced, Training, estimates, read_measured
-from tfdist.planning.hardware import Group, groups, priced, read_devices
-from tfdist.planning.traced_step import Step, step_of
+from tfdist.planning.estimate import (
+    OPTIMIZER,
+    Choice,
+    Estimate,
+    Limits,
+    Traced,
+    Training,
+    estimate_group,
+    read_measured,
+)
+from tfdist.planning.hardware import Group, apply_prices, parse_groups, read_devices
+from tfdist.planning.traced_step import Step, trace_step
 from tfdist.storage import files, lease
 from tfdist.strategies.horovod import Horovod
 from tfdist.telemetry.json_text import to_json
@@ -48,7 +57,7 @@ def plan(
       UserError: something given is wrong, or nothing meets the limits.
     """
     _check(settings)
-    wanted = groups(devices, priced(prices, read_devices(hardware)))
+    wanted = parse_groups(devices, apply_prices(prices, read_devices(hardware)))
     measured = None if from_run is None else read_measured(from_run)
     directory = RunDirectory(run_dir)
     directory.create()
@@ -59,18 +68,18 @@ def plan(
         compiler = None
         if any(group.device.is_tpu for group in wanted) and is_installed():
             compiler = leaving.enter_context(open_compiler(tell))
-        training = training_of(settings, several=any(group.count > 1 for group in wanted), compiler=compiler)
+        training = describe_training(settings, several=any(group.count > 1 for group in wanted), compiler=compiler)
         found: list[Estimate] = []
         for group in wanted:
             try:
-                found += estimates(training, group, measured)
+                found += estimate_group(training, group, measured)
             except UserError as error:  # a TPU cannot run it, or has no room for it
                 tell(f"{group} is left out. {error}")
-        best = chosen(found, limits)
-        document = documents.document(best, training, limits, measured)
+        best = choose_plans(found, limits)
+        document = documents.build_document(best, training, limits, measured)
         files.write_atomic(files.join(directory.path, "plan.json"), to_json(document, indent=2) + "\n")
-        files.write_atomic(files.join(directory.path, "plan.gin"), documents.gin(best[0], settings))
-        tell(documents.page(best, training))
+        files.write_atomic(files.join(directory.path, "plan.gin"), documents.format_gin(best[0], settings))
+        tell(documents.format_page(best, training))
         tell(
             f"{files.join(directory.path, 'plan.json')}; to train so, write behind the experiment's files: "
             f"--gin_file={directory.path}/plan.gin"
@@ -91,7 +100,7 @@ def _check(settings: TrainSettings) -> None:
         )
 
 
-def training_of(settings: TrainSettings, *, several: bool, compiler: Compiler | None = None) -> Training:
+def describe_training(settings: TrainSettings, *, several: bool, compiler: Compiler | None = None) -> Training:
     """What a plan has to know of an experiment; its step is traced as it is asked for.
 
     Args:
@@ -108,7 +117,7 @@ def training_of(settings: TrainSettings, *, several: bool, compiler: Compiler | 
 
         def at(rows: int) -> Step:
             num_replicas = 2 if several else 1
-            return step_of(settings, rows=rows, num_replicas=num_replicas, precision=precision, recompute=recompute)
+            return trace_step(settings, rows=rows, num_replicas=num_replicas, precision=precision, recompute=recompute)
 
         try:
             return Traced(at(sizes[0]), at(sizes[-1]))
@@ -118,7 +127,7 @@ def training_of(settings: TrainSettings, *, several: bool, compiler: Compiler | 
             raise
 
     def compiled(group: Group, choice: Choice) -> tuple[float, float, float] | None:
-        topology = topology_of(group)
+        topology = find_topology(group)
         if compiler is None or topology is None:
             return None
         own = dataclasses.replace(
@@ -147,7 +156,7 @@ def training_of(settings: TrainSettings, *, several: bool, compiler: Compiler | 
     )
 
 
-def chosen(found: Sequence[Estimate], limits: Limits) -> list[Estimate]:
+def choose_plans(found: Sequence[Estimate], limits: Limits) -> list[Estimate]:
     """The plan and the next best, one of each group of devices.
 
     Raises:
@@ -176,7 +185,7 @@ def _cost(each: Estimate) -> tuple[float, float]:
     return (each.price, each.hours) if each.price is not None else (float("inf"), each.device_hours)
 
 
-def topology_of(group: Group) -> str | None:
+def find_topology(group: Group) -> str | None:
     """The slice of so many chips, as near to a square or cube as can be; None where they are no power of two."""
     power = group.count.bit_length() - 1
     if group.count != 1 << power:

@@ -16,7 +16,7 @@ import psutil
 import tensorflow as tf
 
 from tfdist.data.pipeline.pipeline import PREFETCHED_STEPS
-from tfdist.planning.liveness import Buffer, Follower
+from tfdist.planning.liveness import Buffer, MemoryTracer
 from tfdist.tpu_compiler.program import traced
 from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.search import hypermodel
@@ -74,7 +74,7 @@ class Step:
         return kept + ALLOCATED * self.tensor_bytes + PREFETCHED_STEPS * self.batch_bytes
 
 
-def step_of(
+def trace_step(
     settings: TrainSettings,
     *,
     rows: int,
@@ -115,8 +115,8 @@ def step_of(
         function = tf.function(lambda given: programs.step.on_batch(given), autograph=False)
         graph = function.get_concrete_function(batch).graph
         grown = process.memory_info().rss - before
-        follower = Follower(num_threads)
-        follower.follow(graph, [Buffer(0, kept=True) for _ in graph.inputs])
+        tracer = MemoryTracer(num_threads)
+        tracer.trace(graph, [Buffer(0, kept=True) for _ in graph.inputs])
         reductions = [each for each in graph.get_operations() if each.type == REDUCTION]
         model, optimizer = programs.model, programs.optimizer
         return Step(
@@ -126,15 +126,15 @@ def step_of(
             parameter_bytes=sum(map(_bytes, model.variables)),
             slot_bytes=sum(map(_bytes, optimizer.variables)),
             gradient_bytes=sum(map(_bytes, model.trainable_variables)),
-            tensor_bytes=follower.peak,
+            tensor_bytes=tracer.peak,
             batch_bytes=sum(map(_bytes, tf.nest.flatten(batch))),
-            num_operations=len(graph.get_operations()) + follower.of_loops,
+            num_operations=len(graph.get_operations()) + tracer.num_loop_operations,
             process_bytes=grown,
-            flops=follower.flops,
-            bytes_moved=follower.bytes_moved,
+            flops=tracer.flops,
+            bytes_moved=tracer.bytes_moved,
             reduced_bytes=sum(_bytes(each.inputs[0]) for each in reductions),
             num_examples=programs.num_examples,
-            uncertain=tuple(sorted(follower.unknown)),
+            uncertain=tuple(sorted(tracer.unknown)),
         )
 
 
