@@ -10,7 +10,7 @@ from tfdist.errors import UserError
 from tfdist.planning.estimate import all_reduce_seconds
 from tfdist.planning.hardware import Group, apply_prices, parse_groups, read_devices
 from tfdist.planning.planning import find_topology
-from tfdist.tpu_compiler.chips import CHIPS, slice_of
+from tfdist.tpu_compiler.chips import CHIPS, parse_slice
 
 KNOWN = read_devices()
 
@@ -68,5 +68,5 @@ def test_slices_are_as_near_to_squares_and_cubes_as_can_be() -> None:
     cases = {("v5e", 8): "v5e:2x4", ("v5e", 16): "v5e:4x4", ("v4", 4): "v4:2x2x1", ("v5p", 16): "v5p:4x2x2"}
     for (kind, count), topology in cases.items():
         assert find_topology(Group(KNOWN[kind], count)) == topology
-        assert slice_of(topology).num_cores == count
+        assert parse_slice(topology).num_cores == count
     assert find_topology(Group(KNOWN["v5e"], 12)) is None

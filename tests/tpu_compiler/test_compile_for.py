@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import support
 
-from tfdist.tpu_compiler.chips import CHIPS, slice_of
-from tfdist.tpu_compiler.compile_program import collectives
+from tfdist.tpu_compiler.chips import CHIPS, parse_slice
+from tfdist.tpu_compiler.compile_program import find_collectives
 
 SHIPPED = sorted(file.stem for file in (support.REPOSITORY / "configs" / "experiments").glob("*.gin"))
 # Their steps differ from others in the loss or in what reads the examples alone; all compiled when they were added.
@@ -203,7 +203,7 @@ def test_a_batch_that_the_cores_cannot_share_is_refused(gin_file: Path) -> None:
 
 
 def test_slices_count_their_chips() -> None:
-    assert slice_of("v5p:2x2x4").num_cores == 16 and slice_of("v5e:2x4").chip is CHIPS["v5e"]
+    assert parse_slice("v5p:2x2x4").num_cores == 16 and parse_slice("v5e:2x4").chip is CHIPS["v5e"]
 
 
 @pytest.mark.slow
@@ -213,4 +213,4 @@ def test_collectives_are_read_from_a_program() -> None:
       %b = f32[2]{0} all-gather-start(%z)
       %c = f32[2]{0} get-tuple-element(%a), index=0, metadata={op_name="all-reduce"}
     """
-    assert collectives(program) == [{"kind": "all-reduce", "bytes": 58}, {"kind": "all-gather", "bytes": 8}]
+    assert find_collectives(program) == [{"kind": "all-reduce", "bytes": 58}, {"kind": "all-gather", "bytes": 8}]

@@ -32,8 +32,8 @@ def inspect(request: DataRequest) -> DataDescription:
         raise UserError(f"{request.file} has no rows below the names of its columns. Write a table with some.")
     if len(table.kinds) == 1 and (other := set(";\t|").intersection(*table.kinds)):
         raise UserError(
-            f"{request.file} has one column, {', '.join(table.kinds)!r}: {min(other)!r} separates no columns here. Write "
-            "the file with commas between columns and points in numbers, or, named .tsv, with tabs."
+            f"{request.file} has one column, {', '.join(table.kinds)!r}: {min(other)!r} separates no columns here. "
+            "Write the file with commas between columns and points in numbers, or, named .tsv, with tabs."
         )
     target = find_target(request.target, names, request.file)
     rows = table.rows.select(names)

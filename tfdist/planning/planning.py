@@ -30,7 +30,7 @@ from tfdist.strategies.horovod import Horovod
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import remove_stale
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tpu_compiler.chips import slice_of
+from tfdist.tpu_compiler.chips import parse_slice
 from tfdist.tpu_compiler.compiling import compile_programs
 from tfdist.tpu_compiler.toolchain import Compiler, is_installed, open_compiler
 from tfdist.training.run.settings import TrainSettings
@@ -43,7 +43,7 @@ NEXT_BEST = 3
 def plan(
     settings: TrainSettings,
     run_dir: str,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     *,
     devices: Sequence[str],
     prices: Sequence[str],
@@ -62,25 +62,25 @@ def plan(
     directory = RunDirectory(run_dir)
     directory.create()
     with contextlib.ExitStack() as leaving:
-        held = lease.acquire(directory.path, owner="--mode=plan", notify=tell, name=f"{lease.NAME}-plan")
+        held = lease.acquire(directory.path, owner="--mode=plan", notify=notify, name=f"{lease.NAME}-plan")
         leaving.callback(held.release)
         remove_stale(directory.path, "plan")
         compiler = None
         if any(group.device.is_tpu for group in wanted) and is_installed():
-            compiler = leaving.enter_context(open_compiler(tell))
+            compiler = leaving.enter_context(open_compiler(notify))
         training = describe_training(settings, several=any(group.count > 1 for group in wanted), compiler=compiler)
         found: list[Estimate] = []
         for group in wanted:
             try:
                 found += estimate_group(training, group, measured)
             except UserError as error:  # a TPU cannot run it, or has no room for it
-                tell(f"{group} is left out. {error}")
+                notify(f"{group} is left out. {error}")
         best = choose_plans(found, limits)
         document = documents.build_document(best, training, limits, measured)
         files.write_atomic(files.join(directory.path, "plan.json"), to_json(document, indent=2) + "\n")
         files.write_atomic(files.join(directory.path, "plan.gin"), documents.format_gin(best[0], settings))
-        tell(documents.format_page(best, training))
-        tell(
+        notify(documents.format_page(best, training))
+        notify(
             f"{files.join(directory.path, 'plan.json')}; to train so, write behind the experiment's files: "
             f"--gin_file={directory.path}/plan.gin"
         )
@@ -138,7 +138,7 @@ def describe_training(settings: TrainSettings, *, several: bool, compiler: Compi
             eval_data=None,
             callbacks=(),
         )
-        (found,) = compile_programs(own, slice_of(topology), compiler)
+        (found,) = compile_programs(own, parse_slice(topology), compiler)
         return found.memory_bytes, found.flops, found.bytes_accessed
 
     precisions = dict.fromkeys([settings.precision, *([BFLOAT16] if settings.precision == FLOAT32 else [])])

@@ -44,7 +44,7 @@ class Slice:
     num_cores: int
 
 
-def slice_of(topology: str) -> Slice:
+def parse_slice(topology: str) -> Slice:
     """Raises UserError where there is no such slice."""
     kind, _, sizes = topology.partition(":")
     if kind not in CHIPS:

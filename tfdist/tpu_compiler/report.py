@@ -64,7 +64,8 @@ class Compiled:
         """Of the chip's rate, where a step takes no longer than `seconds`."""
         return self._seconds_computing / self.seconds if self.seconds else 0.0
 
-    def as_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as JSON has them."""
         return {
             "slice": self.slice.topology,
             "step": self.program.kind,
@@ -88,7 +89,7 @@ class Compiled:
         }
 
 
-def table(found: Sequence[Compiled]) -> str:
+def format_table(found: Sequence[Compiled]) -> str:
     """A line for each slice; what it shows is of one core and one step."""
     rows = [HEADERS, *(_row(each) for each in found)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADERS))]
