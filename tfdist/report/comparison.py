@@ -11,7 +11,7 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from tfdist.report.figures import STEPS, Axis, color_of, draw_curves
+from tfdist.report.figures import STEPS, Axis, choose_color, draw_curves
 from tfdist.report.report import Cell, Section, Table
 from tfdist.report.run_data import Run, is_metric
 from tfdist.report.words import duration_text, short_names
@@ -21,9 +21,9 @@ SEED = "train.seed"
 NOT_SET = "–"
 
 
-def comparison_sections(runs: Sequence[Run], now: datetime.datetime) -> list[Section]:
+def build_comparison(runs: Sequence[Run], now: datetime.datetime) -> list[Section]:
     """The sections of the page of several runs, empty ones among them."""
-    names, axis = run_names([run.path for run in runs]), Axis(STEPS)
+    names, axis = shorten_paths([run.path for run in runs]), Axis(STEPS)
     metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
     keys = dict.fromkeys(key for run in runs for key in run.curves if is_metric(key[0]))
     curves = [
@@ -41,24 +41,24 @@ def comparison_sections(runs: Sequence[Run], now: datetime.datetime) -> list[Sec
     ]
 
 
-def run_names(paths: Sequence[str]) -> list[str]:
+def shorten_paths(paths: Sequence[str]) -> list[str]:
     """The paths without what they have in common."""
     parts = [path.split("/") for path in paths]
     same = len(list(itertools.takewhile(lambda level: len(set(level)) == 1, zip(*parts, strict=False))))
     return ["/".join(each[same:]) or path for each, path in zip(parts, paths, strict=True)]
 
 
-def differing_settings(runs: Sequence[Run]) -> list[str]:
+def find_differing_settings(runs: Sequence[Run]) -> list[str]:
     """The settings that differ between the runs."""
     settings = [run.settings for run in runs]
-    stated = dict.fromkeys(name for run in runs for name in run.given)
+    stated = dict.fromkeys(name for run in runs for name in run.stated)
     return [name for name in stated if len({each.get(name) for each in settings}) > 1]
 
 
 def _runs_table(runs: Sequence[Run], names: Sequence[str], metrics: Sequence[str], now: datetime.datetime) -> Table:
     rows = [
         [
-            Cell(name, color=color_of(place)),
+            Cell(name, color=choose_color(place)),
             Cell(run.status(now)),
             Cell(str(run.fact("strategy") or "")),
             Cell(str(run.fact("num_replicas") or ""), run.fact("num_replicas")),
@@ -74,7 +74,7 @@ def _runs_table(runs: Sequence[Run], names: Sequence[str], metrics: Sequence[str
 
 
 def _ablation(runs: Sequence[Run], metrics: Sequence[str]) -> Section:
-    differ = [name for name in differing_settings(runs) if name != SEED]
+    differ = [name for name in find_differing_settings(runs) if name != SEED]
     groups: dict[tuple[str | None, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(run.settings.get(name) for name in differ), []).append(run)

@@ -35,12 +35,12 @@ HEIGHT = 260
 MAX_POINTS = 1000  # of a curve
 
 
-def color_of(place: int) -> str:
+def choose_color(place: int) -> str:
     """The color of a series, by its place among them."""
     return str(Category10_10[place % len(Category10_10)])
 
 
-def milliseconds(time: datetime.datetime) -> float:
+def to_milliseconds(time: datetime.datetime) -> float:
     """A moment as a time axis has it."""
     return time.timestamp() * 1000
 
@@ -108,9 +108,9 @@ def draw_curves(
     if y_range is None:
         largest = max((float(np.nanmax(np.abs(curve.values), initial=0.0)) for curve in drawn.values()), default=0.0)
         made.y_range.default_span = largest or FULL  # of a line that is level
-    colors = {name: color_of(place) for place, name in enumerate(curves)}
+    colors = {name: choose_color(place) for place, name in enumerate(curves)}
     if highlighted is not None:
-        colors = dict.fromkeys(curves, INK) | {highlighted: color_of(0)}
+        colors = dict.fromkeys(curves, INK) | {highlighted: choose_color(0)}
     for name, curve in drawn.items():
         shown = curve.thinned(MAX_POINTS)
         source = ColumnDataSource({"x": shown.steps.astype(float), "y": shown.values})

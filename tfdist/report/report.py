@@ -101,12 +101,12 @@ def check_can_draw() -> None:
 def write_run_page(run_dir: str) -> str:
     """Writes RUN/report/index.html; returns its path."""
     check_can_draw()
-    from tfdist.report.run_page import list_notes, run_sections, summarize_run
+    from tfdist.report.run_page import build_sections, list_notes, summarize_run
 
     run = read_run(run_dir)
     name = run.path.rstrip("/").rpartition("/")[2] or run.path
     summary = summarize_run(run, run.status(now()))
-    return store_page(run.path, build_page(name, run_sections(run), summary=summary, notes=list_notes(run)))
+    return store_page(run.path, build_page(name, build_sections(run), summary=summary, notes=list_notes(run)))
 
 
 def store_page(run_dir: str, page: str) -> str:
@@ -121,9 +121,9 @@ def store_page(run_dir: str, page: str) -> str:
 def write_comparison(run_dirs: Sequence[str], path: str) -> str:
     """Writes the page of several runs to `path`, which it returns."""
     check_can_draw()
-    from tfdist.report.comparison import comparison_sections
+    from tfdist.report.comparison import build_comparison
 
-    sections = comparison_sections([read_run(run_dir) for run_dir in run_dirs], now())
+    sections = build_comparison([read_run(run_dir) for run_dir in run_dirs], now())
     files.write_atomic(path, build_page(f"{len(run_dirs)} runs", sections))
     return path
 

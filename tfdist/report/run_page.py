@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from bokeh.palettes import Category10_10, Dark2_8
 
-from tfdist.report.figures import STEPS, TIME, Axis, draw_bars, draw_curves, draw_points, milliseconds
+from tfdist.report.figures import STEPS, TIME, Axis, draw_bars, draw_curves, draw_points, to_milliseconds
 from tfdist.report.report import Cell, Plot, Section, Table
 from tfdist.report.run_data import BEGIN, ENDS, GRADIENT_NORM, LEARNING_RATE, Curve, Run, is_metric
 from tfdist.report.words import count_text, duration_text
@@ -70,9 +70,9 @@ def list_notes(run: Run) -> list[str]:
     return notes
 
 
-def run_sections(run: Run) -> list[Section]:
+def build_sections(run: Run) -> list[Section]:
     """The sections of one run's page, empty ones among them."""
-    begins = [milliseconds(event.time) for event in run.events if event.name == BEGIN][1:]
+    begins = [to_milliseconds(event.time) for event in run.events if event.name == BEGIN][1:]
     return [
         _curves(run),
         _timeline(run, Axis(TIME, lines=begins, left=EVENT_NAMES)),
@@ -105,7 +105,7 @@ def _timeline(run: Run, axis: Axis) -> Section:
         names = [event.name.replace("_", " ") for event in newest]
         texts = [f"{event.time:%H:%M:%S}  {_message(event) or event.name}" for event in newest]
         colors = [LEVEL_COLORS[event.level] for event in newest]
-        points = list(zip((milliseconds(event.time) for event in newest), names, colors, texts, strict=True))
+        points = list(zip((to_milliseconds(event.time) for event in newest), names, colors, texts, strict=True))
         rows = list(dict.fromkeys(names))[::-1]
         figure = draw_points(points, axis, height=80 + 24 * len(rows), y_range=rows)
         note = f"the newest {len(newest)} of {len(shown)}" if len(newest) < len(shown) else ""
@@ -141,7 +141,9 @@ def _throughput(run: Run, axis: Axis) -> list[Plot]:
     batch = run.fact("global_batch_size") or run.settings.get("train.global_batch_size", "")
     examples = int(batch) if str(batch).isdigit() else None
     unit = "steps" if examples is None else "examples"
-    steps = [[(milliseconds(s.time), float(s.step)) for s in own if s.step is not None] for own in _processes(run, 0)]
+    steps = [
+        [(to_milliseconds(s.time), float(s.step)) for s in own if s.step is not None] for own in _processes(run, 0)
+    ]
     curve = _join([_rates(known, per=float(examples or 1)) for known in steps])
     title = f"Throughput, {unit} a second"
     return [] if curve is None else [draw_curves(title, axis, {unit: curve}, y_format="0,0")]
@@ -181,7 +183,7 @@ def _resources(run: Run, axis: Axis) -> Section:
         curves = {}
         for worker in workers:
             known = [
-                [(milliseconds(s.time), s.values[name]) for s in own if name in s.values]
+                [(to_milliseconds(s.time), s.values[name]) for s in own if name in s.values]
                 for own in _processes(run, worker)
             ]
             curves[f"worker {worker}"] = _join([_rates(own, per=1.0) for own in known] if is_total else known)
@@ -212,9 +214,9 @@ def _join(parts: Sequence[Sequence[tuple[float, float]]]) -> Curve | None:
 
 
 def _configuration(run: Run) -> Section:
-    rows = [[Cell(name), Cell(value), Cell("stated")] for name, value in run.given.items()]
+    rows = [[Cell(name), Cell(value), Cell("stated")] for name, value in run.stated.items()]
     rows += [[Cell(name), Cell(value), Cell("default")] for name, value in run.defaults.items()]
-    title = f"{len(run.given)} settings stated, {len(run.defaults)} defaults used"
+    title = f"{len(run.stated)} settings stated, {len(run.defaults)} defaults used"
     tables = [Table(title=title, names=("setting", "value", "from"), rows=rows, is_folded=True)] if rows else []
     return Section(title="Configuration", tables=tables, code=run.config, code_title="config.gin")
 

@@ -98,7 +98,7 @@ def _best(sweep: Sweep) -> Section:
 
 def _objectives(sweep: Sweep) -> Section:
     """The objective over time."""
-    from tfdist.report.figures import Axis, color_of, draw_curves
+    from tfdist.report.figures import Axis, choose_color, draw_curves
 
     ends = [end for trial in sweep.trials if trial.is_judged for end in trial.ends if end.objective is not None]
     if not ends:
@@ -108,18 +108,18 @@ def _objectives(sweep: Sweep) -> Section:
     best = (np.maximum if sweep.direction == "max" else np.minimum).accumulate(objectives)
     curve = {sweep.objective: Curve(np.array(times), best)}
     plot = draw_curves("Best so far", Axis("seconds"), curve, y_range=find_limits(sweep, objectives))
-    plot.figure.scatter(times, objectives, color=color_of(1), size=6)
+    plot.figure.scatter(times, objectives, color=choose_color(1), size=6)
     text = "Each end of a trial or of one of its rungs, by the time since the sweep began."
     return Section(title="Objective", text=text, plots=[plot], is_wide=True)
 
 
 def _parameters(sweep: Sweep) -> Section:
     """The objective over each parameter; a point's color is its trial's rung."""
-    from tfdist.report.figures import color_of, draw_points
+    from tfdist.report.figures import choose_color, draw_points
 
     names = short_names(list(sweep.space))
     rungs = sorted({trial.rung for trial in sweep.ranked})
-    legend = [(color_of(rung), f"rung {rung}") for rung in rungs] if len(rungs) > 1 else []
+    legend = [(choose_color(rung), f"rung {rung}") for rung in rungs] if len(rungs) > 1 else []
     plots = []
     for path, about in sweep.space.items():
         trials = [trial for trial in sweep.ranked if path in trial.values]
@@ -132,7 +132,7 @@ def _parameters(sweep: Sweep) -> Section:
             known = [value_text(value, most=24) for value in about.get("values", ())]
             scale = {"x_range": list(dict.fromkeys([*known, *values]))}
         objectives = [trial.objective or 0.0 for trial in trials]
-        colors, texts = [color_of(t.rung) for t in trials], [f"trial {t.name}" for t in trials]
+        colors, texts = [choose_color(t.rung) for t in trials], [f"trial {t.name}" for t in trials]
         points = list(zip(values, objectives, colors, texts, strict=True))
         figure = draw_points(points, y_range=find_limits(sweep, objectives), **scale)
         plots.append(Plot(title=names[path], figure=figure, legend=legend))
