@@ -110,7 +110,7 @@ def test_the_grid_does_not_wait_for_trials_to_end() -> None:
     made = space.Space({"a": space.choice(values=[1, 2, 3]), "b": space.boolean()})
     oracle = build(search.Grid(), of=made)
     started = [oracle.create_trial(f"worker-{index}") for index in range(6)]
-    assert len({str(made.decoded(trial.hyperparameters.values)) for trial in started}) == 6
+    assert len({str(made.decode(trial.hyperparameters.values)) for trial in started}) == 6
     for trial in started:
         end(oracle, trial, 0.5)
     assert oracle.create_trial("worker-6").status == "STOPPED"

@@ -86,7 +86,7 @@ def test_interruptions_however_many_say_nothing_of_the_values(tmp_path: pathlib.
     for _ in range(20):
         assert not run.end(status, "", OBJECTIVE)
         assert not run.end(status, "", OBJECTIVE, lost="tuner0 was not heard from for 30 s")
-    assert run.status is None and run.deaths == 0
+    assert run.status is None and run.crashes == 0
 
 
 def test_interruptions_in_a_row_without_progress_end_the_sweep(tmp_path: pathlib.Path) -> None:
@@ -110,7 +110,7 @@ def test_interruptions_in_a_row_without_progress_end_the_sweep(tmp_path: pathlib
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "final", "stop_asked", "status", "epochs", "expected"),
+    ("accuracies", "final", "is_stop_requested", "status", "epochs", "expected"),
     [
         ([0.0, 0.1, 0.2], None, False, 0, 3, ("paused", 0.2, "")),
         ([0.0, 0.1, 0.2], 0.7, False, 0, 3, ("done", 0.7, "")),
@@ -125,7 +125,7 @@ def test_the_end_of_a_run_is_told_by_its_status_and_its_files(
     tmp_path: pathlib.Path,
     accuracies: list[Any],
     final: Any,
-    stop_asked: bool,
+    is_stop_requested: bool,
     status: int,
     epochs: int | None,
     expected: tuple[str, float | None, str] | None,
@@ -133,7 +133,7 @@ def test_the_end_of_a_run_is_told_by_its_status_and_its_files(
     run = trial(tmp_path, result=None if final is None else result(final), epochs=epochs)
     (tmp_path / "metrics.jsonl").write_text("".join(point(1 + i, value) for i, value in enumerate(accuracies)))
     assert len(list(run.new_reports(OBJECTIVE))) == len(accuracies)
-    run.stop_asked = stop_asked
+    run.is_stop_requested = is_stop_requested
     assert run.end(status, "", OBJECTIVE) == (expected is not None)
     if expected is None:
         assert run.status is None
@@ -197,8 +197,8 @@ def test_devices_are_dealt_in_equal_parts_and_shared_only_if_there_are_too_few()
 def test_a_run_that_another_process_still_trains_is_only_interrupted(tmp_path: pathlib.Path) -> None:
     run = trial(tmp_path)
     assert not run.end(EXIT_IN_USE, "error: runs/trials/0001 is in use by a training.\n", OBJECTIVE)
-    assert run.status is None and run.deaths == 0
-    assert not run.end(143, "", OBJECTIVE, lost="tuner0 was not heard from for 30 s") and run.deaths == 0
+    assert run.status is None and run.crashes == 0
+    assert not run.end(143, "", OBJECTIVE, lost="tuner0 was not heard from for 30 s") and run.crashes == 0
     assert run.message == "tuner0 was not heard from for 30 s"
 
 

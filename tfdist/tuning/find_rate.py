@@ -77,7 +77,7 @@ def find_rate(
     training: TrainSettings,
     request: Request,
     train: Callable[[TrainSettings, Request], object],
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> RangeTest:
     """Trains a few steps, and writes find_rate.json into the run directory.
 
@@ -88,14 +88,14 @@ def find_rate(
       training: of which the rate is wanted.
       request: of the run.
       train: `experiment.train`.
-      tell: what is printed.
+      notify: prints a line.
 
     Raises:
       UserError: the training is wrong, or its optimizer is the model's own.
     """
     if training.optimizer is None:
         raise UserError("--mode=find_rate changes train.optimizer, which has no value. Name it in the gin file.")
-    records, directory = _Records(), RunDirectory(request.run_dir)
+    recorder, directory = _LossRecorder(), RunDirectory(request.run_dir)
     scratch = files.join(directory.path, "find_rate")
     training.strategy.check_alone()
     training.strategy.connect()
@@ -105,12 +105,12 @@ def find_rate(
     )
     short = dataclasses.replace(
         training,
-        optimizer=_growing(training.optimizer, settings),
+        optimizer=_raise_rates(training.optimizer, settings),
         steps=settings.steps,
         steps_per_epoch=settings.steps,
         epochs=None,
         eval_data=None,
-        callbacks=[records],
+        callbacks=[recorder],
         checkpoint="off",
         on_divergence=None,
         num_microbatches=1 if training.splits else training.num_microbatches,
@@ -121,14 +121,14 @@ def find_rate(
     )
     with contextlib.suppress(DivergedError):  # the last rates were too high
         train(short, Request(run_dir=scratch, keeps=False, begins_empty=True, console=lambda is_chief: NullConsole()))
-    found = range_test(settings, records.losses)
+    result = range_test(settings, recorder.losses)
     if training.strategy.topology.is_chief:
         files.remove_tree(scratch)
-        _show(found, tell)
+        _show(result, notify)
         files.write_atomic(
-            files.join(directory.path, "find_rate.json"), to_json(dataclasses.asdict(found), indent=2) + "\n"
+            files.join(directory.path, "find_rate.json"), to_json(dataclasses.asdict(result), indent=2) + "\n"
         )
-    return found
+    return result
 
 
 def range_test(settings: FindRateSettings, losses: Sequence[float]) -> RangeTest:
@@ -145,7 +145,7 @@ def range_test(settings: FindRateSettings, losses: Sequence[float]) -> RangeTest
     return RangeTest(rates, list(losses), smooth, suggestion)
 
 
-class _Records(keras.callbacks.Callback):
+class _LossRecorder(keras.callbacks.Callback):
     """Keeps the loss of each step, and ends the training where it has risen."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class _Records(keras.callbacks.Callback):
             self.losses.append(loss)
 
 
-def _growing(builder: Any, settings: FindRateSettings) -> Callable[[], keras.optimizers.Optimizer]:
+def _raise_rates(builder: Any, settings: FindRateSettings) -> Callable[[], keras.optimizers.Optimizer]:
     """Builds the optimizer with the test's rates in the place of its own."""
     check_optimizer_builder(builder)
 
@@ -179,12 +179,12 @@ def _growing(builder: Any, settings: FindRateSettings) -> Callable[[], keras.opt
     return build
 
 
-def _show(found: RangeTest, tell: Callable[[str], None]) -> None:
-    if not found.losses:
-        tell("The loss of the first step is not finite: no rate can be found. Look at the data.")
+def _show(result: RangeTest, notify: Callable[[str], None]) -> None:
+    if not result.losses:
+        notify("The loss of the first step is not finite: no rate can be found. Look at the data.")
         return
-    tell(f"loss at {len(found.rates)} rates from {found.rates[0]:.2g} to {found.rates[-1]:.2g}, a step each")
-    if found.suggestion is None:
-        tell("The loss falls at none of these rates. Write a higher find_rate.highest, or look at the model.")
+    notify(f"loss at {len(result.rates)} rates from {result.rates[0]:.2g} to {result.rates[-1]:.2g}, a step each")
+    if result.suggestion is None:
+        notify("The loss falls at none of these rates. Write a higher find_rate.highest, or look at the model.")
     else:
-        tell(f"it falls fastest at {found.suggestion:.2g}; a schedule may begin there")
+        notify(f"it falls fastest at {result.suggestion:.2g}; a schedule may begin there")

@@ -107,7 +107,7 @@ class Local:
         """The flags of `tfdist.launch` for a trial of several processes."""
         return ["--launcher=horovod"] if is_horovod else []
 
-    def open(self, command: TrialCommand, count: int, *, run_dir: str, tell: Callable[[str], None]) -> Slots:
+    def open(self, command: TrialCommand, count: int, *, run_dir: str, notify: Callable[[str], None]) -> Slots:
         """So many slots, on the GPUs of this machine."""
         from tfdist.tuning.places.local import LocalSlots, find_gpus
 
@@ -136,7 +136,7 @@ class Ray(Resources):
         flags = [f"--{name}={value}" for name, value in dataclasses.asdict(self).items() if value is not None]
         return [f"--launcher={'ray_horovod' if is_horovod else 'ray'}", *flags]
 
-    def open(self, command: TrialCommand, count: int, *, run_dir: str, tell: Callable[[str], None]) -> Slots:
+    def open(self, command: TrialCommand, count: int, *, run_dir: str, notify: Callable[[str], None]) -> Slots:
         """So many slots; raises UserError where no cluster can be reached. Launchers of several workers run here."""
         if command.launch:
             from tfdist.tuning.places.local import LocalSlots
@@ -144,7 +144,7 @@ class Ray(Resources):
             return LocalSlots(command, count, gpus=())
         from tfdist.tuning.places.ray_tasks import RaySlots
 
-        return RaySlots(command, count, self, run_dir=run_dir, tell=tell)
+        return RaySlots(command, count, self, run_dir=run_dir, notify=notify)
 
 
 EXECUTORS = (Local, Ray)

@@ -105,7 +105,7 @@ class LocalSlots(executor.Slots):
         for number, run in enumerate(self._running):
             if run is None or (returncode := run.process.exitcode) is None:
                 continue
-            if returncode == _LOST_STATUS and _exists(run.process.pid):
+            if returncode == _LOST_STATUS and _is_alive(run.process.pid):
                 raise TfdistError(_NO_FORK_SERVER)
             self._kill(run)  # what it left behind
             run.process.close()
@@ -148,7 +148,7 @@ def find_gpus() -> list[str]:
     return named[:count] if len(named) >= count and all(named[:count]) else [str(index) for index in range(count)]
 
 
-def _exists(pid: int | None) -> bool:
+def _is_alive(pid: int | None) -> bool:
     try:
         os.kill(pid or 0, 0)
     except ProcessLookupError:

@@ -31,7 +31,7 @@ from tfdist.tuning.places import executor
 from tfdist.tuning.places.executor import TrialCommand, TrialExit
 
 FIRST_MESSAGE_SECONDS, NEXT_MESSAGE_SECONDS = 10.0, 60.0  # that Ray has no room yet
-_POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.5
+_POLL_SECONDS, _PLACEMENT_SECONDS = 0.1, 0.5
 
 
 @dataclasses.dataclass
@@ -53,7 +53,7 @@ class RaySlots(executor.Slots):
       count: of slots.
       settings: what Ray sets aside for each.
       run_dir: of the sweep; it exists, and all nodes have it.
-      tell: takes what the user should know.
+      notify: takes what the user should know.
 
     Raises:
       UserError: no cluster can be reached.
@@ -66,17 +66,17 @@ class RaySlots(executor.Slots):
         settings: executor.Ray,
         *,
         run_dir: str,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
-        self._command, self._settings, self._tell = command, settings, tell
-        self._sweep = RunDirectory(_absolute(run_dir))
+        self._command, self._settings, self._notify = command, settings, notify
+        self._sweep = RunDirectory(_make_absolute(run_dir))
         self._started_in = os.getcwd() if settings.working_dir is None else None
         self._mark = uuid.uuid4().hex
         files.write_atomic(self._sweep.sweep_mark, self._mark)
         self._closing = contextlib.ExitStack()
         self._ray = self._closing.enter_context(cluster.connected("A sweep on Ray", working_dir=settings.working_dir))
         self._slots = [_Slot(self._ray.util.placement_group([settings.bundle])) for _ in range(count)]
-        self._next_look, self._next_message = 0.0, time.monotonic() + FIRST_MESSAGE_SECONDS
+        self._next_poll, self._next_message = 0.0, time.monotonic() + FIRST_MESSAGE_SECONDS
 
     @property
     def num_free(self) -> int:
@@ -87,7 +87,7 @@ class RaySlots(executor.Slots):
         return self._free[0].host
 
     def start(self, directory: RunDirectory, parameters: Sequence[str]) -> None:
-        slot, directory = self._free[0], RunDirectory(_absolute(directory.path))
+        slot, directory = self._free[0], RunDirectory(_make_absolute(directory.path))
         slot.trial, slot.started = os.path.basename(directory.path), time.monotonic()
         where = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(slot.group)
         task = self._ray.remote(train).options(
@@ -110,7 +110,7 @@ class RaySlots(executor.Slots):
             self._ray.wait(tasks, timeout=seconds)
         else:
             time.sleep(seconds)
-        self._look_for_room()
+        self._poll_placements()
 
     def collect(self) -> Iterator[TrialExit]:
         for slot in self._slots:
@@ -126,7 +126,7 @@ class RaySlots(executor.Slots):
             except self._ray.exceptions.RayError as error:
                 if isinstance(cause := getattr(error, "cause", None), UserError):
                     raise cause from None
-                yield self._lost(slot, name, seconds, error)
+                yield self._report_loss(slot, name, seconds, error)
             else:
                 yield TrialExit(name, status, log, seconds)
 
@@ -141,20 +141,20 @@ class RaySlots(executor.Slots):
     def _free(self) -> list[_Slot]:
         return [slot for slot in self._slots if slot.host is not None and slot.task is None]
 
-    def _lost(self, slot: _Slot, name: str, seconds: float, error: Exception) -> TrialExit:
+    def _report_loss(self, slot: _Slot, name: str, seconds: float, error: Exception) -> TrialExit:
         why, host = cluster.reason(error), slot.host
         slot.host = None  # until Ray has looked for room again
         if isinstance(error, self._ray.exceptions.OutOfMemoryError):
             return TrialExit(name, executor.EXIT_KILLED, f"{why}\n{executor.OUT_OF_MEMORY}", seconds)
-        self._tell(f"the place of trial {name} on {host} was lost: {why}; the trial is queued again")
+        self._notify(f"the place of trial {name} on {host} was lost: {why}; the trial is queued again")
         return TrialExit(name, EXIT_PREEMPTED, "", seconds, lost=f"its place on {host} was lost: {why}")
 
-    def _look_for_room(self) -> None:
+    def _poll_placements(self) -> None:
         """Finds out where the slots are, and says when nobody trains for want of room."""
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_poll:
             return
-        self._next_look = now + _LOOK_SECONDS
+        self._next_poll = now + _PLACEMENT_SECONDS
         if waiting := [slot for slot in self._slots if slot.host is None]:
             nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
             for slot in waiting:
@@ -165,7 +165,7 @@ class RaySlots(executor.Slots):
             self._next_message = now + FIRST_MESSAGE_SECONDS
         elif now > self._next_message:
             self._next_message = now + NEXT_MESSAGE_SECONDS
-            self._tell(f"waiting for Ray to find {self._settings} for a trial; {cluster.room(self._ray)}")
+            self._notify(f"waiting for Ray to find {self._settings} for a trial; {cluster.room(self._ray)}")
 
 
 def train(command: Sequence[str], run_dir: str, started_in: str | None, sweep_dir: str, mark: str) -> tuple[int, str]:
@@ -219,5 +219,5 @@ def check_shared(sweep_dir: str, mark: str) -> None:
         )
 
 
-def _absolute(path: str) -> str:
+def _make_absolute(path: str) -> str:
     return path if files.is_remote(path) else os.path.abspath(path)

@@ -100,7 +100,7 @@ def _objectives(sweep: Sweep) -> Section:
     """The objective over time."""
     from tfdist.report.figures import Axis, choose_color, draw_curves
 
-    ends = [end for trial in sweep.trials if trial.is_judged for end in trial.ends if end.objective is not None]
+    ends = [end for trial in sweep.trials if trial.has_result for end in trial.ends if end.objective is not None]
     if not ends:
         return Section(title="Objective")
     ends.sort(key=lambda end: end.at_seconds)
@@ -143,7 +143,7 @@ def _learning_curves(sweep: Sweep) -> Section:
     from tfdist.report.figures import Axis, draw_curves
 
     # The best is drawn last, above the others.
-    trials = [*(trial for trial in sweep.trials if not trial.is_judged), *reversed(sweep.ranked)]
+    trials = [*(trial for trial in sweep.trials if not trial.has_result), *reversed(sweep.ranked)]
     curves: dict[str, Curve | None] = {
         trial.name: Curve(np.array([p.epoch for p in trial.curve]), np.array([p.objective for p in trial.curve]))
         for trial in [trial for trial in trials if trial.curve][-MAX_CURVES:]
@@ -176,7 +176,7 @@ def _trials(sweep: Sweep, run_dir: str) -> Section:
     """A table, the best trial first; columns that no trial fills are left out."""
     names = short_names(_paths(sweep))
     heads = [*_COLUMNS[:2], sweep.objective, *_COLUMNS[3:], *names.values(), "message"]
-    trials = [*sweep.ranked, *(trial for trial in sweep.trials if not trial.is_judged)]
+    trials = [*sweep.ranked, *(trial for trial in sweep.trials if not trial.has_result)]
     rows = [[*map(_cell, [*_figures(trial), *_values(sweep, trial)]), Cell(trial.message)] for trial in trials]
     for trial, row in zip(trials, rows, strict=True):
         link = "" if files.is_remote(run_dir) else f"../trials/{trial.name}/"

@@ -25,7 +25,7 @@ from tfdist.tuning.places.executor import Slots, TrialExit
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.history import FAILED, INFEASIBLE, INTERRUPTED
 from tfdist.tuning.schedule.journal import Journal
-from tfdist.tuning.schedule.trial import OF_DISK, ActiveTrial, Objective, Report
+from tfdist.tuning.schedule.trial import DISK_FAILED, ActiveTrial, Objective, Report
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.space import Space
 from tfdist.tuning.settings import TuneSettings
@@ -86,7 +86,7 @@ class Interruptions:
         self._checkpoint_steps[directory.path] = newest
         self._in_a_row += 1
         if self._in_a_row >= self._limit:
-            raise (UserError if why.startswith(OF_DISK) else PeerLostError)(
+            raise (UserError if why.startswith(DISK_FAILED) else PeerLostError)(
                 f"The sweep makes no progress: {self._in_a_row} interruptions of trials in a row, without an "
                 f"evaluation or a newer checkpoint in between. The last, of {directory.path}: {why.rstrip('.')}. Make "
                 "room on a full disk, find out who ends these processes (a scheduler; the kernel, for want of memory), "
@@ -118,7 +118,7 @@ class Chief:
         self._signal: int | None = None
         self._is_closing = False
         self._started = time.monotonic()
-        self._next_look = 0.0
+        self._next_poll = 0.0
         self._poll_seconds = REMOTE_POLL_SECONDS if files.is_remote(plan.run_dir) else POLL_SECONDS
 
     def run(self, events: Sequence[Mapping[str, Any]]) -> None:
@@ -132,7 +132,7 @@ class Chief:
         """
         self._replay(events)
         try:
-            with self._noting_signals():
+            with self._handling_signals():
                 while True:
                     while not self._is_closing and self._slots.num_free and (trial := self._next_trial()) is not None:
                         self._start(trial)
@@ -140,8 +140,8 @@ class Chief:
                         break
                     self._slots.wait(POLL_SECONDS)
                     for ended in self._slots.collect():
-                        self._process_ended(ended)
-                    self._look_at_reports()
+                        self._process_exit(ended)
+                    self._poll_reports()
                     self._check_time()
         except TfdistError:
             for trial in self._running.values():
@@ -155,7 +155,7 @@ class Chief:
             )
 
     @contextlib.contextmanager
-    def _noting_signals(self) -> Iterator[None]:
+    def _handling_signals(self) -> Iterator[None]:
         """Has trials save at SIGTERM, SIGHUP and Ctrl-C before the sweep leaves. SIGHUP stays ignored, as under nohup.
 
         A Ctrl-C behind any of them does not wait.
@@ -192,7 +192,7 @@ class Chief:
                 trial = self._trials[name]
                 trial.status, trial.objective, trial.message = event["status"], event["objective"], event["message"]
                 trial.is_journaled = False
-                self._plan.space.news(event.get("found", []))
+                self._plan.space.add_new(event.get("found", []))
                 trial.values |= event.get("values", {})
                 self._report_end(trial, event.get("found", []))
         for trial in self._trials.values():
@@ -213,8 +213,8 @@ class Chief:
                 f"{self._plan.run_dir}: the oracle does not give trial {name} again. Was the sweep made by other "
                 "versions of tfdist or KerasTuner? Give another --run_dir."
             )
-        values = self._plan.space.restored(event["values"])
-        suggestion.hyperparameters.values.update(self._plan.space.encoded(values))
+        values = self._plan.space.from_json(event["values"])
+        suggestion.hyperparameters.values.update(self._plan.space.encode(values))
         self._open(suggestion, values)
 
     def _replay_report(self, event: Mapping[str, Any]) -> None:
@@ -235,7 +235,7 @@ class Chief:
             return self._pending.popleft()
         if (suggestion := self._oracle.take()) is None:
             return None
-        return self._open(suggestion, self._plan.space.decoded(suggestion.hyperparameters.values))
+        return self._open(suggestion, self._plan.space.decode(suggestion.hyperparameters.values))
 
     def _open(self, suggestion: keras_tuner.engine.trial.Trial, values: dict[str, Any]) -> ActiveTrial:
         """The trial that the suggestion continues, as it wants it; a new one where it continues none."""
@@ -255,7 +255,7 @@ class Chief:
         return trial
 
     def _start(self, trial: ActiveTrial) -> None:
-        if trial.stop_asked and trial.reports:  # the oracle had said so before the chief was killed
+        if trial.is_stop_requested and trial.reports:  # the oracle had said so before the chief was killed
             trial.stop(self._plan.objective)
             self._conclude(trial)
             return
@@ -276,15 +276,15 @@ class Chief:
             rung=trial.rung,
             epochs=trial.epochs,
             **({} if host is None else {"host": host}),
-            asked=self._oracle.asked,
+            asked=self._oracle.num_requests,
         )
 
     # What comes back
 
-    def _process_ended(self, ended: TrialExit) -> None:
+    def _process_exit(self, ended: TrialExit) -> None:
         trial = self._running.pop(ended.name)
         trial.active_seconds += ended.seconds
-        self._take_reports(trial, anew=True)
+        self._read_reports(trial, anew=True)
         if not trial.end(ended.status, ended.log, self._plan.objective, lost=ended.lost):
             why = trial.message or "it was told to leave, and has saved"
             self._write_end(trial, INTERRUPTED, None, why)
@@ -305,19 +305,19 @@ class Chief:
     def _conclude(self, trial: ActiveTrial) -> None:
         """Notes the end of a trial that has ended, and tells the oracle."""
         assert trial.status is not None
-        more = self._find_more(trial)
+        more = self._read_hyperparameters(trial)
         self._write_end(trial, trial.status, trial.objective, trial.message, **more)
         self._report_end(trial, more.get("found", ()))
         self._failures = self._failures + 1 if trial.status == FAILED else 0
         if self._failures >= MAX_FAILURES:
             raise TfdistError(f"{self._failures} trials in a row failed; the last, {trial.name}: {trial.message}")
 
-    def _find_more(self, trial: ActiveTrial) -> dict[str, Any]:
+    def _read_hyperparameters(self, trial: ActiveTrial) -> dict[str, Any]:
         """What its model has asked for that was not known, and the values that it got, which are the trial's now."""
         built = hypermodel.read(trial.directory.path) if self._plan.space.may_grow else None
         if built is None:
             return {}
-        found = self._plan.space.news(built.space)
+        found = self._plan.space.add_new(built.space)
         more: dict[str, Any] = {"found": found} if found else {}
         if built.values.keys() <= trial.values.keys():
             return more
@@ -334,30 +334,30 @@ class Chief:
             epochs=trial.epochs_done,
             seconds=round(trial.active_seconds, 3),
             message=message,
-            asked=self._oracle.asked,
+            asked=self._oracle.num_requests,
             **more,
         )
         trial.active_seconds, trial.is_journaled = 0.0, False
 
     def _report_end(self, trial: ActiveTrial, found: Sequence[Mapping[str, Any]]) -> None:
-        values = self._plan.space.encoded(trial.values)
+        values = self._plan.space.encode(trial.values)
         epochs = trial.epochs or trial.epochs_done
         self._oracle.end(trial.suggestion, trial.objective, epochs, trial.message, found, values)
 
-    def _look_at_reports(self) -> None:
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + self._poll_seconds
+    def _poll_reports(self) -> None:
+        if time.monotonic() >= self._next_poll:
+            self._next_poll = time.monotonic() + self._poll_seconds
             for trial in self._running.values():
-                self._take_reports(trial)
+                self._read_reports(trial)
 
-    def _take_reports(self, trial: ActiveTrial, *, anew: bool = False) -> None:
+    def _read_reports(self, trial: ActiveTrial, *, anew: bool = False) -> None:
         for report in trial.new_reports(self._plan.objective, anew=anew):
             self._interruptions.reset()
             self._journal.write(
                 journals.TRIAL_REPORTED,
                 trial=trial.name,
                 **dataclasses.asdict(report),
-                asked=self._oracle.asked,
+                asked=self._oracle.num_requests,
             )
             if self._plan.settings.search.STOPS:
                 self._report(trial, report)
@@ -365,7 +365,7 @@ class Chief:
     def _report(self, trial: ActiveTrial, report: Report) -> None:
         """Reports an evaluation to the oracle, and stops the trial where that says so."""
         if self._oracle.report(trial.suggestion, report.objective, report.epoch):
-            trial.stop_asked = True
+            trial.is_stop_requested = True
             if trial.name in self._running:
                 self._slots.stop(trial.name)
 

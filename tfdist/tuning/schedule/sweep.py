@@ -106,7 +106,7 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
         journal = leaving.enter_context(contextlib.closing(Journal(plan.run_dir, on_event, held.check)))
         past = _load_journal(plan, identity, journal)
         slots = settings.executor.open(
-            command, settings.num_workers, run_dir=plan.run_dir, tell=lambda text: console.message(text, "warning")
+            command, settings.num_workers, run_dir=plan.run_dir, notify=lambda text: console.message(text, "warning")
         )
         with contextlib.closing(slots):
             for event in past:
@@ -122,17 +122,17 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
         return result
 
 
-def validate(settings: TuneSettings, request: Request, experiment: Experiment, tell: Callable[[str], None]) -> None:
+def validate(settings: TuneSettings, request: Request, experiment: Experiment, notify: Callable[[str], None]) -> None:
     """Checks all of a sweep that can be checked without a training, and tells in lines what it finds.
 
     Raises:
       UserError: something given is wrong.
     """
     plan, _, sample = _prepare(settings, request, experiment)
-    trial = experiment.load([*sample, _must_report(settings)])
+    trial = experiment.load([*sample, _require_objective(settings)])
     trial.run("train", lambda training: experiment.validate(training, lambda line: None), run_dir=request.run_dir)
     varied = ", ".join(plan.space.describe())
-    tell(f"a sweep of {varied} by {settings.search!r}: {plan.objective.direction} {plan.objective.name}")
+    notify(f"a sweep of {varied} by {settings.search!r}: {plan.objective.direction} {plan.objective.name}")
 
 
 def _prepare(settings: TuneSettings, request: Request, experiment: Experiment) -> tuple[Plan, TrialCommand, list[str]]:
@@ -160,7 +160,7 @@ def _prepare(settings: TuneSettings, request: Request, experiment: Experiment) -
                 "tune.workers_per_trial."
             )
         launch = [f"--workers={workers}", *settings.executor.launcher(is_horovod=name.endswith(".Horovod"))]
-    return plan, TrialCommand([*experiment.arguments, f"--gin_param={_must_report(settings)}"], launch), sample
+    return plan, TrialCommand([*experiment.arguments, f"--gin_param={_require_objective(settings)}"], launch), sample
 
 
 def _check_alone(variables: Mapping[str, str]) -> None:
@@ -177,7 +177,7 @@ def _check_alone(variables: Mapping[str, str]) -> None:
         )
 
 
-def _must_report(settings: TuneSettings) -> str:
+def _require_objective(settings: TuneSettings) -> str:
     """What a trial has to have among its metrics, as a gin statement."""
     return f"train.must_report = {settings.objective!r}"
 
@@ -254,7 +254,7 @@ def _sample_space(settings: TuneSettings, experiment: Experiment) -> list[str]:
 def _write_result(plan: Plan, sweep: Sweep, experiment: Experiment, seconds: float) -> dict[str, Any]:
     """best.gin, the configuration with the best values, and result.json, which names the best; the latter last."""
     best, num_trials = sweep.best, len(sweep.trials)
-    values = best and plan.space.restored(best.values)
+    values = best and plan.space.from_json(best.values)
     result: dict[str, Any] = {
         "status": "done",
         "mode": TUNE,

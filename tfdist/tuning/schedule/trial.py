@@ -36,8 +36,8 @@ from tfdist.training.loop.best import OBJECTIVE, VALIDATION, not_evaluated, not_
 from tfdist.tuning.places.executor import EXIT_KILLED
 from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, PAUSED, STOPPED
 
-OF_DISK = "its disk failed: "  # begins why a trial was interrupted
-MOST_DEATHS = 3  # of one trial, by its own doing, without an evaluation in between
+DISK_FAILED = "its disk failed: "  # begins why a trial was interrupted
+MAX_CRASHES = 3  # of one trial, by its own doing, without an evaluation in between
 _EXIT_HUNG_UP = 129  # 128 + SIGHUP
 # Ends that say nothing of the values. A policy may let who has saved leave with 0.
 _INTERRUPTIONS = (
@@ -65,21 +65,21 @@ class Objective:
         """The split of metrics.jsonl that holds it."""
         return "eval" if self.name.startswith(VALIDATION) else "train"
 
-    def of(self, metrics: Mapping[str, Any]) -> float | None:
+    def find_value(self, metrics: Mapping[str, Any]) -> float | None:
         """Its value among the metrics of its split; None where they have none, NaN where it is not finite."""
         value = metrics.get(self.name.removeprefix(VALIDATION))
         if isinstance(value, str):  # how json_text writes what is not finite
             return math.nan
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
-    def missing(self, metrics: Mapping[str, Any]) -> UserError:
+    def build_error(self, metrics: Mapping[str, Any]) -> UserError:
         """The error for metrics of its split that do not have it."""
         if not metrics:
             return not_evaluated(OBJECTIVE, self.name)
-        known = [name for name, value in self.named(metrics).items() if isinstance(value, int | float)]
+        known = [name for name, value in self.rename(metrics).items() if isinstance(value, int | float)]
         return not_reported(OBJECTIVE, self.name, known)
 
-    def named(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    def rename(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Metrics of its split, by the names that an objective has."""
         return {f"{VALIDATION if self.split == 'eval' else ''}{name}": value for name, value in metrics.items()}
 
@@ -127,8 +127,8 @@ class ActiveTrial:
       active_seconds: that its processes ran in this rung.
       status: how it ended in this rung; None while it is to be run.
       message: why, or why its process was interrupted last; empty where that saved and left as it was told to.
-      deaths: how often its process died by its own doing (a crash) since the last evaluation.
-      stop_asked: whether the oracle has told it to end.
+      crashes: how often its process died by its own doing (a crash) since the last evaluation.
+      is_stop_requested: whether the oracle has told it to end.
     """
 
     name: str
@@ -144,8 +144,8 @@ class ActiveTrial:
     status: str | None = None
     objective: float | None = None
     message: str = ""
-    deaths: int = 0
-    stop_asked: bool = False
+    crashes: int = 0
+    is_stop_requested: bool = False
     _seen: FileVersion | None = None
     _num_bytes: int = 0  # of metrics.jsonl that were read
 
@@ -186,12 +186,12 @@ class ActiveTrial:
                 )
             if point.split != objective.split or point.step in self.reports:
                 continue
-            value = objective.of(point.metrics)
+            value = objective.find_value(point.metrics)
             if value is None:
-                raise objective.missing(point.metrics)
-            report = Report(point.epoch, point.step, value, objective.named(point.metrics))
+                raise objective.build_error(point.metrics)
+            report = Report(point.epoch, point.step, value, objective.rename(point.metrics))
             self.reports[point.step] = report
-            self.deaths = 0
+            self.crashes = 0
             yield report
 
     def _new_lines(self, num_bytes: int, *, anew: bool) -> list[str]:
@@ -220,7 +220,7 @@ class ActiveTrial:
         Raises:
           UserError: the run has ended well and does not have the objective.
         """
-        self.message, error = lost, _error_in(log) if status in (EXIT_BUG, EXIT_USER_ERROR) else None
+        self.message, error = lost, _find_error(log) if status in (EXIT_BUG, EXIT_USER_ERROR) else None
         if lost:
             return False
         is_done = files.exists(self.directory.result)
@@ -229,24 +229,24 @@ class ActiveTrial:
             self.status = DONE if is_done else PAUSED
             self._score(self._final(objective), objective)
         elif status == EXIT_DIVERGED or (error is not None and _ran_out_of_memory(error)):
-            self.status, self.message = INFEASIBLE, last_words(log)
+            self.status, self.message = INFEASIBLE, find_message(log)
         elif status == EXIT_IN_USE:
             self.message = "a process of a worker that was lost still trains it"
             return False
         elif error is not None and any(words in error for words in DISK_FAILURES):
-            self.message = f"{OF_DISK}{last_words(log)}"
+            self.message = f"{DISK_FAILED}{find_message(log)}"
             return False
         elif error is not None:
-            self.status, self.message = FAILED, last_words(log)
-        elif self.stop_asked and self.reports:
+            self.status, self.message = FAILED, find_message(log)
+        elif self.is_stop_requested and self.reports:
             self.stop(objective)
         elif status == EXIT_KILLED and _ran_out_of_memory(log):
-            return self._died(f"{last_words(log)} (status {status})")
+            return self._count_crash(f"{find_message(log)} (status {status})")
         elif status in _INTERRUPTIONS:
-            self.message = _interruption(status)
+            self.message = _describe_interruption(status)
             return False
         else:
-            return self._died(f"its process died with status {status}")
+            return self._count_crash(f"its process died with status {status}")
         return True
 
     def stop(self, objective: Objective) -> None:
@@ -261,12 +261,12 @@ class ActiveTrial:
         else:
             self.objective = value
 
-    def _died(self, message: str) -> bool:
-        self.deaths += 1
+    def _count_crash(self, message: str) -> bool:
+        self.crashes += 1
         self.message = message
-        if self.deaths < MOST_DEATHS:
+        if self.crashes < MAX_CRASHES:
             return False
-        self.status, self.message = INFEASIBLE, f"its process died {self.deaths} times; the last time: {message}"
+        self.status, self.message = INFEASIBLE, f"its process died {self.crashes} times; the last time: {message}"
         return True
 
     def _last(self) -> float | None:
@@ -278,13 +278,13 @@ class ActiveTrial:
         if result is None:
             return self._last()
         metrics = dict(result.train_metrics if objective.split == "train" else result.eval_metrics)
-        value = objective.of(metrics)
+        value = objective.find_value(metrics)
         if value is None and not self.reports:
-            raise objective.missing(metrics)
+            raise objective.build_error(metrics)
         return self._last() if value is None else value
 
 
-def last_words(log: str) -> str:
+def find_message(log: str) -> str:
     """What a process said last: its error message, or the last line of a traceback."""
     lines = [line for line in log.splitlines() if line.strip()]
     starts = [index for index, line in enumerate(lines) if line.startswith("error: ")]
@@ -293,13 +293,13 @@ def last_words(log: str) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def _error_in(log: str) -> str:
+def _find_error(log: str) -> str:
     """From where a log tells what ended its process: not what was printed before."""
     starts = [log.rfind(words) for words in ("\nerror: ", "\nTraceback ")]
     return log[max(0, *starts) :]
 
 
-def _interruption(status: int) -> str:
+def _describe_interruption(status: int) -> str:
     """Why a process ended, where it did not save and leave."""
     if status in (EXIT_DONE, EXIT_PREEMPTED):
         return ""
