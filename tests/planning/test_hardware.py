@@ -8,19 +8,16 @@ import pytest
 
 from tfdist.errors import UserError
 from tfdist.planning.estimate import all_reduce_seconds
-from tfdist.planning.hardware import Group, apply_prices, parse_groups, read_devices
+from tfdist.planning.hardware import Group, apply_prices, parse_groups
 from tfdist.planning.planning import find_topology
-from tfdist.tpu_compiler.chips import CHIPS, parse_slice
+from tfdist.tpu_compiler.devices import parse_slice, read_devices
 
 KNOWN = read_devices()
 
 
-def test_the_table_has_the_devices_and_agrees_with_the_compilers_chips() -> None:
+def test_the_table_has_the_devices_of_which_the_compiler_knows_the_tpus() -> None:
     assert set(KNOWN) == {"t4", "v100", "l4", "a100_40", "a100_80", "h100", "h200", "v4", "v5e", "v5p", "v6e"}
-    for kind, chip in CHIPS.items():
-        device = KNOWN[kind]
-        assert device.is_tpu and device.flops["bfloat16"] == chip.flops_per_second
-        assert (device.memory_gib, device.memory_bytes_per_second) == (chip.memory_gib, chip.bytes_per_second)
+    assert {kind for kind, device in KNOWN.items() if device.is_tpu} == {"v4", "v5e", "v5p", "v6e"}
 
 
 def test_devices_are_named_with_or_without_a_number() -> None:

@@ -21,7 +21,7 @@ def run(options: flags.FlagValues) -> int:
     """Compiles the steps of training and evaluation for each slice that is asked for; returns the exit status."""
     from tfdist import main
     from tfdist.config import loading
-    from tfdist.tpu_compiler.chips import parse_slice
+    from tfdist.tpu_compiler.devices import parse_slice
 
     slices = [parse_slice(each) for given in options.compile_for for each in given.split(",")]
     if not options.gin_file:

@@ -23,15 +23,15 @@ from tfdist.planning.estimate import (
     estimate_group,
     read_measured,
 )
-from tfdist.planning.hardware import Group, apply_prices, parse_groups, read_devices
+from tfdist.planning.hardware import Group, apply_prices, parse_groups
 from tfdist.planning.traced_step import Step, trace_step
 from tfdist.storage import files, lease
 from tfdist.strategies.horovod import Horovod
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import remove_stale
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tpu_compiler.chips import parse_slice
 from tfdist.tpu_compiler.compiling import compile_programs
+from tfdist.tpu_compiler.devices import parse_slice, read_devices
 from tfdist.tpu_compiler.toolchain import Compiler, is_installed, open_compiler
 from tfdist.training.run.settings import TrainSettings
 
@@ -190,7 +190,7 @@ def find_topology(group: Group) -> str | None:
     power = group.count.bit_length() - 1
     if group.count != 1 << power:
         return None
-    num_axes = 3 if group.device.kind in ("v4", "v5p") else 2
+    num_axes = group.device.num_axes
     sizes = sorted(1 << (power // num_axes + (axis < power % num_axes)) for axis in range(num_axes))
     ordered = sizes if num_axes == 2 else sizes[::-1]
     assert math.prod(ordered) == group.count

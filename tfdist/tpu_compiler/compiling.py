@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfdist.errors import UserError
-from tfdist.tpu_compiler.chips import Slice
+from tfdist.tpu_compiler.devices import Slice
 from tfdist.tpu_compiler.program import TRAIN, Program, Programs, trace_programs
 from tfdist.tpu_compiler.refusals import NoRoomError, explain, list_notes
-from tfdist.tpu_compiler.report import GIB, Compiled
+from tfdist.tpu_compiler.report import Compiled
 from tfdist.tpu_compiler.toolchain import Compiler
 from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.search import hypermodel
@@ -65,7 +65,7 @@ def _find_largest_batch(programs: Programs, path: str, target: Slice, compiler: 
             _, answer = _compile(programs, path, target, compiler, TRAIN, size)
         except NoRoomError:
             return False
-        return answer["argument_bytes"] + answer["temporary_bytes"] <= target.chip.memory_gib * GIB
+        return answer["argument_bytes"] + answer["temporary_bytes"] <= target.chip.memory_bytes
 
     size = programs.local_batch_size
     for _ in range(MAX_DOUBLINGS):
