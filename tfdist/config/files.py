@@ -37,6 +37,8 @@ REMOVED = {  # modules that gin files of an earlier version import, and settings
     "train.start_from_names": "Write train.start_from = ('runs/a', {'encoder/(.*)': 'backbone/\\\\1'}).",
     "train.partial_restore": "Write train.accept_changes = True.",
     "schedules.Warmup.shape": "The rise is linear: remove the line.",
+    "tune.seeds_per_trial": "Search 'train.seed' too, by @search.Grid(), and average the rows of trials.csv.",
+    "tune.max_failures": "Three trials in a row that fail by a bug of tfdist end a sweep: remove the line.",
     "train.initial_epoch": "Take these epochs off train.epochs, and begin with train.start_from.",
 }
 
