@@ -57,14 +57,10 @@ def _line(name: str, values: list[str]) -> str:
         workers[value].append(worker)
     if len(workers) == 1:
         return ""
-    return f"{name}: " + "; ".join(f"{_cut(value)} on {_named(who)}" for value, who in workers.items())
+    return f"{name}: " + "; ".join(f"{value[:MAX_VALUE]} on {_name_workers(who)}" for value, who in workers.items())
 
 
-def _cut(value: str) -> str:
-    return value if len(value) <= MAX_VALUE else f"{value[:MAX_VALUE]} …"
-
-
-def _named(workers: list[int]) -> str:
+def _name_workers(workers: list[int]) -> str:
     shown = ", ".join(map(str, workers[:MAX_WORKERS]))
     more = f" and {len(workers) - MAX_WORKERS} more" if len(workers) > MAX_WORKERS else ""
     return f"worker{'s' if len(workers) > 1 else ''} {shown}{more}"

@@ -42,21 +42,20 @@ def choose(
     for name, make in makers.items():
         FUNCTION(f"auto.choose.{name}", make)
     variables = environment.current()
-    gpus = tf.config.list_physical_devices("GPU")
+    num_gpus = len(tf.config.list_physical_devices("GPU"))
+    tpu_mark = environment.first_set(environment.TPU_MARKS, variables)
     if read_tf_config(variables) is not None:
-        return _because("TF_CONFIG is set", multi_worker())
-    if mark := environment.first_set(environment.HOROVOD_MARKS, variables):
-        return _because(f"{mark} is set", horovod())
-    if tf.config.list_physical_devices("TPU"):
-        return _because("TensorFlow finds a TPU on this machine", tpu())
-    if mark := environment.first_set(environment.TPU_MARKS, variables):
-        return _because(f"{mark} is set", tpu())
-    if len(gpus) > 1:
-        return _because(f"{len(gpus)} GPUs were found", mirrored())
-    found = "one GPU was found" if gpus else "no GPU, TF_CONFIG, Horovod or TPU was found"
-    return _because(found, one_device())
-
-
-def _because(reason: str, strategy: Strategy) -> Strategy:
-    strategy.reason = f"auto: {reason}"
+        strategy, why = multi_worker(), "TF_CONFIG is set"
+    elif mark := environment.first_set(environment.HOROVOD_MARKS, variables):
+        strategy, why = horovod(), f"{mark} is set"
+    elif tf.config.list_physical_devices("TPU"):
+        strategy, why = tpu(), "TensorFlow finds a TPU on this machine"
+    elif tpu_mark is not None:
+        strategy, why = tpu(), f"{tpu_mark} is set"
+    elif num_gpus > 1:
+        strategy, why = mirrored(), f"{num_gpus} GPUs were found"
+    else:
+        why = "one GPU was found" if num_gpus else "no GPU, TF_CONFIG, Horovod or TPU was found"
+        strategy = one_device()
+    strategy.reason = f"auto: {why}"
     return strategy

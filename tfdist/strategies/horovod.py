@@ -59,13 +59,7 @@ class Horovod(Strategy):
     def expected_replicas(self) -> int | None:
         variables = environment.current()
         name = environment.first_set(environment.HOROVOD_SIZES, variables)
-        if name is None:
-            return 1
-        if not variables[name].isdigit():
-            raise UserError(
-                f"{name} is {variables[name]!r}, no number of processes. It is set by horovodrun: unset it."
-            )
-        return int(variables[name])
+        return 1 if name is None else int(variables[name])
 
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         environment.set_horovod_tuning(

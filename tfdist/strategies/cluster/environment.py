@@ -76,7 +76,5 @@ def all_workers(environment: Mapping[str, str]) -> int | None:
 
 def set_horovod_tuning(*, fusion_threshold_bytes: int | None, cycle_time_milliseconds: float | None) -> None:
     """Sets what Horovod reads when it initializes; None leaves the user's own setting."""
-    if fusion_threshold_bytes is not None:
-        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(fusion_threshold_bytes)
-    if cycle_time_milliseconds is not None:
-        os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_time_milliseconds)
+    values = {"HOROVOD_FUSION_THRESHOLD": fusion_threshold_bytes, "HOROVOD_CYCLE_TIME": cycle_time_milliseconds}
+    change({name: str(value) for name, value in values.items() if value is not None})

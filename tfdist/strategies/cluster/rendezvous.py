@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hashlib
 import json
 import socket
 import time
@@ -31,7 +30,6 @@ ASK_SECONDS = 0.1  # between two attempts to reach a peer, in a cluster of up to
 ANSWER_SECONDS = 5.0
 MAX_ATTEMPTS = 256  # at once
 MAX_LINE_BYTES = 1 << 20
-MAX_LISTED = 64  # addresses of a cluster that workers tell each other in full
 MAX_NAMED = 8
 BACKLOG = 4096  # as many peers may ask in one instant; the system has a limit of its own
 BIND_PATIENCE_SECONDS = 2.0  # for a process that is just ending to free the port
@@ -72,7 +70,6 @@ class Meeting:
         self.timeout_seconds = timeout_seconds
         self.on_wait = on_wait
         self.me = cluster.task_name(cluster.worker_index)
-        self.workers = list_workers(cluster.workers)
         asked = range(1, cluster.num_workers) if cluster.is_chief else [0]
         self.troubles = dict.fromkeys(asked, "not asked yet")  # of those that this worker waits for
         self.links: dict[int, asyncio.StreamWriter] = {}  # worker 0's, to all that are there
@@ -117,14 +114,12 @@ class Meeting:
         something which peers cannot reach.
         """
         host, port = split_address(self.cluster.address)
-        where = socket.gethostbyname(host) if host == "localhost" else host  # which may have no IPv6
-        where_or_all = where if self.cluster.is_of_one_machine else None
+        host = "127.0.0.1" if host == "localhost" else host  # a machine without IPv6 has no other
+        interface = host if self.cluster.is_of_one_machine else None
         give_up = time.monotonic() + BIND_PATIENCE_SECONDS
         while True:
             try:
-                return await asyncio.start_server(
-                    self._answer, where_or_all, port, limit=MAX_LINE_BYTES, backlog=BACKLOG
-                )
+                return await asyncio.start_server(self._answer, interface, port, limit=MAX_LINE_BYTES, backlog=BACKLOG)
             except OSError as error:
                 cannot = f"{self.me} cannot listen at its address {self.cluster.address}"
                 if error.errno != errno.EADDRINUSE:
@@ -141,7 +136,7 @@ class Meeting:
         """Says who this worker is, and that it reaches worker 0; worker 0, if it has asked, then says the rest."""
         is_of_chief = False
         try:
-            writer.write(encode(index=self.cluster.worker_index, workers=self.workers))
+            writer.write(encode(index=self.cluster.worker_index, workers=self.cluster.workers))
             if self.cluster.is_chief:
                 return
             await self.has_reached_chief.wait()
@@ -217,10 +212,10 @@ class Meeting:
     def _check(self, index: int, said: dict[str, Any]) -> None:
         """Raises UserError where a worker's account of itself does not fit this one's cluster."""
         address, name = self.cluster.workers[index], self.cluster.task_name(index)
-        if said["workers"] != self.workers:
+        if said["workers"] != list(self.cluster.workers):
             raise UserError(
                 f"{self.me} and {name} have different clusters in TF_CONFIG. Give both the same, in the same order.\n"
-                f"  {self.me} (this one): {', '.join(self.workers)}\n"
+                f"  {self.me}: {', '.join(self.cluster.workers)}\n"
                 f"  {name} at {address}: {', '.join(map(str, said['workers']))}"
             )
         if said["index"] != index:
@@ -272,14 +267,6 @@ def decode(line: bytes) -> dict[str, Any]:
         if isinstance(said, dict) and said.get("protocol") == PROTOCOL:
             return said
     raise WrongPeer(line)
-
-
-def list_workers(workers: tuple[str, ...]) -> list[str]:
-    """The addresses of a cluster as workers tell them to each other: all, or of a large one the first and a digest."""
-    if len(workers) <= MAX_LISTED:
-        return list(workers)
-    digest = hashlib.sha256("\0".join(workers).encode()).hexdigest()[:12]
-    return [workers[0], f"… and {len(workers) - 1:,} others (digest {digest})"]
 
 
 def describe(error: Exception, host: str) -> str:
