@@ -22,7 +22,7 @@ TRAINING = """
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     from tfdist.keras_patches.patches import Patches
-    from tfdist.strategies.of_tensorflow import strategy_over
+    from tfdist.strategies.auto import strategy_over
     from tfdist.telemetry.console.console import open_console
     from tfdist.training.loop.outcome import Vote
     from tfdist.training.run import assembly

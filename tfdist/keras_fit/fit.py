@@ -27,8 +27,8 @@ from tfdist.keras_fit.identity import identity_of, note_end
 from tfdist.keras_fit.python_batches import BatchError
 from tfdist.settings.checks import COUNT, MOST_SEED, whole_number
 from tfdist.storage import files
+from tfdist.strategies.auto import strategy_over
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.of_tensorflow import strategy_over
 from tfdist.tasks.class_weight import check_one_class
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import CallbackError, find_backup

@@ -1,4 +1,7 @@
-"""Picks a strategy from what is found: TF_CONFIG, Horovod's environment, a TPU, GPUs; else one device."""
+"""Chooses a strategy from TF_CONFIG, Horovod's environment, a TPU and GPUs; or from the scope that a model was made in.
+
+Invariant: the same TensorFlow strategy gives the same one of ours, and none is made twice.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdist.errors import UserError
 from tfdist.settings.checks import FUNCTION
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.base import Notify, Strategy, Topology, connected_over
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.tf_config import read_tf_config
 from tfdist.strategies.horovod import Horovod
@@ -15,6 +19,15 @@ from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.tpu import TPU
+
+ONE_PROCESS = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
+OTHERS = (
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.TPUStrategy,
+    tf.distribute.experimental.CentralStorageStrategy,
+    tf.distribute.experimental.ParameterServerStrategy,
+    tf.distribute.ParameterServerStrategy,
+)
 
 
 def choose(
@@ -59,3 +72,42 @@ def choose(
         strategy = one_device()
     strategy.reason = f"auto: {why}"
     return strategy
+
+
+def strategy_over(distribution: tf.distribute.Strategy) -> Strategy:
+    """The strategy for what was made in the scope of `distribution`; one device for TensorFlow's default.
+
+    Raises:
+      UserError: it is none that tfdist trains under.
+    """
+    known = connected_over(distribution)
+    if known is not None:
+        return known
+    if isinstance(distribution, OTHERS):
+        raise UserError(
+            f"The model was made in the scope of a tf.distribute.{type(distribution).__name__}, which tfdist does not "
+            "train under as it is. Make it in the scope of one of tfdist.strategies, such as "
+            "multi_worker.MultiWorker()."
+        )
+    if not isinstance(distribution, ONE_PROCESS):
+        return OneDevice()
+    found = OfTensorFlow(distribution)
+    found.connect()
+    return found
+
+
+class OfTensorFlow(Strategy):
+    """The devices of this process, by a strategy of TensorFlow's that exists already."""
+
+    trains_alone = True
+
+    def __init__(self, distribution: tf.distribute.Strategy) -> None:
+        super().__init__()
+        self._given = distribution
+        self.name = "mirrored" if distribution.num_replicas_in_sync > 1 else "one_device"
+
+    def expected_replicas(self) -> int:
+        return self._given.num_replicas_in_sync
+
+    def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
+        return self._given, Topology(0, 1, num_local_replicas=self._given.num_replicas_in_sync)

@@ -15,8 +15,8 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
 
 import keras
 import numpy as np
@@ -24,14 +24,20 @@ import tensorflow as tf
 
 from tfdist.errors import EXIT_DONE, PeerFailedError, UserError
 from tfdist.strategies import failure_report
-from tfdist.strategies.alone import refuse_others
 from tfdist.strategies.cluster import environment
+from tfdist.strategies.cluster.tf_config import VARIABLE as TF_CONFIG
+from tfdist.strategies.cluster.tf_config import read_tf_config
 from tfdist.strategies.failure_report import FailureReport
-from tfdist.strategies.sparse import without_repeats
 
 Notify = Callable[[str], None]
 T = TypeVar("T")
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 BROADCAST_BYTES = 1 << 24  # in one collective
+_TOGETHER = {
+    TF_CONFIG: "train.strategy = @multi_worker.MultiWorker() (--gin_file=configs/strategies/multi_worker.gin)",
+    environment.SLURM_TASKS: "a job like examples/clusters/slurm.sbatch: it gives each task its TF_CONFIG",
+}
+_BY_HOROVOD = "train.strategy = @horovod.Horovod() (--gin_file=configs/strategies/horovod.gin)"
 _connected: dict[int, Strategy] = {}  # by the id of what each stands on, which it keeps alive
 
 
@@ -168,12 +174,7 @@ class Strategy(abc.ABC):
         """
         if self.topology.num_replicas == 1:
             return list(tensors)
-        tensors = [placed(t) for t in tensors]
-        summed: dict[int, tf.Tensor] = {}
-        for dtype in dict.fromkeys(t.dtype for t in tensors):  # one collective carries one type
-            places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-            summed.update(zip(places, self._sum_of_one_type([tensors[i] for i in places]), strict=True))
-        return [summed[i] for i in range(len(tensors))]
+        return sum_by_type([placed(t) for t in tensors], self._sum_of_one_type)
 
     def _sum_of_one_type(self, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensors)
@@ -437,3 +438,38 @@ def read_ahead(dataset: tf.data.Dataset, device: str) -> tf.data.Dataset:
 def placed(tensor: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
     """The tensor with a device: TensorFlow asks where a sum should go, and what was read from a variable has none."""
     return tensor if isinstance(tensor, tf.IndexedSlices) else tf.identity(tensor)
+
+
+def sum_by_type(
+    tensors: Sequence[tf.Tensor], sum_of_one_type: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
+) -> list[tf.Tensor]:
+    """Sums tensors with those of the same type, since one collective carries one type."""
+    summed: dict[int, tf.Tensor] = {}
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+        summed |= zip(indices, sum_of_one_type([tensors[i] for i in indices]), strict=True)
+    return [summed[i] for i in range(len(tensors))]
+
+
+def without_repeats(gradient: Gradient) -> Gradient:
+    """Adds up the rows of one index, so that less is sent, and norms are those of the dense gradient."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(indices)[0])
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def refuse_others(strategy: str, variables: Mapping[str, str]) -> None:
+    """Raises UserError where this process is one of several, and the strategy found or finds none of them."""
+    cluster = read_tf_config(variables)
+    counts = {TF_CONFIG: str(cluster.num_workers)} if cluster is not None else {}
+    counts |= {name: variables.get(name, "") for name in (*environment.HOROVOD_SIZES, environment.SLURM_TASKS)}
+    for name, count in counts.items():
+        if count.isdecimal() and int(count) > 1:
+            raise UserError(
+                f"The strategy {strategy} trains in one process here, and {name} says that this is one of {count}: "
+                "each of them would train by itself, into the same run directory. To train together, use "
+                f"{_TOGETHER.get(name, _BY_HOROVOD)}. To train in this process alone on purpose, take the variable "
+                f"away: env -u {name} python -m tfdist.main …"
+            )

@@ -19,8 +19,7 @@ from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
 from tfdist.errors import UserError
 from tfdist.settings.checks import POSITIVE, SECONDS, or_none, whole_number
-from tfdist.strategies.alone import refuse_others, refuse_without_horovodrun
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, read_ahead
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, read_ahead, refuse_others
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.horovod_rendezvous import get_failure, meet, put_failure, read_meeting
 from tfdist.strategies.failure_report import FailureReport
@@ -66,7 +65,13 @@ class Horovod(Strategy):
             fusion_threshold_bytes=self.fusion_threshold_bytes, cycle_time_milliseconds=self.cycle_time_milliseconds
         )
         self._hvd = import_horovod()
-        refuse_without_horovodrun(environment.current())
+        if environment.first_set(environment.HOROVOD_MARKS, environment.current()) is None:
+            raise UserError(
+                "The strategy horovod was chosen, and horovodrun has not started this process (none of "
+                f"{', '.join(environment.HOROVOD_MARKS)} is set): it would train alone. Start it with `python -m "
+                "tfdist.launch --workers=2 --launcher=horovod -- --gin_file=…` or `horovodrun -np 2 python -m "
+                "tfdist.main --gin_file=…`; for one worker on purpose, write 1 there."
+            )
         self._meeting = meeting = read_meeting(environment.current())
         if meeting is not None:
             meet(meeting, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)

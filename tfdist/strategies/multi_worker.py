@@ -26,7 +26,7 @@ from tfdist.strategies.cluster.rendezvous import AddressTakenError, rendezvous
 from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config, split_address
 from tfdist.strategies.failure_report import FailureReport
 from tfdist.strategies.gathering import static_replica_index
-from tfdist.strategies.ordered_sum import packs
+from tfdist.strategies.sums import packs
 from tfdist.telemetry import heartbeat
 
 DEFAULT_PACKING = 2**21  # bytes

@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist.strategies import reduced_precision
-from tfdist.strategies.base import Strategy
-from tfdist.strategies.ordered_sum import ordered_sum
-from tfdist.strategies.sparse import without_repeats
+from tfdist.strategies.base import Strategy, without_repeats
+from tfdist.strategies.sums import ordered_sum, sum_in_16_bits
 from tfdist.tasks.base import ROWS
 from tfdist.training.sharding.sharded_update import ShardedUpdate
 from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, beside, plus, quotients
@@ -91,7 +89,7 @@ class TrainStep:
       swa_start: as `Update` takes it.
       deterministic: keeps the update apart from the pass before it. Together TensorFlow's graph optimizer regroups
         their arithmetic, by another way under each strategy, and the last bits would differ.
-      reduce_precision: sums gradients over several replicas as `reduced_precision` does; None: in their own type.
+      reduce_precision: sums gradients over several replicas as `sum_in_16_bits` does; None: in their own type.
 
     Attributes:
       term_names: the loss terms to report beside the total.
@@ -249,7 +247,7 @@ class TrainStep:
             return tensors[: len(gradients)], tensors[len(gradients) :], None
         if self._reduce_precision is not None:
             sent = _of_shapes(gradients, variables, rows=self._strategy.gathers_rows)
-            return *reduced_precision.sum_gradients(self._strategy, sent, scalars, self._reduce_precision), None
+            return *sum_in_16_bits(self._strategy, sent, scalars, self._reduce_precision), None
         if self._scatters is None:
             return *self._strategy.sum_gradients(gradients, scalars), None
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]

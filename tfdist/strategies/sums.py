@@ -1,13 +1,17 @@
-"""Sums of gradients that travel between the replicas in 16 bits and are added up in float32.
+"""Sums of gradients over the replicas in two other ways than `Strategy.sum_gradients`: in one order, and in 16 bits.
 
-Every replica gets a piece of all gradients from all, adds them in the order of the replicas, and the sums are gathered:
-the bytes of a ring at half the size. An addend is rounded once, and a sum once, whatever the number of replicas.
-Invariant: every replica gets the same bits, a sum's owner included. What a sum s of x₁ … x_R may be off by is
-u · (|s| + Σ |xᵢ|), u = 2⁻⁸ in bfloat16 and 2⁻¹¹ in float16, beside what float32 rounds.
+In both, every replica gets a piece of all tensors from all replicas, adds the pieces in the order of the replicas, and
+the sums are gathered: the bytes of a ring. Invariant: every replica gets the same bits, a sum's owner included.
 
-In float16 a row of numbers is multiplied by a power of two, which travels with it: none overflows, and none of at least
-2⁻²⁸ of the row's largest loses more than its last bits. (PyTorch's communication hooks and Horovod's compression cast
-plainly and add in 16 bits.)
+**In one order** the bits do not depend on the number of replicas. What is summed are V parts, of which replica r of R
+has added up r, r + R, r + 2R … as a tree that adds the upper half of a list to its lower half. The replicas' sums are
+added in the same way: together it is one tree over the V parts, whatever R is. (Li et al., "EasyScale: Elastic Training
+with Consistent Accuracy", 2023, for PyTorch.)
+
+**In 16 bits** half as much travels, and is added up in float32. An addend is rounded once, and a sum once, whatever the
+number of replicas. What a sum s of x₁ … x_R may be off by is u · (|s| + Σ |xᵢ|), u = 2⁻⁸ in bfloat16 and 2⁻¹¹ in
+float16, beside what float32 rounds. In float16 a row of numbers is multiplied by a power of two, which travels with it:
+none overflows, and none of at least 2⁻²⁸ of the row's largest loses more than its last bits.
 """
 
 from __future__ import annotations
@@ -17,9 +21,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.strategies.base import Strategy
-from tfdist.strategies.ordered_sum import as_rows, of_rows, packs
-from tfdist.strategies.sparse import Gradient, without_repeats
+from tfdist.strategies.base import Gradient, Strategy, sum_by_type, without_repeats
 
 BFLOAT16, FLOAT16 = "bfloat16", "float16"
 PRECISIONS = (BFLOAT16, FLOAT16)
@@ -28,7 +30,67 @@ HIGHEST = 2.0**14  # power of two of a scaled row's largest magnitude: twice tha
 EXPONENT = 0x7F800000  # the bits of a float32 that say its power of two
 
 
-def sum_gradients(
+def ordered_sum(strategy: Strategy, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The sum of each tensor over the replicas, a power of two of them, on every replica. In replica context.
+
+    Args:
+      strategy: connected.
+      tensors: floating, of static shapes.
+    """
+    if strategy.topology.num_replicas == 1:
+        return list(tensors)
+    return sum_by_type(tensors, lambda same: _ordered_sum_of_one_type(strategy, same))
+
+
+def ordered_sum_of_vector(strategy: Strategy, vector: tf.Tensor) -> tf.Tensor:
+    """The same sum of one vector, so short that it is quicker sent to all at once than in two collectives."""
+    return _tree(strategy.all_gather(vector, name="short"), strategy.topology.num_replicas)
+
+
+def _ordered_sum_of_one_type(strategy: Strategy, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    count, kind = strategy.topology.num_replicas, tensors[0].dtype.name
+    parts = strategy.all_to_all(as_rows(tensors, count), name=f"parts.{kind}")
+    return of_rows(strategy.all_gather(_tree(parts, count), name=f"sums.{kind}"), tensors)
+
+
+def _tree(rows: tf.Tensor, count: int) -> tf.Tensor:
+    """The sum of so many rows."""
+    while count > 1:
+        lower, upper = tf.split(rows, 2)
+        rows, count = lower + upper, count // 2
+    return rows[0]
+
+
+def packs(sizes: Sequence[int], most: int) -> list[list[int]]:
+    """Places of tensors of these sizes in packs of about `most`, or one of all where that is 0.
+
+    The last come first: scalars, which everything waits for, and the gradients that a backward pass has first.
+    """
+    found: list[list[int]] = []
+    room = 0
+    for place in reversed(range(len(sizes))):
+        if room <= 0:
+            found.append([])
+            room = most or sum(sizes) + 1
+        found[-1].append(place)
+        room -= sizes[place]
+    return found
+
+
+def as_rows(tensors: Sequence[tf.Tensor], count: int) -> tf.Tensor:
+    """Tensors of one type one after the other, and zeros, in so many rows."""
+    missing = -sum(math.prod(t.shape) for t in tensors) % count
+    parts = [*(tf.reshape(t, [-1]) for t in tensors), tf.zeros([missing], tensors[0].dtype)]
+    return tf.reshape(tf.concat(parts, axis=0), [count, -1])
+
+
+def of_rows(rows: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """What stands in such rows in the places of the tensors."""
+    *parts, _ = tf.split(tf.reshape(rows, [-1]), [*(math.prod(t.shape) for t in tensors), -1])
+    return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]
+
+
+def sum_in_16_bits(
     strategy: Strategy, gradients: Sequence[Gradient], scalars: Sequence[tf.Tensor], precision: str
 ) -> tuple[list[Gradient], list[tf.Tensor]]:
     """As `Strategy.sum_gradients`, with float32 gradients in 16 bits; for several replicas.
