@@ -12,7 +12,7 @@ from tfdist.commands import checkpoint as checkpoint
 from tfdist.errors import EXIT_STORE_UNAVAILABLE, EXIT_USER_ERROR, UserError, redacted
 from tfdist.storage import gcs_requests
 from tfdist.strategies.one_device import OneDevice
-from tfdist.telemetry.console.base import PlainConsole
+from tfdist.telemetry.console.console import PlainConsole
 from tfdist.telemetry.facts import Event
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory

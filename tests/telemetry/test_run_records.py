@@ -19,8 +19,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.telemetry.console.base import PlainConsole
-from tfdist.telemetry.console.console import NullConsole
+from tfdist.telemetry.console.console import NullConsole, PlainConsole
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import MetricsLog

@@ -25,7 +25,6 @@ from tfdist.launch.supervise.restarts import Rules
 from tfdist.launch.supervise.signals import ignore_signals
 from tfdist.launch.supervise.supervisor import Slots, Start, Supervisor
 from tfdist.launch.supervise.watch import Patience
-from tfdist.telemetry.console.base import columns_of
 
 LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": local.start_one}
 ON_RAY = ("ray", "ray_horovod")
@@ -165,7 +164,7 @@ def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Pati
         num_workers=options.workers,
         first_index=local.read_worker_index(os.environ) if on_this_host else 0,
         command=(sys.executable, "-m", options.module, *workers_own),
-        environment=worker_environment(os.environ, keep_cluster=on_this_host, columns=columns_of(sys.stdout)),
+        environment=worker_environment(os.environ, keep_cluster=on_this_host),
         pin_cpus=options.pin_cpus,
     )
     patience = Patience(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdist.telemetry.console.base import Console
+from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.console.console_text import EpochSummary, Progress
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics

@@ -20,7 +20,7 @@ from tfdist.settings.checks import POSITIVE, whole_number
 from tfdist.settings.declaration import Settings, setting
 from tfdist.storage import files
 from tfdist.telemetry.console.console import NullConsole
-from tfdist.telemetry.console.formatting import curve
+from tfdist.telemetry.console.console_text import curve
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.weights import places_of_checkpoints

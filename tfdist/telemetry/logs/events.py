@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from tfdist.errors import printable, redacted
-from tfdist.telemetry.console.base import Console
+from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.facts import Event, Level
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.logs.guarded_log import GuardedLog

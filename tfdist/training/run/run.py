@@ -28,7 +28,7 @@ from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
-from tfdist.telemetry.console.base import Console
+from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.facts import RunFacts
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics

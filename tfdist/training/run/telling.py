@@ -22,7 +22,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.goodput import goodput
 from tfdist.telemetry.account.sampler import Sampler
-from tfdist.telemetry.console.base import Console
+from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.facts import Phase, RunFacts, Sample, now
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics, MetricsLog

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from tfdist.errors import printable
 from tfdist.report.words import count_text, duration_text, values_text
-from tfdist.telemetry.console.base import PROGRESS_LINE_SECONDS
+from tfdist.telemetry.console.console import PROGRESS_LINE_SECONDS
 from tfdist.telemetry.console.console_text import number_text
 from tfdist.telemetry.console.progress_bar import can_move_cursor
 from tfdist.tuning.schedule import journal as journals
