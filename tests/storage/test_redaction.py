@@ -16,8 +16,7 @@ from tfdist.telemetry.console.console import PlainConsole
 from tfdist.telemetry.facts import Event
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import Sink
-from tfdist.telemetry.stream import Stream
+from tfdist.telemetry.sinks.sink import Sink, Stream
 from tfdist.training.run.request import Request
 from tfdist.training.run.telling import TellingSettings
 from tfdist.training.run.telling import run_facts as facts_of_run

@@ -13,10 +13,9 @@ import support
 from monitoring_support import RUN_ID, run_facts
 from training.trainings import run
 
-from tfdist.telemetry import stream
 from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
-from tfdist.telemetry.sinks.sink import DONE, Sink
-from tfdist.telemetry.stream import Stream
+from tfdist.telemetry.sinks import sink as sinks
+from tfdist.telemetry.sinks.sink import DONE, Sink, Stream
 
 RUN = run_facts()
 
@@ -91,7 +90,7 @@ def test_a_sink_that_fails_is_dropped_and_the_others_are_not() -> None:
 
 
 def test_a_sink_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "HANG_SECONDS", 0.2)
+    monkeypatch.setattr(sinks, "HANG_SECONDS", 0.2)
     hangs, warnings = Hangs(), []
     told = Stream([hangs], RUN, warn=warnings.append)
     slowest = 0.0
@@ -117,7 +116,7 @@ def test_a_sink_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch)
 def test_a_sink_that_is_behind_at_the_end_or_by_too_much_is_dropped(
     monkeypatch: pytest.MonkeyPatch, limit: tuple[str, float], count: int, warning: str
 ) -> None:
-    monkeypatch.setattr(stream, *limit)
+    monkeypatch.setattr(sinks, *limit)
     hangs, warnings = Hangs(), []
     told = Stream([hangs], RUN, warn=warnings.append)
     for _ in range(count):

@@ -176,3 +176,14 @@ _EVENTS = (
     EventKind("log_not_written", "warning", "a full disk or an outage costs lines of a log, summaries or samples"),
 )
 EVENTS = {event.name: event for event in _EVENTS}
+
+_GROWING = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "bleu", "map", "similarity", "reward")
+_SHRINKING = ("loss", "error", "mse", "mae", "mape", "msle", "rmse", "perplexity", "entropy", "divergence", "hinge")
+
+
+def larger_is_better(metric: str) -> bool | None:
+    """Whether a metric of this name is better when larger; None when the name does not tell."""
+    name = metric.lower()
+    if any(part in name for part in _SHRINKING):
+        return False
+    return True if any(part in name for part in _GROWING) else None

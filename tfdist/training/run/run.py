@@ -35,8 +35,7 @@ from tfdist.telemetry.logs.metrics import Metrics
 from tfdist.telemetry.records import with_line_count
 from tfdist.telemetry.result import END_PREEMPTED, TRAIN, Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED
-from tfdist.telemetry.stream import Stream
+from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED, Stream
 from tfdist.training.run.claim import Place, take_place
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings

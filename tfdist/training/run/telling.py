@@ -30,8 +30,7 @@ from tfdist.telemetry.logs.records import read_samples
 from tfdist.telemetry.records import Unreadable, Warn
 from tfdist.telemetry.result import Start
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import Sink
-from tfdist.telemetry.stream import Stream
+from tfdist.telemetry.sinks.sink import Sink, Stream
 from tfdist.training.run.request import Request
 
 RUN_ID_BYTES = 16  # all random, since samplers of traces decide by any of their bits

@@ -9,7 +9,7 @@ import datetime
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfdist.telemetry.logs.summaries import LAST, store_summaries
+from tfdist.telemetry.logs.metrics import LAST, store_summaries
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Plan
 from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, STOPPED, Sweep

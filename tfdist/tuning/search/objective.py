@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.errors import UserError
-from tfdist.telemetry.metric_direction import larger_is_better
+from tfdist.telemetry.registry import larger_is_better
 from tfdist.training.loop.best import OBJECTIVE, VALIDATION, not_evaluated, not_reported
 
 DIRECTIONS = ("min", "max")
