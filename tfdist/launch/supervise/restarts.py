@@ -22,6 +22,7 @@ from tfdist.launch.plan import Slot
 
 FINAL = (EXIT_DONE, EXIT_USER_ERROR, EXIT_DIVERGED, EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED)
 FRUITLESS_FAILURES = 3  # in a row, before the breaker opens
+LONGEST_BACKOFF_SECONDS = 60.0
 STRIKES = 2  # failures of one worker without a new step, after which it is left out
 
 
@@ -33,13 +34,11 @@ class Rules:
       max_restarts: in all; 0 starts once.
       min_workers: how many are enough to continue; None: all.
       backoff_seconds: before a restart after a failure without a new step; doubled after each further one.
-      longest_backoff_seconds: at most.
     """
 
     max_restarts: int = 0
     min_workers: int | None = None
     backoff_seconds: float = 2.0
-    longest_backoff_seconds: float = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +128,7 @@ class Restarts:
         self._left_out = self._choose(is_fruitful)
         waits = self._fruitless + self._outages
         doubled = self._rules.backoff_seconds * 2.0 ** (waits - 1) if waits else 0.0
-        return Again(self._number, min(doubled, self._rules.longest_backoff_seconds), self._left_out)
+        return Again(self._number, min(doubled, LONGEST_BACKOFF_SECONDS), self._left_out)
 
     def _count_strike(self, failure: Failure, is_fruitful: bool) -> None:
         if is_fruitful:  # those that are left out get one more chance

@@ -20,7 +20,6 @@ from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.restarts import Again, Enough, Failure, Restarts, Rules
 from tfdist.launch.supervise.watch import (
-    ENDED_AS_ASKED,
     EXIT_TIMED_OUT,
     OWN_DOING,
     POLL_SECONDS,
@@ -337,8 +336,4 @@ def report(outcome: Outcome, output: Output) -> None:
         suspects = " or ".join(f"worker {vital.worker}" for vital in outcome.hang.suspects)
         output.say(f"ended because of {suspects}: {outcome.hang.why}")
         return
-    words = [] if outcome.status in ENDED_AS_ASKED else output.last_words(outcome.worker)
-    quoted = ["  " + line for line in words]
-    output.say(
-        "\n".join([f"worker {outcome.worker} ended with {describe(outcome.status)}{':' * bool(words)}", *quoted])
-    )
+    output.say(f"worker {outcome.worker} ended with {describe(outcome.status)}")
