@@ -73,7 +73,7 @@ def test_what_a_sink_raises_is_told_without_its_password(tmp_path: pathlib.Path)
     taken: list[Event] = []
     stdout, stderr = io.StringIO(), io.StringIO()
     console = PlainConsole(stdout, stderr)
-    log = EventLog(RunDirectory(str(tmp_path)), worker=0, is_chief=True, console=console, tell=taken.append)
+    log = EventLog(RunDirectory(str(tmp_path)), worker=0, console=console, tell=taken.append)
     stream = Stream(
         [Tracker()], run_facts(tmp_path), warn=lambda message: log.warning("sink_dropped", message=message, why=message)
     )

@@ -33,7 +33,7 @@ def _read(path: pathlib.Path) -> list[dict[str, object]]:
 
 def test_an_event_has_the_keys_of_the_contract_and_its_sentence_reaches_the_console(tmp_path: pathlib.Path) -> None:
     stdout, stderr = io.StringIO(), io.StringIO()
-    log = EventLog(RunDirectory(str(tmp_path)), worker=0, is_chief=True, console=PlainConsole(stdout, stderr))
+    log = EventLog(RunDirectory(str(tmp_path)), worker=0, console=PlainConsole(stdout, stderr))
     log.info("training_started", step=np.int64(0), message="Starting.", replicas=2, loss=np.float32("nan"))
     log.warning("checkpoint_passed_over", step=7, message="It is torn.", path=tmp_path)
     log.info("quiet_one")
@@ -52,7 +52,7 @@ def test_an_event_has_the_keys_of_the_contract_and_its_sentence_reaches_the_cons
 
 def test_a_second_run_in_the_directory_goes_on_behind_the_first(tmp_path: pathlib.Path) -> None:
     for event in ("training_started", "run_resumed"):
-        log = EventLog(RunDirectory(str(tmp_path)), worker=0, is_chief=True, console=NullConsole())
+        log = EventLog(RunDirectory(str(tmp_path)), worker=0, console=NullConsole())
         log.info(event)
         log.close()
     assert [record["event"] for record in _read(tmp_path / "events.jsonl")] == ["training_started", "run_resumed"]
@@ -60,7 +60,7 @@ def test_a_second_run_in_the_directory_goes_on_behind_the_first(tmp_path: pathli
 
 def test_another_worker_writes_its_own_file_and_only_when_it_has_something_to_tell(tmp_path: pathlib.Path) -> None:
     stderr = io.StringIO()
-    log = EventLog(RunDirectory(str(tmp_path)), worker=3, is_chief=False, console=NullConsole(stderr))
+    log = EventLog(RunDirectory(str(tmp_path)), worker=3, console=NullConsole(stderr))
     log.close()
     assert list(tmp_path.iterdir()) == []
     log.warning("slow", message="The disk is slow.")

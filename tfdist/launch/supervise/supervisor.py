@@ -127,7 +127,7 @@ class Journal:
             if not files.is_dir(run_dir):
                 return
             directory = RunDirectory(run_dir)
-            log = files.open_log(directory.worker_events(self._worker) if self._worker else directory.events)
+            log = files.open_log(directory.worker_events(self._worker))
             try:
                 for line in self._lines:
                     log.write_line(line)

@@ -24,14 +24,13 @@ class EventLog:
     Args:
       run: whose directory it is kept in.
       mode: as `RunFacts` has it.
-      worker: whose log this is.
-      is_chief: whether the worker writes what all share.
+      worker: whose log this is; 0 is the chief, which writes what all share.
       console: shows what has a message.
       tell: takes each event, once it is written.
 
     Example:
 
-        log = EventLog(run, worker=topology.worker_index, is_chief=topology.is_chief, console=console)
+        log = EventLog(run, worker=topology.worker_index, console=console)
         log.info("resumed", step=1200, message="Resuming at step 1,200.", checkpoint="checkpoints/1200")
     """
 
@@ -40,13 +39,11 @@ class EventLog:
         run: RunDirectory,
         *,
         worker: int,
-        is_chief: bool,
         mode: str = "train",
         console: Console,
         tell: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        own = run.events if is_chief else run.worker_events(worker)
-        self._log = GuardedLog(own if mode == "train" else run.mode_events(mode, worker))
+        self._log = GuardedLog(run.worker_events(worker) if mode == "train" else run.mode_events(mode, worker))
         self._worker = worker
         self._console = console
         self._tell = tell
@@ -69,10 +66,7 @@ class EventLog:
         with self._lock:
             problem = self._log.close()
         if problem:
-            name = "log_not_written"
-            self._console.event(
-                Event(name=name, level="warning", worker=self._worker, step=None, message=problem, details={})
-            )
+            self._console.event(Event(name="log_not_written", level="warning", worker=self._worker, message=problem))
 
     def _write(
         self, level: Level, name: str, step: int | None, message: str | None, details: dict[str, object]

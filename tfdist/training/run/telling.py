@@ -129,9 +129,7 @@ def open_telling(
     directory = RunDirectory(run.directory)
     own = [sink for sink in told.sinks if run.is_chief or sink.every_worker]
     stream = Stream(own, run, warn=lambda message: events.warning("sink_dropped", message=message))
-    events = EventLog(
-        directory, worker=run.worker, is_chief=run.is_chief, mode=run.mode, console=console, tell=stream.tell
-    )
+    events = EventLog(directory, worker=run.worker, mode=run.mode, console=console, tell=stream.tell)
     metrics: Metrics = Metrics()
     if run.is_chief:
         metrics = MetricsLog(
