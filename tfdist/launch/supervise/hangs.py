@@ -98,10 +98,12 @@ class Deadlines:
     Attributes:
       start_seconds: for what it does for the first time, and for what belongs to a user (callbacks).
       given_seconds: for what it has done before, in place of what was learned.
+      end_hangs: ends a start in which a worker exceeds them; else that is only said.
     """
 
     start_seconds: float = 1800.0
     given_seconds: float | None = None
+    end_hangs: bool = False
 
     def of(self, reading: Reading | None) -> float:
         """Seconds; infinite while data is prepared, which takes what it takes."""

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, UserError
 from tfdist.launch.plan import Plan, Slot, host_of
 from tfdist.launch.processes import Worker
+from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.restarts import Again, Enough, Failure, Restarts, Rules
 from tfdist.launch.supervise.watch import (
-    EXIT_TIMED_OUT,
     OWN_DOING,
     POLL_SECONDS,
     Outcome,
-    Patience,
     Watch,
     describe,
 )
@@ -39,7 +38,6 @@ class Slots:
     Args:
       find_slots: gives the slots that are listed now, those of a host side by side.
       min_workers: for a start.
-      max_workers: of a start; None is as many as there are.
       is_fixed: nobody else has a say in the listing, which is of this machine.
 
     Attributes:
@@ -52,12 +50,10 @@ class Slots:
         find_slots: Callable[[], Sequence[Slot]],
         *,
         min_workers: int = 1,
-        max_workers: int | None = None,
         is_fixed: bool = False,
     ) -> None:
         self._find_slots = find_slots
         self._min_workers = min_workers
-        self._max_workers = max_workers
         self._listed: Sequence[Slot] = ()
         self._taken: tuple[Slot, ...] = ()
         self.is_fixed = is_fixed
@@ -89,7 +85,7 @@ class Slots:
         if self.is_fixed:
             return tuple(free)
         kept = [slot for slot in self._taken if slot in free]  # worker 0 stays worker 0
-        chosen = [*kept, *(slot for slot in free if slot not in kept)][: self._max_workers]
+        chosen = [*kept, *(slot for slot in free if slot not in kept)]
         hosts = list(dict.fromkeys(map(host_of, chosen)))
         return tuple(sorted(chosen, key=lambda slot: hosts.index(host_of(slot))))
 
@@ -152,7 +148,7 @@ class Supervisor:
       start: one of the launchers.
       output: where all that is said goes.
       signals: received by the launcher, see `Watch`.
-      patience: of each start; its time limit is for all of them together.
+      deadlines: of the workers.
       rules: how often, and how, to start again.
       slots: for the workers.
     """
@@ -164,7 +160,7 @@ class Supervisor:
         output: Output,
         *,
         signals: collections.deque[int],
-        patience: Patience,
+        deadlines: Deadlines,
         rules: Rules,
         slots: Slots,
     ) -> None:
@@ -172,8 +168,7 @@ class Supervisor:
         self.start = start
         self.output = output
         self.signals = signals
-        self.begun = time.monotonic()
-        self.patience = dataclasses.replace(patience, begun=self.begun)
+        self.deadlines = deadlines
         self.restarts = Restarts(rules, plan.num_workers)
         self.journal = Journal(output.say, worker=plan.first_index)
         self.run_dir: str | None = None
@@ -204,7 +199,7 @@ class Supervisor:
             if self._continues_elsewhere(outcome):
                 continue
             has_left = outcome.facts.get("left_after_saving") or outcome.facts.get("left_unsaved")
-            left = outcome.was_interrupted or has_left or outcome.status == EXIT_TIMED_OUT
+            left = outcome.was_interrupted or has_left
             decision: Again | Enough = Enough() if left or not outcome.status else self._decide(outcome)
             if isinstance(decision, Enough):
                 self._end(decision)
@@ -215,7 +210,7 @@ class Supervisor:
 
     def _run_once(self) -> Outcome:
         with self.start(self.plan, self.output) as workers:
-            return Watch(workers, self.signals, self.output.say, self.patience, self.slots.have_changed).run()
+            return Watch(workers, self.signals, self.output.say, self.deadlines, self.slots.have_changed).run()
 
     def _take_slots(self) -> int | None:
         """Plans a start in the slots that there are; the exit status where the run ends before there are enough."""
@@ -309,9 +304,6 @@ class Supervisor:
         """Waits a moment while no worker runs; the exit status where the run is to end instead."""
         if self.signals:
             return self._leave()
-        if time.monotonic() >= self.begun + (self.patience.timeout_seconds or float("inf")):
-            self.output.say(f"The time of {self.patience.timeout_seconds:g} s is up.")
-            return EXIT_TIMED_OUT
         time.sleep(POLL_SECONDS)
         return None
 

@@ -44,7 +44,6 @@ from tfdist.launch.supervise.hangs import (
 from tfdist.launch.supervise.signals import ENDING, noting_profile_signal
 from tfdist.telemetry import heartbeat
 
-EXIT_TIMED_OUT = 124  # as timeout(1)
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.25
 SYMPTOMS = (EXIT_PEER_LOST, 128 + signal.SIGABRT)
@@ -58,23 +57,6 @@ GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL to the survivors of a failure
 STUCK_SECONDS = 1.0  # the same for one that does not clean up: it sits in a collective, or has ended but for libraries
 STORING_SECONDS = 60.0  # the same for one that is writing a checkpoint
 SAVE_SECONDS = 300.0  # for the others to save, after the first worker ended as it was asked to, or was preempted
-
-
-@dataclasses.dataclass(frozen=True)
-class Patience:
-    """How long the supervision waits for what.
-
-    Attributes:
-      timeout_seconds: for all that began at `begun`; None is without limit.
-      begun: by `time.monotonic`; None is when the start begins.
-      deadlines: for a turn of a worker, after which it hangs.
-      ends_hangs: ends a start in which a worker hangs; else that is only said.
-    """
-
-    timeout_seconds: float | None = None
-    begun: float | None = None
-    deadlines: Deadlines = dataclasses.field(default_factory=Deadlines)
-    ends_hangs: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +85,7 @@ class Outcome:
 
     Attributes:
       status: of the whole.
-      worker: the one that it comes from; None when all is well or time was up.
+      worker: the one that it comes from; None when all is well.
       endings: of all.
       hang: if that was the failure.
       vital: of `worker`, when it was last seen.
@@ -181,7 +163,7 @@ class Watch:
         workers: Sequence[Worker],
         signals: collections.deque[int],
         say: Callable[[str], None],
-        patience: Patience,
+        deadlines: Deadlines,
         have_hosts_changed: Callable[[], bool],
     ) -> None:
         self.have_hosts_changed = have_hosts_changed
@@ -190,15 +172,14 @@ class Watch:
         self.running = list(workers)
         self.signals = signals
         self.say = say
-        self.patience = patience
+        self.deadlines = deadlines
         self.endings: list[Ending] = []
         self.sweep = 0
         self.was_interrupted = False  # the workers were asked to save and end
         self.first_signal: int | None = None  # to the launcher
         self.is_ending = False  # the survivors of a failure were told to end
-        self.timed_out = False
         self.killed: set[int] = set()
-        self.watcher = Watcher(patience.deadlines)
+        self.watcher = Watcher(deadlines)
         self.last_look = -math.inf
         self.seen: dict[int, Vital] = {}
         self.told: set[int] = set()  # who was said to hang
@@ -206,8 +187,6 @@ class Watch:
         self.to_store: Callable[[str], str | None] | None = None
         self.noticed = 0.0
         self.end_at = self.kill_at = self.ended_at = math.inf
-        begun = time.monotonic() if patience.begun is None else patience.begun
-        self.time_is_up_at = begun + (patience.timeout_seconds or math.inf)
 
     def run(self) -> Outcome:
         """Returns when all workers have ended."""
@@ -230,8 +209,6 @@ class Watch:
             worker = cause.cause
         if self.hang is not None:
             status, worker = EXIT_PEER_LOST, self.hang.suspects[0].worker
-        if self.timed_out:
-            status, worker = EXIT_TIMED_OUT, None
         self._see(self.workers)
         return Outcome(
             status,
@@ -265,7 +242,7 @@ class Watch:
             return
         if not {vital.worker for vital in found.suspects} & self.told:
             found = self._tell_hang(found, now)
-        if self.patience.ends_hangs and not self.was_interrupted:
+        if self.deadlines.end_hangs and not self.was_interrupted:
             self._end_hang(found, now)
         else:
             self._store_stacks()
@@ -354,10 +331,6 @@ class Watch:
         self.end_at = min(self.end_at, now + settle)
 
     def _act(self, now: float) -> None:
-        if now >= self.time_is_up_at and not self.is_ending and self.running:
-            self.timed_out = True
-            self.end_at = now
-            self.say(f"The time of {self.patience.timeout_seconds:g} s is up; ending the workers.")
         if now >= self.end_at + self._cause_seconds() and not self.is_ending:
             self._end_survivors(now)
         if now >= self.kill_at and self.running:
@@ -369,7 +342,7 @@ class Watch:
     def _cause_seconds(self) -> float:
         """For how much longer the cause may show itself: a worker leaves after an error, while others only lost it."""
         cause = blame(self.endings)
-        if self.timed_out or cause is None or cause.status not in SYMPTOMS:
+        if cause is None or cause.status not in SYMPTOMS:
             return 0.0
         readings = [heartbeat.read(worker.heartbeat) for worker in self.running]
         is_leaving = any(reading is not None and reading.phase in OUT_OF_TURN for reading in readings)
@@ -378,7 +351,7 @@ class Watch:
     def _grace(self, worker: Worker) -> float:
         """For how long to let a survivor of a failure continue."""
         reading = heartbeat.read(worker.heartbeat)
-        if reading is None or self.timed_out:
+        if reading is None:
             return GRACE_SECONDS
         if reading.is_storing:
             return STORING_SECONDS
@@ -394,7 +367,7 @@ class Watch:
 
     def _end_survivors(self, now: float) -> None:
         cause = blame(self.endings)
-        if self.hang is None and not self.timed_out and cause and self.running:
+        if self.hang is None and cause and self.running:
             self._tell_failure(cause, now)
         self.is_ending = True
         self.ended_at, self.kill_at = time.monotonic(), math.inf
