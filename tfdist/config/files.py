@@ -36,6 +36,9 @@ REMOVED = {  # modules that gin files of an earlier version import, and settings
     "train.start_from_names": "Write train.start_from = ('runs/a', {'encoder/(.*)': 'backbone/\\\\1'}).",
     "train.partial_restore": "Write train.accept_changes = True.",
     "schedules.Warmup.shape": "The rise is linear: remove the line.",
+    "mirrored.Mirrored.num_gpus": "Set CUDA_VISIBLE_DEVICES=0,1 to use these two.",
+    "horovod.Horovod.fusion_threshold_bytes": "Set the environment variable HOROVOD_FUSION_THRESHOLD.",
+    "horovod.Horovod.cycle_time_milliseconds": "Set the environment variable HOROVOD_CYCLE_TIME.",
     "opentelemetry.OpenTelemetry.sample_rate": "Set OTEL_TRACES_SAMPLER=traceidratio and OTEL_TRACES_SAMPLER_ARG.",
     "train.initial_epoch": "Take these epochs off train.epochs, and begin with train.start_from.",
 }

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
 from tfdist.errors import UserError
-from tfdist.settings.checks import POSITIVE, SECONDS, or_none, whole_number
+from tfdist.settings.checks import SECONDS
 from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, read_ahead, refuse_others
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.horovod_rendezvous import get_failure, meet, put_failure, read_meeting
@@ -32,8 +32,6 @@ class Horovod(Strategy):
     """Horovod, one process a replica, started by `horovodrun` or `python -m tfdist.launch --launcher=horovod`.
 
     Args:
-      fusion_threshold_bytes: how much Horovod packs into one message; None keeps HOROVOD_FUSION_THRESHOLD.
-      cycle_time_milliseconds: how often Horovod looks for work; None keeps HOROVOD_CYCLE_TIME.
       peer_timeout_seconds: how long to wait for the other workers at the start.
     """
 
@@ -41,19 +39,10 @@ class Horovod(Strategy):
     gathers_rows = True
     keeps_statistics_apart = True
 
-    def __init__(
-        self,
-        fusion_threshold_bytes: int | None = None,
-        cycle_time_milliseconds: float | None = None,
-        peer_timeout_seconds: float = 600.0,
-    ) -> None:
+    def __init__(self, peer_timeout_seconds: float = 600.0) -> None:
         super().__init__()
-        or_none(whole_number(0))("Horovod.fusion_threshold_bytes", fusion_threshold_bytes)
-        or_none(POSITIVE)("Horovod.cycle_time_milliseconds", cycle_time_milliseconds)
         SECONDS("Horovod.peer_timeout_seconds", peer_timeout_seconds)
         self.peer_timeout_seconds = peer_timeout_seconds
-        self.fusion_threshold_bytes = fusion_threshold_bytes
-        self.cycle_time_milliseconds = cycle_time_milliseconds
 
     def expected_replicas(self) -> int | None:
         variables = environment.current()
@@ -61,9 +50,6 @@ class Horovod(Strategy):
         return 1 if name is None else int(variables[name])
 
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
-        environment.set_horovod_tuning(
-            fusion_threshold_bytes=self.fusion_threshold_bytes, cycle_time_milliseconds=self.cycle_time_milliseconds
-        )
         self._hvd = import_horovod()
         if environment.first_set(environment.HOROVOD_MARKS, environment.current()) is None:
             raise UserError(
