@@ -15,7 +15,7 @@ from gcs.server import GcsServer
 from tfdist.errors import EXIT_STORE_UNAVAILABLE
 from tfdist.launch.supervise import stacks
 from tfdist.launch.supervise.hangs import STOPPED_SECONDS, Deadlines, Vital, Watcher, absent, hindmost, stood_still
-from tfdist.launch.supervise.restarts import Again, Enough, Failure, Restarts, Rules
+from tfdist.launch.supervise.restarts import GiveUp, Restart, Restarts, Rules
 from tfdist.launch.supervise.supervisor import Journal
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
@@ -30,57 +30,45 @@ def account(workers: int = 2, **rules: int) -> Restarts:
 
 def test_waiting_doubles_up_to_a_minute_and_there_is_none_behind_a_new_step() -> None:
     restarts = account()
-    waits = [restarts.after(Failure(KILLED, 1, step)).seconds for step in (3, 3, 3)]
+    waits = [restarts.decide(KILLED, 1, step).seconds for step in (3, 3, 3)]
     assert waits == [0.0, 2.0, 4.0]
-    assert restarts.after(Failure(KILLED, 1, 4)).seconds == 0.0
-    assert restarts.after(Failure(EXIT_STORE_UNAVAILABLE, 1, 5)).seconds == 2.0  # the store may not answer yet
+    assert restarts.decide(KILLED, 1, 4).seconds == 0.0
+    assert restarts.decide(EXIT_STORE_UNAVAILABLE, 1, 5).seconds == 2.0  # the store may not answer yet
     far = Restarts(Rules(max_restarts=100, backoff_seconds=40.0), 2)
-    far.after(Failure(KILLED, 0, None))
-    assert far.after(Failure(KILLED, 0, None)).seconds == 60.0
-
-
-def test_three_failures_in_a_row_without_a_new_step_are_enough() -> None:
-    restarts = account()
-    assert isinstance(restarts.after(Failure(KILLED, 0, 5)), Again)
-    assert isinstance(restarts.after(Failure(KILLED, 1, 5)), Again)
-    assert isinstance(restarts.after(Failure(1, 0, None)), Again)
-    enough = restarts.after(Failure(4, None, 2))
-    assert isinstance(enough, Enough) and enough.event == "breaker_opened"
-    assert "3 failures in a row brought no new step (step 5 was the last)" in enough.reason
+    far.decide(KILLED, 0, None)
+    assert far.decide(KILLED, 0, None).seconds == 60.0
 
 
 def test_an_outage_of_a_store_is_waited_for_and_no_worker_is_left_out_for_it_and_restarts_are_counted() -> None:
     restarts = account(3, min_workers=2)
-    outage = Failure(EXIT_STORE_UNAVAILABLE, 2, None)
-    decisions = [restarts.after(outage) for _ in range(7)]
+    outage = (EXIT_STORE_UNAVAILABLE, 2, None)
+    decisions = [restarts.decide(*outage) for _ in range(7)]
     assert [decision.seconds for decision in decisions] == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     assert {decision.left_out for decision in decisions} == {frozenset()}
     counted = account(max_restarts=2)
-    decisions = [counted.after(Failure(KILLED, 0, step)) for step in (1, 2, 3)]
-    assert [type(decision) for decision in decisions] == [Again, Again, Enough]
+    decisions = [counted.decide(KILLED, 0, step) for step in (1, 2, 3)]
+    assert [type(decision) for decision in decisions] == [Restart, Restart, GiveUp]
     assert decisions[-1].event == "restarts_used_up"
-    assert account(max_restarts=0).after(Failure(KILLED, 0, 1)) == Enough()
+    assert account(max_restarts=0).decide(KILLED, 0, 1) == GiveUp()
 
 
 @pytest.mark.parametrize("status", [2, 3, 143, 130])
 def test_what_another_start_cannot_mend_is_final(status: int) -> None:
-    assert account().after(Failure(status, 0, 10)) == Enough()
-    assert isinstance(account().after(Failure(status, 0, 10), may_mend=True), Again)
+    assert account().decide(status, 0, 10) == GiveUp()
+    assert isinstance(account().decide(status, 0, 10, is_retryable=True), Restart)
 
 
 def test_who_fails_again_and_again_is_left_out_and_taken_in_behind_a_new_step() -> None:
     restarts = account(3, min_workers=2)
-    lost = Failure(KILLED, 2, None)
-    assert restarts.after(Failure(KILLED, 2, 10)).left_out == frozenset()
-    assert restarts.after(lost).left_out == frozenset()
-    assert restarts.after(lost).left_out == {2}
-    assert (
-        restarts.after(Failure(KILLED, 0, 20)).left_out == frozenset()
-    )  # it continued with two, and takes in the third
-    assert restarts.after(lost).left_out == {2}  # which has one chance
-    assert isinstance(restarts.after(Failure(KILLED, 0, None)), Again)
+    lost = (KILLED, 2, None)
+    assert restarts.decide(KILLED, 2, 10).left_out == frozenset()
+    assert restarts.decide(*lost).left_out == frozenset()
+    assert restarts.decide(*lost).left_out == {2}
+    assert restarts.decide(KILLED, 0, 20).left_out == frozenset()  # it continued with two, and takes in the third
+    assert restarts.decide(*lost).left_out == {2}  # which has one chance
+    assert isinstance(restarts.decide(KILLED, 0, None), Restart)
     all_of_them = account(3, min_workers=3)
-    assert [all_of_them.after(lost).left_out for _ in range(2)] == [frozenset()] * 2
+    assert [all_of_them.decide(*lost).left_out for _ in range(2)] == [frozenset()] * 2
 
 
 def reading(phase: str = heartbeat.TRAINING, *, moment: float = 100.0, **changes: float) -> Reading:

@@ -19,7 +19,7 @@ from tfdist.launch.plan import Plan, Slot, host_of
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
-from tfdist.launch.supervise.restarts import Again, Enough, Failure, Restarts, Rules
+from tfdist.launch.supervise.restarts import GiveUp, Restart, Restarts, Rules
 from tfdist.launch.supervise.watch import (
     OWN_DOING,
     POLL_SECONDS,
@@ -176,7 +176,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Starts the workers as often as it takes; returns the exit status."""
-        again: Again | None = None
+        again: Restart | None = None
         while True:
             if self.signals:
                 return self._leave()
@@ -200,8 +200,8 @@ class Supervisor:
                 continue
             has_left = outcome.facts.get("left_after_saving") or outcome.facts.get("left_unsaved")
             left = outcome.was_interrupted or has_left
-            decision: Again | Enough = Enough() if left or not outcome.status else self._decide(outcome)
-            if isinstance(decision, Enough):
+            decision: Restart | GiveUp = GiveUp() if left or not outcome.status else self._decide(outcome)
+            if isinstance(decision, GiveUp):
                 self._end(decision)
                 return _status_of(outcome)
             again = decision
@@ -250,13 +250,13 @@ class Supervisor:
         self.journal.store(self.run_dir)
         return True
 
-    def _decide(self, outcome: Outcome) -> Again | Enough:
+    def _decide(self, outcome: Outcome) -> Restart | GiveUp:
         slot: Slot | None = None
         if outcome.is_certain and outcome.worker is not None:
             slot = self.plan.slots[outcome.worker - self.plan.first_index]
-        may_mend = bool(outcome.facts.get("address_taken"))  # a start chooses its ports anew
-        decision = self.restarts.after(Failure(outcome.status, slot, outcome.step), may_mend=may_mend)
-        if outcome.status not in OWN_DOING or may_mend:
+        is_retryable = bool(outcome.facts.get("address_taken"))  # a start chooses its ports again
+        decision = self.restarts.decide(outcome.status, slot, outcome.step, is_retryable=is_retryable)
+        if outcome.status not in OWN_DOING or is_retryable:
             self._note_failure(outcome)
         return decision
 
@@ -278,13 +278,13 @@ class Supervisor:
             num_workers=len(self.plan.places),
         )
 
-    def _end(self, decision: Enough) -> None:
+    def _end(self, decision: GiveUp) -> None:
         if decision.event is not None:
             self.output.say(decision.reason)
             self.journal.note("error", decision.event, step=self.restarts.newest_step, message=decision.reason)
         self.journal.store(self.run_dir)
 
-    def _wait(self, again: Again, noticed: float) -> int | None:
+    def _wait(self, again: Restart, noticed: float) -> int | None:
         """Until the next start; the exit status where it does not come to that. `noticed` is when the failure was."""
         ends = noticed + again.seconds
         self.slots.barred = again.left_out

@@ -86,7 +86,6 @@ class Outcome:
     Attributes:
       status: of the whole.
       worker: the one that it comes from; None when all is well.
-      endings: of all.
       hang: if that was the failure.
       vital: of `worker`, when it was last seen.
       step: the last one that any worker has done; None where none showed one.
@@ -102,7 +101,6 @@ class Outcome:
 
     status: int
     worker: int | None
-    endings: tuple[Ending, ...]
     hang: Hang | None = None
     vital: Vital | None = None
     step: int | None = None
@@ -213,7 +211,6 @@ class Watch:
         return Outcome(
             status,
             worker,
-            tuple(self.endings),
             hang=self.hang,
             vital=None if worker is None else self.seen.get(worker),
             step=max((vital.step for vital in self.seen.values() if vital.step is not None), default=None),
