@@ -260,7 +260,7 @@ def test_hosts_that_stay_keep_their_places() -> None:
     assert hosts.take() == ("a", "b") and not hosts.have_changed()
     listed = ["c", "b", "b#2", "d"]
     assert hosts.have_changed() and hosts.take() == ("b", "b#2", "c", "d")
-    hosts.taken_away.add("b")
+    hosts.withdrawn.add("b")
     assert hosts.take() == ("b#2", "c", "d")
     listed = ["b", "e"]
     assert hosts.take() == ("b", "e")

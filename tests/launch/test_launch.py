@@ -23,8 +23,8 @@ from tfdist.launch import processes
 from tfdist.launch.horovod import serve_rendezvous
 from tfdist.launch.hosted_worker import HostedWorker
 from tfdist.launch.supervise.output import STDOUT, Output
-from tfdist.launch.supervise.watch import Ending, blame
-from tfdist.launch.worker_host import Seen
+from tfdist.launch.supervise.watch import Ending, find_root_cause
+from tfdist.launch.worker_host import WorkerUpdate
 
 
 def test_workers_get_their_place_in_a_cluster_on_this_machine(launch: Callable[..., Run]) -> None:
@@ -221,7 +221,7 @@ time.sleep(100)
 def test_wrong_input_and_a_start_that_left_are_not_started_again(launch: Callable[..., Run]) -> None:
     program = """
 if sys.argv[1] == "left":
-    heartbeat.tell(left_after_saving=True)
+    heartbeat.set_exit_info(left_after_saving=True)
 sys.exit({"wrong": 2, "diverged": 3, "left": 99}[sys.argv[1]])
 """
     for word, expected in (("wrong", 2), ("diverged", 3), ("left", 99)):
@@ -416,11 +416,11 @@ def endings(*statuses: tuple[int, int, int, bool]) -> list[Ending]:
 @pytest.mark.slow
 def test_blame_goes_to_the_first_by_its_own_doing() -> None:
     def blamed(*statuses: tuple[int, int, int, bool]) -> int:
-        ending = blame(endings(*statuses))
+        ending = find_root_cause(endings(*statuses))
         assert ending
         return ending.worker
 
-    assert blame(endings((0, 0, 1, False), (1, 0, 2, False))) is None
+    assert find_root_cause(endings((0, 0, 1, False), (1, 0, 2, False))) is None
     assert blamed((0, 0, 1, False), (1, 137, 2, False), (2, 2, 3, False)) == 1
     assert blamed((0, 1, 5, False), (1, 2, 5, False)) == 1  # at the same time: the user's input
     assert blamed((0, 4, 1, False), (1, 2, 9, True)) == 1  # the cause of a lost peer comes later
@@ -451,10 +451,10 @@ def test_a_worker_that_is_given_up_while_its_host_shows_something_passes_that_on
     monkeypatch.setattr(threading, "excepthook", failures.append)
 
     class Host:
-        def look(self, seconds: float) -> Seen:
+        def look(self, seconds: float) -> WorkerUpdate:
             looks.set()
             is_given_up.wait(DEADLINE_SECONDS)
-            return Seen(0, 1, "Z", [(STDOUT, "its last words\n")], {}, time.monotonic())
+            return WorkerUpdate(0, 1, "Z", [(STDOUT, "its last words\n")], {}, time.monotonic())
 
     with (tmp_path / "said").open("wb") as said:
         output = Output(said.fileno(), said.fileno())

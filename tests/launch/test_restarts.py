@@ -14,12 +14,20 @@ from gcs.server import GcsServer
 
 from tfdist.errors import EXIT_STORE_UNAVAILABLE
 from tfdist.launch.supervise import stacks
-from tfdist.launch.supervise.hangs import STOPPED_SECONDS, Deadlines, Vital, Watcher, absent, hindmost, stood_still
+from tfdist.launch.supervise.hangs import (
+    STOPPED_SECONDS,
+    Deadlines,
+    Vital,
+    Watcher,
+    find_hindmost,
+    find_missing,
+    find_stalled,
+)
 from tfdist.launch.supervise.restarts import GiveUp, Restart, Restarts, Rules
 from tfdist.launch.supervise.supervisor import Journal
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
-from tfdist.telemetry.heartbeat import Heartbeat, Reading, read, read_facts, stacks_path
+from tfdist.telemetry.heartbeat import Heartbeat, Reading, read, read_exit_info, stacks_path
 
 KILLED = 137
 
@@ -142,7 +150,7 @@ def test_time_in_which_the_supervisor_was_stopped_itself_does_not_count() -> Non
 
 def test_the_hindmost_has_begun_fewer_turns() -> None:
     def last(*shown: Reading | None) -> list[int]:
-        return [vital.worker for vital in hindmost([vital(i, r) for i, r in enumerate(shown)])]
+        return [vital.worker for vital in find_hindmost([vital(i, r) for i, r in enumerate(shown)])]
 
     assert last(reading(), None) == [1]
     assert last(reading(heartbeat.CONNECTING, turn=2), reading(heartbeat.STARTING, turn=1)) == [1]
@@ -153,14 +161,14 @@ def test_the_hindmost_has_begun_fewer_turns() -> None:
 
 def test_who_did_not_come_is_told_from_who_waited() -> None:
     waits = vital(0, reading(heartbeat.CONNECTING))
-    assert absent([waits, vital(1, reading(heartbeat.STARTING))]).suspects[0].worker == 1
-    assert absent([waits, vital(1, reading(), "T")]).suspects[0].worker == 1
-    assert absent([waits]) is None
+    assert find_missing([waits, vital(1, reading(heartbeat.STARTING))]).suspects[0].worker == 1
+    assert find_missing([waits, vital(1, reading(), "T")]).suspects[0].worker == 1
+    assert find_missing([waits]) is None
 
 
 def test_a_heartbeat_shows_what_a_process_does_and_what_it_told(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "0.heartbeat"
-    assert read(path) is None and read_facts(path) == {}
+    assert read(path) is None and read_exit_info(path) == {}
     mine = Heartbeat(str(path))
     assert (read(path).phase, read(path).step, read(path).recent_seconds) == (heartbeat.STARTING, None, 0.0)
     before = time.monotonic()
@@ -172,15 +180,15 @@ def test_a_heartbeat_shows_what_a_process_does_and_what_it_told(tmp_path: pathli
     shown = read(path)
     assert (shown.phase, shown.step, shown.turn, shown.is_storing) == (heartbeat.TRAINING, 8, 4, True)
     assert before <= shown.moment <= time.monotonic() and 0 < shown.recent_seconds <= shown.longest_seconds < 60
-    mine.tell(run_dir="a")
-    mine.tell(address_taken=True)
-    assert read_facts(path) == {"run_dir": "a", "address_taken": True}
+    mine.set_exit_info(run_dir="a")
+    mine.set_exit_info(address_taken=True)
+    assert read_exit_info(path) == {"run_dir": "a", "address_taken": True}
     assert stacks_path(path).exists()
 
 
 def test_who_stood_still_is_told_from_who_trained_and_who_waited_for_another() -> None:
     def still(*vitals: Vital, now: float) -> list[int]:
-        return [vital.worker for vital in stood_still(vitals, now)]
+        return [vital.worker for vital in find_stalled(vitals, now)]
 
     trains = [vital(index, reading(moment=100.0)) for index in range(3)]
     assert still(*trains, now=101.0) == []
@@ -214,7 +222,7 @@ def test_a_worker_has_one_line_and_one_that_stood_still_its_stacks_once() -> Non
         "worker 1: training, last step 10",
         "worker 4: has not shown itself",
     ]
-    assert stacks.waits_for_input(dump) and not stacks.waits_for_input(dump.split("\n\n")[1])
+    assert stacks.is_input_blocked(dump) and not stacks.is_input_blocked(dump.split("\n\n")[1])
     many = stacks.summarize([vital(index, reading()) for index in range(1000)], {}, still={999}, now=100.0).splitlines()
     assert many[0].startswith("worker 999 (host here") and many[-1] == "983 more workers" and len(many) == 19
 

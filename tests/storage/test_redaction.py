@@ -16,7 +16,7 @@ from tfdist.telemetry.console.console import PlainConsole
 from tfdist.telemetry.facts import Event
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import Sink, Stream
+from tfdist.telemetry.sinks.sink import Sink, SinkDispatcher
 from tfdist.training.run.request import Request
 from tfdist.training.run.telling import TellingSettings
 from tfdist.training.run.telling import run_facts as facts_of_run
@@ -73,11 +73,11 @@ def test_what_a_sink_raises_is_told_without_its_password(tmp_path: pathlib.Path)
     taken: list[Event] = []
     stdout, stderr = io.StringIO(), io.StringIO()
     console = PlainConsole(stdout, stderr)
-    log = EventLog(RunDirectory(str(tmp_path)), worker=0, console=console, tell=taken.append)
-    stream = Stream(
+    log = EventLog(RunDirectory(str(tmp_path)), worker=0, console=console, dispatch=taken.append)
+    stream = SinkDispatcher(
         [Tracker()], run_facts(tmp_path), warn=lambda message: log.warning("sink_dropped", message=message, why=message)
     )
-    stream.tell(Event(name="training_started", level="info", worker=0, step=None, message=None, details={}))
+    stream.dispatch(Event(name="training_started", level="info", worker=0, step=None, message=None, details={}))
     stream.close()
     log.close()
     assert "http://***@tracker/api" in stderr.getvalue()

@@ -134,12 +134,12 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
         options, plan, start, deadlines, rules = parse(arguments)
         slots = Slots(lambda: plan.places, is_fixed=True)
         if options.hosts_command is not None:
-            listing = hosts.HostList(options.hosts_command, output.say)
+            listing = hosts.HostList(options.hosts_command, output.report)
             slots = Slots(lambda: listing.slots, min_workers=options.min_workers or 1)
         supervisor = Supervisor(plan, start, output, signals=signals, deadlines=deadlines, rules=rules, slots=slots)
         return supervisor.run()
     except TfdistError as error:
-        output.say(str(error))
+        output.report(str(error))
         return error.exit_status
     finally:
         ignore_signals()

@@ -27,7 +27,7 @@ from tfdist.keras_fit.identity import identity_of, note_end
 from tfdist.keras_fit.python_batches import BatchError
 from tfdist.settings.checks import COUNT, MOST_SEED, whole_number
 from tfdist.storage import files
-from tfdist.strategies.auto import strategy_over
+from tfdist.strategies.auto import wrap_strategy
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.class_weight import check_one_class
 from tfdist.telemetry.run_directory import RunDirectory
@@ -228,7 +228,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 def _strategy_of(model: keras.Model, strategy: Strategy | None) -> Strategy:
     """The strategy, connected; that of the scope which the model was made in where none was given."""
     made_in = scope_of(model)
-    is_given, strategy = strategy is not None, strategy or strategy_over(made_in)
+    is_given, strategy = strategy is not None, strategy or wrap_strategy(made_in)
     strategy.check_alone()
     strategy.connect()
     if not is_given:

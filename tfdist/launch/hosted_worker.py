@@ -18,7 +18,7 @@ from tfdist.launch.local import tf_config
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.output import STDERR, STDOUT, Output
-from tfdist.launch.worker_host import Seen
+from tfdist.launch.worker_host import WorkerUpdate
 from tfdist.telemetry import heartbeat
 
 LOOK_SECONDS = 0.25
@@ -34,7 +34,7 @@ class Host(Protocol):
 
     def meet(self, address: str) -> str: ...
     def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None: ...
-    def look(self, seconds: float) -> Seen: ...
+    def look(self, seconds: float) -> WorkerUpdate: ...
     def send(self, signal_number: int) -> None: ...
 
 
@@ -103,10 +103,10 @@ class HostedWorker(Worker):
         """Ends it from here."""
         with self._lock:
             if self._status is None:
-                self._output.say(why)
+                self._output.report(why)
                 self._status = status
 
-    def _take(self, seen: Seen) -> None:
+    def _take(self, seen: WorkerUpdate) -> None:
         for stream, data in seen.written:
             self._feeds[stream](data.encode("latin-1"))
         for ending, text in seen.shown.items():

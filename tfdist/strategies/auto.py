@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.settings.checks import FUNCTION
-from tfdist.strategies.base import Notify, Strategy, Topology, connected_over
+from tfdist.strategies.base import Notify, Strategy, Topology, find_connected
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.tf_config import read_tf_config
 from tfdist.strategies.horovod import Horovod
@@ -20,8 +20,8 @@ from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.tpu import TPU
 
-ONE_PROCESS = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
-OTHERS = (
+WRAPPED = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
+REFUSED = (
     tf.distribute.MultiWorkerMirroredStrategy,
     tf.distribute.TPUStrategy,
     tf.distribute.experimental.CentralStorageStrategy,
@@ -74,29 +74,29 @@ def choose(
     return strategy
 
 
-def strategy_over(distribution: tf.distribute.Strategy) -> Strategy:
+def wrap_strategy(distribution: tf.distribute.Strategy) -> Strategy:
     """The strategy for what was made in the scope of `distribution`; one device for TensorFlow's default.
 
     Raises:
       UserError: it is none that tfdist trains under.
     """
-    known = connected_over(distribution)
+    known = find_connected(distribution)
     if known is not None:
         return known
-    if isinstance(distribution, OTHERS):
+    if isinstance(distribution, REFUSED):
         raise UserError(
             f"The model was made in the scope of a tf.distribute.{type(distribution).__name__}, which tfdist does not "
             "train under as it is. Make it in the scope of one of tfdist.strategies, such as "
             "multi_worker.MultiWorker()."
         )
-    if not isinstance(distribution, ONE_PROCESS):
+    if not isinstance(distribution, WRAPPED):
         return OneDevice()
-    found = OfTensorFlow(distribution)
+    found = WrappedStrategy(distribution)
     found.connect()
     return found
 
 
-class OfTensorFlow(Strategy):
+class WrappedStrategy(Strategy):
     """The devices of this process, by a strategy of TensorFlow's that exists already."""
 
     trains_alone = True

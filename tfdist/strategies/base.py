@@ -174,7 +174,7 @@ class Strategy(abc.ABC):
         """
         if self.topology.num_replicas == 1:
             return list(tensors)
-        return sum_by_type([placed(t) for t in tensors], self._sum_of_one_type)
+        return sum_by_type([with_device(t) for t in tensors], self._sum_of_one_type)
 
     def _sum_of_one_type(self, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensors)
@@ -198,7 +198,7 @@ class Strategy(abc.ABC):
         """
         sent = list(gradients)
         if self.topology.num_replicas > 1:
-            sent = [without_repeats(g) if self.gathers_rows else tf.convert_to_tensor(g) for g in gradients]
+            sent = [sum_repeated_rows(g) if self.gathers_rows else tf.convert_to_tensor(g) for g in gradients]
         summed = self.sum_over_replicas([*sent, *scalars])
         return summed[: len(gradients)], summed[len(gradients) :]
 
@@ -223,7 +223,7 @@ class Strategy(abc.ABC):
                 lambda context: received[context.replica_id_in_sync_group]
             )
 
-        return tf.distribute.get_replica_context().merge_call(exchanged, args=(placed(rows),))
+        return tf.distribute.get_replica_context().merge_call(exchanged, args=(with_device(rows),))
 
     def all_gather(self, vector: tf.Tensor, *, name: str) -> tf.Tensor:
         """The replicas' vectors, [num_replicas, n], in their order. Called in replica context.
@@ -235,7 +235,7 @@ class Strategy(abc.ABC):
         del name
         if self.topology.num_replicas == 1:
             return vector[tf.newaxis]
-        return tf.distribute.get_replica_context().all_gather(placed(vector[tf.newaxis]), axis=0)
+        return tf.distribute.get_replica_context().all_gather(with_device(vector[tf.newaxis]), axis=0)
 
     def reduce_scatter(self, rows: tf.Tensor, *, name: str) -> tf.Tensor:
         """The sum over the replicas of row r, [n], at replica r. Called in replica context; arguments as `all_to_all`.
@@ -425,17 +425,17 @@ def _in_replica() -> bool:
     return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 
-def connected_over(distribution: tf.distribute.Strategy) -> Strategy | None:
+def find_connected(distribution: tf.distribute.Strategy) -> Strategy | None:
     """The strategy of this process that stands on `distribution`; None for one that somebody else made."""
     return _connected.get(id(distribution))
 
 
-def read_ahead(dataset: tf.data.Dataset, device: str) -> tf.data.Dataset:
+def prefetch(dataset: tf.data.Dataset, device: str) -> tf.data.Dataset:
     """The dataset with its next element in the memory of a device already."""
     return dataset.apply(tf.data.experimental.prefetch_to_device(device, buffer_size=1))
 
 
-def placed(tensor: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
+def with_device(tensor: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
     """The tensor with a device: TensorFlow asks where a sum should go, and what was read from a variable has none."""
     return tensor if isinstance(tensor, tf.IndexedSlices) else tf.identity(tensor)
 
@@ -451,7 +451,7 @@ def sum_by_type(
     return [summed[i] for i in range(len(tensors))]
 
 
-def without_repeats(gradient: Gradient) -> Gradient:
+def sum_repeated_rows(gradient: Gradient) -> Gradient:
     """Adds up the rows of one index, so that less is sent, and norms are those of the dense gradient."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.strategies.base import placed
+from tfdist.strategies.base import with_device
 
 REDUCED_AS_THEY_ARE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 
@@ -35,7 +35,7 @@ def static_replica_index() -> int:
     return int(index)
 
 
-def rows_of_all(tensors: Sequence[tf.Tensor], *, room: int) -> list[tf.Tensor]:
+def gather_rows(tensors: Sequence[tf.Tensor], *, room: int) -> list[tf.Tensor]:
     """Each tensor, [n, …] with the same n, with the rows of all replicas, [Σ n, …]; in replica context.
 
     Each replica puts its rows in their place among zeros, and the replicas add up.
@@ -72,4 +72,4 @@ def _summable(tensor: tf.Tensor) -> tf.Tensor:
 
 def _summed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     context = tf.distribute.get_replica_context()
-    return [context.all_reduce(tf.distribute.ReduceOp.SUM, placed(t)) for t in tensors]
+    return [context.all_reduce(tf.distribute.ReduceOp.SUM, with_device(t)) for t in tensors]

@@ -19,7 +19,7 @@ from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
 from tfdist.errors import UserError
 from tfdist.settings.checks import SECONDS
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, read_ahead, refuse_others
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, prefetch, refuse_others
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.horovod_rendezvous import get_failure, meet, put_failure, read_meeting
 from tfdist.strategies.failure_report import FailureReport
@@ -74,7 +74,7 @@ class Horovod(Strategy):
         dataset = make(self.topology)
         device = self.distribution.extended.worker_devices[0]
         if "GPU" in device:
-            dataset = read_ahead(dataset, device)
+            dataset = prefetch(dataset, device)
         return iter(dataset)
 
     def from_first_replica(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.strategies.base import Gradient, Strategy, sum_by_type, without_repeats
+from tfdist.strategies.base import Gradient, Strategy, sum_by_type, sum_repeated_rows
 
 BFLOAT16, FLOAT16 = "bfloat16", "float16"
 PRECISIONS = (BFLOAT16, FLOAT16)
@@ -49,8 +49,8 @@ def ordered_sum_of_vector(strategy: Strategy, vector: tf.Tensor) -> tf.Tensor:
 
 def _ordered_sum_of_one_type(strategy: Strategy, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     count, kind = strategy.topology.num_replicas, tensors[0].dtype.name
-    parts = strategy.all_to_all(as_rows(tensors, count), name=f"parts.{kind}")
-    return of_rows(strategy.all_gather(_tree(parts, count), name=f"sums.{kind}"), tensors)
+    parts = strategy.all_to_all(join_rows(tensors, count), name=f"parts.{kind}")
+    return split_rows(strategy.all_gather(_tree(parts, count), name=f"sums.{kind}"), tensors)
 
 
 def _tree(rows: tf.Tensor, count: int) -> tf.Tensor:
@@ -61,7 +61,7 @@ def _tree(rows: tf.Tensor, count: int) -> tf.Tensor:
     return rows[0]
 
 
-def packs(sizes: Sequence[int], most: int) -> list[list[int]]:
+def pack_indices(sizes: Sequence[int], most: int) -> list[list[int]]:
     """Places of tensors of these sizes in packs of about `most`, or one of all where that is 0.
 
     The last come first: scalars, which everything waits for, and the gradients that a backward pass has first.
@@ -77,14 +77,14 @@ def packs(sizes: Sequence[int], most: int) -> list[list[int]]:
     return found
 
 
-def as_rows(tensors: Sequence[tf.Tensor], count: int) -> tf.Tensor:
+def join_rows(tensors: Sequence[tf.Tensor], count: int) -> tf.Tensor:
     """Tensors of one type one after the other, and zeros, in so many rows."""
     missing = -sum(math.prod(t.shape) for t in tensors) % count
     parts = [*(tf.reshape(t, [-1]) for t in tensors), tf.zeros([missing], tensors[0].dtype)]
     return tf.reshape(tf.concat(parts, axis=0), [count, -1])
 
 
-def of_rows(rows: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def split_rows(rows: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """What stands in such rows in the places of the tensors."""
     *parts, _ = tf.split(tf.reshape(rows, [-1]), [*(math.prod(t.shape) for t in tensors), -1])
     return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]
@@ -109,17 +109,17 @@ def sum_in_16_bits(
     for i in [i for i in small if isinstance(gradients[i], tf.IndexedSlices)]:
         found[i] = _sum_of_slices(strategy, gradients[i], precision)
     dense = [i for i in small if i not in found]
-    for pack in packs([NUM_BYTES * math.prod(gradients[i].shape) for i in dense], strategy.bytes_per_pack):
-        places = [dense[i] for i in pack]
+    for indices in pack_indices([NUM_BYTES * math.prod(gradients[i].shape) for i in dense], strategy.bytes_per_pack):
+        places = [dense[i] for i in indices]
         tensors = [gradients[i] for i in places]
-        rows = as_rows(tensors, strategy.topology.num_replicas)
+        rows = join_rows(tensors, strategy.topology.num_replicas)
         words = _summed_words(strategy, rows, precision, name="pieces")
-        sums = unpacked(strategy.all_gather(words[0], name="sums"), precision)
-        found |= zip(places, of_rows(sums, tensors), strict=True)
+        sums = unpack(strategy.all_gather(words[0], name="sums"), precision)
+        found |= zip(places, split_rows(sums, tensors), strict=True)
     return [found[i] for i in range(len(gradients))], scalars
 
 
-def packed(rows: tf.Tensor, precision: str) -> tf.Tensor:
+def pack(rows: tf.Tensor, precision: str) -> tf.Tensor:
     """What float32 rows [n, m] travel as, [n, m + 0 or 2]: float16, which every collective takes, whatever it means."""
     if precision == BFLOAT16:
         return tf.bitcast(tf.cast(rows, tf.bfloat16), tf.float16)
@@ -129,7 +129,7 @@ def packed(rows: tf.Tensor, precision: str) -> tf.Tensor:
     return tf.concat([tf.cast(rows * (HIGHEST / power), tf.float16), tf.bitcast(power, tf.float16)[:, 0]], axis=1)
 
 
-def unpacked(words: tf.Tensor, precision: str) -> tf.Tensor:
+def unpack(words: tf.Tensor, precision: str) -> tf.Tensor:
     """The float32 rows of what was received."""
     if precision == BFLOAT16:
         return tf.cast(tf.bitcast(words, tf.bfloat16), tf.float32)
@@ -139,17 +139,17 @@ def unpacked(words: tf.Tensor, precision: str) -> tf.Tensor:
 
 def _summed_words(strategy: Strategy, rows: tf.Tensor, precision: str, *, name: str) -> tf.Tensor:
     """The sum of row r over the replicas at replica r, [1, …], rounded and packed."""
-    received = unpacked(strategy.all_to_all(packed(rows, precision), name=name), precision)
-    return packed(tf.add_n(tf.unstack(received, strategy.topology.num_replicas))[tf.newaxis], precision)
+    received = unpack(strategy.all_to_all(pack(rows, precision), name=name), precision)
+    return pack(tf.add_n(tf.unstack(received, strategy.topology.num_replicas))[tf.newaxis], precision)
 
 
 def _sum_of_slices(strategy: Strategy, slices: tf.IndexedSlices, precision: str) -> tf.IndexedSlices:
     """The rows of all replicas, each rounded, summed by index, and rounded again as other sums are."""
-    own = without_repeats(slices)
+    own = sum_repeated_rows(slices)
     rows = tf.reshape(own.values, [-1, math.prod(own.values.shape[1:])])
-    sent = tf.IndexedSlices(packed(rows, precision), own.indices, own.dense_shape)
+    sent = tf.IndexedSlices(pack(rows, precision), own.indices, own.dense_shape)
     (received,) = strategy.sum_over_replicas([sent])
-    rows = tf.reshape(unpacked(received.values, precision), [-1, rows.shape[1]])
-    summed = without_repeats(tf.IndexedSlices(rows, received.indices, received.dense_shape))
-    values = tf.reshape(unpacked(packed(summed.values, precision), precision), [-1, *slices.values.shape[1:]])
+    rows = tf.reshape(unpack(received.values, precision), [-1, rows.shape[1]])
+    summed = sum_repeated_rows(tf.IndexedSlices(rows, received.indices, received.dense_shape))
+    values = tf.reshape(unpack(pack(summed.values, precision), precision), [-1, *slices.values.shape[1:]])
     return tf.IndexedSlices(values, summed.indices, summed.dense_shape)

@@ -55,13 +55,13 @@ class TPU(Strategy):
             tf.tpu.experimental.initialize_tpu_system(resolver)
         except (tf.errors.OpError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"The TPU {_said(address)} does not initialize: {first_line(error)} Check with "
+                f"The TPU {_format_address(address)} does not initialize: {first_line(error)} Check with "
                 "`gcloud compute tpus tpu-vm describe` that it is READY and that no other process holds it."
             ) from error
         distribution = tf.distribute.TPUStrategy(resolver)
         self.num_hosts = distribution.extended.num_hosts
         on_hosts = f" on {self.num_hosts} hosts" if self.num_hosts > 1 else ""
-        notify(f"TPU {_said(address)}: {distribution.num_replicas_in_sync} cores{on_hosts}")
+        notify(f"TPU {_format_address(address)}: {distribution.num_replicas_in_sync} cores{on_hosts}")
         return distribution, Topology(0, 1, num_local_replicas=distribution.num_replicas_in_sync)
 
     def _resolve(self, address: str | None) -> tf.distribute.cluster_resolver.TPUClusterResolver:
@@ -75,7 +75,7 @@ class TPU(Strategy):
                 check_answers(resolver.cluster_spec().as_dict())
         except Exception as error:  # the resolver lets through whatever the metadata server's client raises
             raise UserError(
-                f"No TPU found for TPU.address = {_said(address)}: {first_line(error)} On a TPU VM install "
+                f"No TPU found for TPU.address = {_format_address(address)}: {first_line(error)} On a TPU VM install "
                 "tfdist[tpu] (docs/tpu.md) and write tpu.TPU.address = 'local'; else give the TPU's name with its "
                 "zone and project, or a grpc:// address."
             ) from error
@@ -91,7 +91,7 @@ def check_answers(jobs: Mapping[str, Sequence[str]]) -> None:
             raise OSError(f"{host}:{port} does not answer ({error.strerror or error}).") from error
 
 
-def _said(address: str | None) -> str:
+def _format_address(address: str | None) -> str:
     return repr(address) if address else "None (whatever the environment names)"
 
 

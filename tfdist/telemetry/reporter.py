@@ -88,11 +88,11 @@ class Reporter:
         )
 
     def input_wait(self, *, step: int, epoch: int, waited: Any) -> None:
-        told = f"epoch {epoch + 1}: {_said(waited)}" if waited.is_notable else None
+        told = f"epoch {epoch + 1}: {_format_wait(waited)}" if waited.is_notable else None
         self._events.info("input_wait", step=step, message=told, epoch=epoch + 1, **_figures(waited))
 
     def input_bound(self, *, step: int, waited: Any, hint: str) -> None:
-        message = f"Training: {_said(waited)}. {hint}".strip()
+        message = f"Training: {_format_wait(waited)}. {hint}".strip()
         self._events.warning("input_bound", step=step, message=message, **_figures(waited))
 
     def straggler(self, *, step: int, worker: int, seconds: float, median: float) -> None:
@@ -136,7 +136,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
 
 
-def _said(waited: Any) -> str:
+def _format_wait(waited: Any) -> str:
     who = f"worker {waited.worst} " if len(waited.seconds) > 1 else ""
     return f"{who}waited for input {waited.share:.0%} of the time ({waited.seconds[waited.worst]:.1f} s)"
 

@@ -26,7 +26,7 @@ class Output:
         self._lock = threading.Lock()
         self._pumps: list[threading.Thread] = []
 
-    def say(self, message: str) -> None:
+    def report(self, message: str) -> None:
         """Writes the launcher's own words to stderr."""
         with self._lock:
             self._write(STDERR, b"".join(b"[launch] " + line.encode() + b"\n" for line in message.splitlines()))

@@ -1,7 +1,7 @@
 """Keeps the lifecycle of a run: one JSON object an event, and a sentence on the console where there is one.
 
 Invariant: only the chief of a training writes events.jsonl; another worker, or mode, writes a file that bears its
-index, or name, and only once it has something to tell. `open_run` makes one log a process and closes it last.
+index, or name, and only with its first event. `open_run` makes one log a process and closes it last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class EventLog:
       mode: as `RunFacts` has it.
       worker: whose log this is; 0 is the chief, which writes what all share.
       console: shows what has a message.
-      tell: takes each event, once it is written.
+      dispatch: takes each event, once it is written.
 
     Example:
 
@@ -41,12 +41,12 @@ class EventLog:
         worker: int,
         mode: str = "train",
         console: Console,
-        tell: Callable[[Event], None] = lambda event: None,
+        dispatch: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self._log = GuardedLog(run.worker_events(worker) if mode == "train" else run.mode_events(mode, worker))
         self._worker = worker
         self._console = console
-        self._tell = tell
+        self._dispatch = dispatch
         self._lock = threading.Lock()  # what notes a signal tells from a thread of its own
 
     def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
@@ -78,7 +78,7 @@ class EventLog:
         line = event_line(event)
         with self._lock:
             problem = self._log.write_line(line)
-        self._tell(event)
+        self._dispatch(event)
         if problem:
             self.warning("log_not_written", message=problem)
 

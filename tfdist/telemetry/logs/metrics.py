@@ -57,7 +57,7 @@ class MetricsLog(Metrics):
       run: whose directory it is.
       tensorboard: whether summaries are written.
       config_text: the configuration, for TensorBoard.
-      tell: takes each point, once it is written.
+      dispatch: takes each point, once it is written.
       warn: takes what is wrong with the points of earlier starts.
       report_loss: takes what could not be written.
     """
@@ -68,13 +68,13 @@ class MetricsLog(Metrics):
         *,
         tensorboard: bool = True,
         config_text: str = "",
-        tell: Callable[[Point], None] = lambda point: None,
+        dispatch: Callable[[Point], None] = lambda point: None,
         warn: Warn = lambda message: None,
         report_loss: Warn = lambda message: None,
     ) -> None:
         self._run = run
         self._warn = warn
-        self._tell = tell
+        self._dispatch = dispatch
         self._report_loss = report_loss
         self._points = GuardedLog(run.metrics)
         self._summaries = Summaries(run.tensorboard, config_text) if tensorboard else None
@@ -90,7 +90,7 @@ class MetricsLog(Metrics):
         head = {"step": int(step), "epoch": int(epoch), "split": split, "learning_rate": learning_rate}
         if problem := self._points.write_line(to_json({**head, **metrics})):
             self._report_loss(problem)
-        self._tell(
+        self._dispatch(
             Point(step=int(step), epoch=int(epoch), split=split, metrics=dict(metrics), learning_rate=learning_rate)
         )
         rate = {} if learning_rate is None else {"learning_rate": learning_rate}

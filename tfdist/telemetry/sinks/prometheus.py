@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
 _MAX_PORT = 65535
-MOST_CONNECTIONS, IDLE_SECONDS = 16, 5.0
+MAX_CONNECTIONS, IDLE_SECONDS = 16, 5.0
 
 
 class Prometheus(Sink):
@@ -173,7 +173,7 @@ def limit_connections(server: WSGIServer) -> None:
 
     Whoever reaches it could use up the files that this process may open, and a training needs some.
     """
-    free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+    free = threading.BoundedSemaphore(MAX_CONNECTIONS)
     start_thread, answer = server.process_request, server.finish_request
 
     def process_request(request: Any, address: Any) -> None:

@@ -2,8 +2,8 @@
 
 A gin file names sinks, `train.sinks = [@prometheus.Prometheus()]`. One of the user's own is a subclass of `Sink`.
 
-Invariant: `Stream.tell` never waits and never raises for a sink's sake, so that training goes on as without sinks. The
-run's own records (the console, events.jsonl, metrics.jsonl, TensorBoard's files) are written before a fact comes here.
+Invariant: `SinkDispatcher.dispatch` never waits and never raises for a sink's sake, so that training goes on as without
+sinks. The run's own records (the console, events.jsonl, metrics.jsonl, TensorBoard's files) are written before that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from tfdist.errors import UserError, missing_extra
 from tfdist.telemetry.facts import Event, Fact, Phase, Point, RunFacts, Sample
 
-MOST_WAITING = 10_000  # facts, for one sink
+MAX_WAITING = 10_000  # facts, for one sink
 HANG_SECONDS = 30.0
 CLOSE_SECONDS = 15.0
 
@@ -89,7 +89,7 @@ class Tracker(Sink):
         self.log(numbers, sample.step or 0, sample.time)
 
 
-class Stream:
+class SinkDispatcher:
     """The sinks of one process.
 
     Args:
@@ -102,11 +102,11 @@ class Stream:
     """
 
     def __init__(self, sinks: Sequence[Sink], run: RunFacts, *, warn: Callable[[str], None]) -> None:
-        self._lanes = [_Lane(sink, run) for sink in sinks]
+        self._lanes = [_SinkThread(sink, run) for sink in sinks]
         self._warn = warn
         self.status = FAILED
 
-    def tell(self, fact: Fact) -> None:
+    def dispatch(self, fact: Fact) -> None:
         """Gives the fact to each sink's thread."""
         for lane in list(self._lanes):
             trouble = lane.put(fact)
@@ -123,21 +123,21 @@ class Stream:
                 self._drop(lane, trouble)
         self._lanes = []
 
-    def _drop(self, lane: _Lane, trouble: str) -> None:
+    def _drop(self, lane: _SinkThread, trouble: str) -> None:
         if lane in self._lanes:
             self._lanes = [other for other in self._lanes if other is not lane]
             lane.is_dropped = True
             self._warn(f"The sink {lane.name} was dropped, and the run goes on without it: {trouble}.")
 
 
-class _Lane:
+class _SinkThread:
     """One sink and its thread."""
 
     def __init__(self, sink: Sink, run: RunFacts) -> None:
         self.name = type(sink).__name__
         self.is_dropped = False
         self._sink = sink
-        self._facts: queue.Queue[Fact | str] = queue.Queue(MOST_WAITING)  # a status ends it
+        self._facts: queue.Queue[Fact | str] = queue.Queue(MAX_WAITING)  # a status ends it
         self._busy_since: float | None = None
         self._error: Exception | None = None
         # A daemon, since a sink that hangs must not keep the process.
@@ -154,7 +154,7 @@ class _Lane:
         try:
             self._facts.put_nowait(fact)
         except queue.Full:
-            return f"{MOST_WAITING:,} facts wait for it"
+            return f"{MAX_WAITING:,} facts wait for it"
         return None
 
     def end(self, status: str) -> bool:

@@ -35,7 +35,7 @@ from tfdist.telemetry.logs.metrics import Metrics
 from tfdist.telemetry.records import with_line_count
 from tfdist.telemetry.result import END_PREEMPTED, TRAIN, Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED, Stream
+from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED, SinkDispatcher
 from tfdist.training.run.claim import Place, take_place
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
@@ -82,7 +82,7 @@ class Run:
     events: EventLog
     metrics: Metrics
     facts: RunFacts
-    stream: Stream
+    stream: SinkDispatcher
     place: Place
     earlier_starts: Sequence[Start] = ()
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -139,7 +139,7 @@ def open_run(
         checkpoint_dir = getattr(settings.backup, "backup_dir", None)
     directory = RunDirectory(request.run_dir, checkpoint_dir)
     waiting = request.console(True)
-    heartbeat.tell(run_dir=directory.path)
+    heartbeat.set_exit_info(run_dir=directory.path)
     heartbeat.beat(heartbeat.CONNECTING)
     strategy.check_alone()
     topology = strategy.connect(notify=waiting.message)
@@ -171,13 +171,13 @@ def open_run(
             if stream.status == FAILED:
                 stream.status = DONE
         except PreemptedError as error:
-            heartbeat.tell(left_after_saving=True)
+            heartbeat.set_exit_info(left_after_saving=True)
             stream.status = PREEMPTED
             run.note_end(END_PREEMPTED)
             events.warning("preempted", reason=str(error))
             raise
         except NotSavedError as error:
-            heartbeat.tell(left_unsaved=True)
+            heartbeat.set_exit_info(left_unsaved=True)
             events.error("left_unsaved", reason=str(error))
             raise
         except BaseException as error:
@@ -221,7 +221,7 @@ def reporting_failures(strategy: Strategy) -> Iterator[None]:
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         told = explain_failure(error, strategy) or error
         if isinstance(told, PeerFailedError):
-            heartbeat.tell(failed_worker=told.worker)
+            heartbeat.set_exit_info(failed_worker=told.worker)
         elif not isinstance(told, PeerLostError):
             strategy.report_failure(told)
         if told is error:

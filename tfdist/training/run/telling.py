@@ -30,7 +30,7 @@ from tfdist.telemetry.logs.records import read_samples
 from tfdist.telemetry.records import Unreadable, Warn
 from tfdist.telemetry.result import Start
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import Sink, Stream
+from tfdist.telemetry.sinks.sink import Sink, SinkDispatcher
 from tfdist.training.run.request import Request
 
 RUN_ID_BYTES = 16  # all random, since samplers of traces decide by any of their bits
@@ -115,7 +115,7 @@ def goodput_so_far(run: RunFacts, starts: Sequence[Start]) -> float | None:
 @contextlib.contextmanager
 def open_telling(
     run: RunFacts, told: TellingSettings, console: Console, *, keeps: bool, samples: bool
-) -> Iterator[tuple[EventLog, Metrics, Stream]]:
+) -> Iterator[tuple[EventLog, Metrics, SinkDispatcher]]:
     """Opens the logs of this worker, and its sinks.
 
     Args:
@@ -128,15 +128,15 @@ def open_telling(
     console.belongs_to(run)
     directory = RunDirectory(run.directory)
     own = [sink for sink in told.sinks if run.is_chief or sink.every_worker]
-    stream = Stream(own, run, warn=lambda message: events.warning("sink_dropped", message=message))
-    events = EventLog(directory, worker=run.worker, mode=run.mode, console=console, tell=stream.tell)
+    stream = SinkDispatcher(own, run, warn=lambda message: events.warning("sink_dropped", message=message))
+    events = EventLog(directory, worker=run.worker, mode=run.mode, console=console, dispatch=stream.dispatch)
     metrics: Metrics = Metrics()
     if run.is_chief:
         metrics = MetricsLog(
             directory,
             tensorboard=keeps,
             config_text=run.config_text,
-            tell=stream.tell,
+            dispatch=stream.dispatch,
             warn=lambda message: events.warning("file_damaged", message=message),
             report_loss=lambda message: events.warning("log_not_written", message=message),
         )
@@ -149,10 +149,10 @@ def open_telling(
         if samples:
             path = directory.samples(run.worker) if keeps else None
             warn = lambda event, message: events.warning(event, message=message)  # noqa: E731
-            leaving.callback(Sampler(run, path, tell=stream.tell, warn=warn).close)
+            leaving.callback(Sampler(run, path, dispatch=stream.dispatch, warn=warn).close)
         yield events, metrics, stream
 
 
-def _tell_phase(stream: Stream, worker: int, share: str, seconds: float, ago: float) -> None:
+def _tell_phase(stream: SinkDispatcher, worker: int, share: str, seconds: float, ago: float) -> None:
     ended = now() - datetime.timedelta(seconds=ago)
-    stream.tell(Phase(worker=worker, share=share, seconds=seconds, time=ended))
+    stream.dispatch(Phase(worker=worker, share=share, seconds=seconds, time=ended))
