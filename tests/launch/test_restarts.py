@@ -148,7 +148,7 @@ def test_time_in_which_the_supervisor_was_stopped_itself_does_not_count() -> Non
     assert look_until(watcher, vitals, 1060.0, 1062.0) is not None
 
 
-def test_the_hindmost_has_begun_fewer_turns() -> None:
+def test_the_hindmost_has_begun_fewer_turns_and_the_missing_has_not_met_the_others() -> None:
     def last(*shown: Reading | None) -> list[int]:
         return [vital.worker for vital in find_hindmost([vital(i, r) for i, r in enumerate(shown)])]
 
@@ -157,9 +157,6 @@ def test_the_hindmost_has_begun_fewer_turns() -> None:
     assert last(reading(turn=12), reading(heartbeat.BETWEEN, turn=11), reading(heartbeat.SAVING, turn=13)) == [1]
     assert last(reading(turn=12), reading(turn=12)) == [0, 1]
     assert last(reading(turn=12), reading(heartbeat.LEAVING, turn=13)) == [1]
-
-
-def test_who_did_not_come_is_told_from_who_waited() -> None:
     waits = vital(0, reading(heartbeat.CONNECTING))
     assert find_missing([waits, vital(1, reading(heartbeat.STARTING))]).suspects[0].worker == 1
     assert find_missing([waits, vital(1, reading(), "T")]).suspects[0].worker == 1
