@@ -156,16 +156,16 @@ class HostedStart:
     def _run(self) -> None:
         worker = self.workers[0]
         try:
-            found = self._find_hosts(self.workers)
-            if not found:
+            hosts = self._find_hosts(self.workers)
+            if not hosts:
                 return
             addresses = []
-            for worker, (node, host) in zip(self.workers, found, strict=True):  # noqa: B007
+            for worker, (node, host) in zip(self.workers, hosts, strict=True):  # noqa: B007
                 addresses.append(host.meet(node))
             own = [{"TF_CONFIG": tf_config(addresses, number)} for number in range(len(addresses))]
             if self._assign is not None:
-                own = self._assign([node for node, _ in found])
-            for worker, (_, host), variables in zip(self.workers, found, own, strict=True):
+                own = self._assign([node for node, _ in hosts])
+            for worker, (_, host), variables in zip(self.workers, hosts, own, strict=True):
                 variables = self._plan.launcher_variables | variables | self._plan.own_variables(worker.index)
                 if worker.begin(host):
                     host.start(worker.index, self._plan.command[1:], variables)

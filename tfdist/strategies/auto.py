@@ -91,9 +91,9 @@ def wrap_strategy(distribution: tf.distribute.Strategy) -> Strategy:
         )
     if not isinstance(distribution, WRAPPED):
         return OneDevice()
-    found = WrappedStrategy(distribution)
-    found.connect()
-    return found
+    strategy = WrappedStrategy(distribution)
+    strategy.connect()
+    return strategy
 
 
 class WrappedStrategy(Strategy):

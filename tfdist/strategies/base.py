@@ -213,17 +213,17 @@ class Strategy(abc.ABC):
         if self.topology.num_replicas == 1:
             return rows
 
-        def exchanged(distribution: tf.distribute.Strategy, given: Any) -> Any:
-            held = distribution.experimental_local_results(given)
+        def exchange(distribution: tf.distribute.Strategy, rows_by_replica: Any) -> Any:
+            local = distribution.experimental_local_results(rows_by_replica)
             received = []
-            for replica, own in enumerate(held):
+            for replica, own in enumerate(local):
                 with tf.device(own.device):
-                    received.append(tf.stack([rows[replica] for rows in held]))
+                    received.append(tf.stack([rows[replica] for rows in local]))
             return distribution.experimental_distribute_values_from_function(
                 lambda context: received[context.replica_id_in_sync_group]
             )
 
-        return tf.distribute.get_replica_context().merge_call(exchanged, args=(with_device(rows),))
+        return tf.distribute.get_replica_context().merge_call(exchange, args=(with_device(rows),))
 
     def all_gather(self, vector: tf.Tensor, *, name: str) -> tf.Tensor:
         """The replicas' vectors, [num_replicas, n], in their order. Called in replica context.

@@ -56,14 +56,14 @@ def gather_rows(tensors: Sequence[tf.Tensor], *, room: int) -> list[tf.Tensor]:
         return tf.pad(tensor, tf.concat([around, tf.zeros([tensor.shape.rank - 1, 2], tf.int32)], axis=0))
 
     whole = _summed([in_place(tf.stop_gradient(_summable(t))) for t in tensors])
-    found = []
+    gathered = []
     for tensor, rows in zip(tensors, whole, strict=True):
         rows = tf.cast(rows, tensor.dtype)
         if tensor.dtype.is_floating:
             own = in_place(tensor)
             rows += own - tf.stop_gradient(own)  # adds nothing but the way back
-        found.append(rows[:total])
-    return found
+        gathered.append(rows[:total])
+    return gathered
 
 
 def _summable(tensor: tf.Tensor) -> tf.Tensor:

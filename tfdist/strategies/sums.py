@@ -66,15 +66,15 @@ def pack_indices(sizes: Sequence[int], most: int) -> list[list[int]]:
 
     The last come first: scalars, which everything waits for, and the gradients that a backward pass has first.
     """
-    found: list[list[int]] = []
+    packs: list[list[int]] = []
     room = 0
     for place in reversed(range(len(sizes))):
         if room <= 0:
-            found.append([])
+            packs.append([])
             room = most or sum(sizes) + 1
-        found[-1].append(place)
+        packs[-1].append(place)
         room -= sizes[place]
-    return found
+    return packs
 
 
 def join_rows(tensors: Sequence[tf.Tensor], count: int) -> tf.Tensor:
@@ -105,18 +105,18 @@ def sum_in_16_bits(
     large = [i for i, g in enumerate(gradients) if g.dtype != tf.float32]
     # Collectives of MultiWorker are done in this order, and the scalars are there first.
     summed, scalars = strategy.sum_gradients([gradients[i] for i in large], scalars)
-    found = dict(zip(large, summed, strict=True))
+    sums_by_index = dict(zip(large, summed, strict=True))
     for i in [i for i in small if isinstance(gradients[i], tf.IndexedSlices)]:
-        found[i] = _sum_of_slices(strategy, gradients[i], precision)
-    dense = [i for i in small if i not in found]
+        sums_by_index[i] = _sum_of_slices(strategy, gradients[i], precision)
+    dense = [i for i in small if i not in sums_by_index]
     for indices in pack_indices([NUM_BYTES * math.prod(gradients[i].shape) for i in dense], strategy.bytes_per_pack):
         places = [dense[i] for i in indices]
         tensors = [gradients[i] for i in places]
         rows = join_rows(tensors, strategy.topology.num_replicas)
         words = _summed_words(strategy, rows, precision, name="pieces")
         sums = unpack(strategy.all_gather(words[0], name="sums"), precision)
-        found |= zip(places, split_rows(sums, tensors), strict=True)
-    return [found[i] for i in range(len(gradients))], scalars
+        sums_by_index |= zip(places, split_rows(sums, tensors), strict=True)
+    return [sums_by_index[i] for i in range(len(gradients))], scalars
 
 
 def pack(rows: tf.Tensor, precision: str) -> tf.Tensor:

@@ -307,14 +307,14 @@ def _check_format(value: Mapping[str, Any]) -> None:
 
 
 def _as_dataclass(kind: Any, value: Mapping[str, Any], place: str) -> Any:
-    given = {}
+    values = {}
     for field in dataclasses.fields(kind):
         if field.name in value:
             inner = field.name if place == "it" else f"{place}.{field.name}"
-            given[field.name] = as_type(_hints(kind)[field.name], value[field.name], inner)
+            values[field.name] = as_type(_hints(kind)[field.name], value[field.name], inner)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{place} has no {field.name!r}")
-    return kind(**given)
+    return kind(**values)
 
 
 @functools.cache

@@ -67,10 +67,10 @@ class Reporter:
             )
         )
 
-    def skipped(self, *, step: int, steps: int, scale: float) -> None:
+    def report_overflow(self, *, step: int, steps: int, scale: float) -> None:
         self._events.warning("gradient_overflow", step=step, steps=steps, loss_scale=scale)
 
-    def weightless(self, *, step: int) -> None:
+    def report_zero_weight(self, *, step: int) -> None:
         self._events.warning(
             "weightless_step",
             step=step,
@@ -78,7 +78,7 @@ class Reporter:
             "weights or a mask are 0). Such a step changes nothing; how many there were is said at the end.",
         )
 
-    def unused(self, *, step: int, variables: list[str]) -> None:
+    def report_unused(self, *, step: int, variables: list[str]) -> None:
         shown = ", ".join(variables[:SHOWN_VARIABLES]) + (", …" if len(variables) > SHOWN_VARIABLES else "")
         self._events.warning(
             "variables_unused",
@@ -88,8 +88,8 @@ class Reporter:
         )
 
     def input_wait(self, *, step: int, epoch: int, waited: Any) -> None:
-        told = f"epoch {epoch + 1}: {_format_wait(waited)}" if waited.is_notable else None
-        self._events.info("input_wait", step=step, message=told, epoch=epoch + 1, **_figures(waited))
+        text = f"epoch {epoch + 1}: {_format_wait(waited)}" if waited.is_notable else None
+        self._events.info("input_wait", step=step, message=text, epoch=epoch + 1, **_figures(waited))
 
     def input_bound(self, *, step: int, waited: Any, hint: str) -> None:
         message = f"Training: {_format_wait(waited)}. {hint}".strip()
@@ -106,7 +106,7 @@ class Reporter:
             median_seconds=median,
         )
 
-    def rounds_differently(self, *, step: int, workers: Sequence[int]) -> None:
+    def report_rounding(self, *, step: int, workers: Sequence[int]) -> None:
         who = ", ".join(map(str, workers))
         self._events.warning(
             "workers_round_differently",

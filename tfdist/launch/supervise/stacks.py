@@ -39,8 +39,8 @@ def ask(workers: Sequence[Worker], vitals: Sequence[Vital]) -> dict[int, str]:
             sizes, stable_since = grown, time.monotonic()
         elif all(sizes[w] > begins[w] for w in sizes) and time.monotonic() - stable_since > SETTLE_SECONDS:
             break
-    found = {worker: _read(path, begins[worker]) for worker, path in files.items()}
-    return {worker: text for worker, text in found.items() if text}
+    answers = {worker: _read(path, begins[worker]) for worker, path in files.items()}
+    return {worker: text for worker, text in answers.items() if text}
 
 
 def summarize(vitals: Sequence[Vital], stacks: Mapping[int, str], *, still: Collection[int], now: float) -> str:
@@ -114,8 +114,8 @@ def _shorten(stack: str) -> list[str]:
 
 def _library(frame: str) -> str:
     """The installed package that a frame belongs to; empty for all other code."""
-    found = re.search(r"/(?:site|dist)-packages/([^/\"]+)", frame)
-    return found[1] if found else ""
+    match = re.search(r"/(?:site|dist)-packages/([^/\"]+)", frame)
+    return match[1] if match else ""
 
 
 def _size(path: Path) -> int:

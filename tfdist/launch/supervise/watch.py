@@ -231,16 +231,16 @@ class Watch:
         if now - self.last_look < LOOK_SECONDS or self.is_ending or not self.running:
             return
         self.last_look = now
-        found = self.watcher.find(self._see(self.running), now)
-        if found is None:
+        hang = self.watcher.find(self._see(self.running), now)
+        if hang is None:
             if self.reported:
                 self.report(f"{_listed(sorted(self.reported))} continued.")
                 self.reported.clear()
             return
-        if not {vital.worker for vital in found.suspects} & self.reported:
-            found = self._report_hang(found, now)
+        if not {vital.worker for vital in hang.suspects} & self.reported:
+            hang = self._report_hang(hang, now)
         if self.deadlines.end_hangs and not self.was_interrupted:
-            self._end_hang(found, now)
+            self._end_hang(hang, now)
         else:
             self._store_stacks()
 

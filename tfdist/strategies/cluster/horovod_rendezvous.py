@@ -61,7 +61,7 @@ def meet(meeting: Meeting, *, timeout_seconds: float, on_wait: Callable[[str], N
       PeerLostError: somebody did not come in time.
     """
     begun = time.monotonic()
-    said, said_at = "", begun + FIRST_WORD_SECONDS - NEXT_WORD_SECONDS
+    reported, reported_at = "", begun + FIRST_WORD_SECONDS - NEXT_WORD_SECONDS
     missing = list(range(meeting.size))  # itself too, until it has left its name
     while True:
         try:
@@ -80,10 +80,10 @@ def meet(meeting: Meeting, *, timeout_seconds: float, on_wait: Callable[[str], N
                 f"worker {meeting.rank} waited {timeout_seconds:g} s and gives up; missing: {waiting_for}. Each "
                 f"has ended, hangs before it is ready, or cannot reach {meeting.host}:{meeting.port}."
             )
-        is_news = waiting_for != said and now - begun >= FIRST_WORD_SECONDS
-        if is_news or now - said_at >= NEXT_WORD_SECONDS:
+        is_news = waiting_for != reported and now - begun >= FIRST_WORD_SECONDS
+        if is_news or now - reported_at >= NEXT_WORD_SECONDS:
             on_wait(f"waiting for {waiting_for}")
-            said, said_at = waiting_for, now
+            reported, reported_at = waiting_for, now
         time.sleep(ASK_SECONDS * max(1.0, meeting.size / 16))
 
 

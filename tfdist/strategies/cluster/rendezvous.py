@@ -81,7 +81,7 @@ class Meeting:
     async def hold(self) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         server = await self._listen()
-        tasks = [asyncio.create_task(each) for each in (*map(self._reach, self.troubles), self._tell())]
+        tasks = [asyncio.create_task(each) for each in (*map(self._reach, self.troubles), self._report_missing())]
         for task in tasks:
             task.add_done_callback(self._fail)
         try:
@@ -142,11 +142,11 @@ class Meeting:
             await self.has_reached_chief.wait()
             writer.write(b"\n")
             while line := await reader.readline():
-                said, is_of_chief = decode(line), True
-                self.missing = said.get("missing")
-                if not self.over.done() and "failed" in said:
-                    self.over.set_exception(UserError(said["failed"]))
-                elif not self.over.done() and "met" in said:
+                message, is_of_chief = decode(line), True
+                self.missing = message.get("missing")
+                if not self.over.done() and "failed" in message:
+                    self.over.set_exception(UserError(message["failed"]))
+                elif not self.over.done() and "met" in message:
                     self.over.set_result(None)
         except (OSError, ValueError):
             pass  # a port scanner, or a peer that went away; peers ask again
@@ -205,23 +205,23 @@ class Meeting:
         finally:
             del self.links[index]
 
-    def _send(self, **said: Any) -> None:
+    def _send(self, **message: Any) -> None:
         for writer in self.links.values():
-            writer.write(encode(**said))
+            writer.write(encode(**message))
 
-    def _check(self, index: int, said: dict[str, Any]) -> None:
+    def _check(self, index: int, message: dict[str, Any]) -> None:
         """Raises UserError where a worker's account of itself does not fit this one's cluster."""
         address, name = self.cluster.workers[index], self.cluster.task_name(index)
-        if said["workers"] != list(self.cluster.workers):
+        if message["workers"] != list(self.cluster.workers):
             raise UserError(
                 f"{self.me} and {name} have different clusters in TF_CONFIG. Give both the same, in the same order.\n"
                 f"  {self.me}: {', '.join(self.cluster.workers)}\n"
-                f"  {name} at {address}: {', '.join(map(str, said['workers']))}"
+                f"  {name} at {address}: {', '.join(map(str, message['workers']))}"
             )
-        if said["index"] != index:
+        if message["index"] != index:
             raise UserError(
                 f"At {address}, the address of {name}, answers a process whose TF_CONFIG says that it is worker "
-                f"{said['index']}. Set task.type and task.index of each process to its place in the cluster."
+                f"{message['index']}. Set task.type and task.index of each process to its place in the cluster."
             )
 
     def _list(self) -> str:
@@ -233,24 +233,24 @@ class Meeting:
         more = len(self.troubles) - len(late)
         return "; ".join([*late, *([f"{more:,} more"] if more else [])])
 
-    async def _tell(self) -> None:
+    async def _report_missing(self) -> None:
         """Says for whom this worker waits: after a moment, when that has changed for good, and now and then."""
-        before, said, said_at, begun = self._list(), "", 0.0, time.monotonic()
+        before, reported, reported_at, begun = self._list(), "", 0.0, time.monotonic()
         while True:
             await asyncio.sleep(1.0)
             waiting_for, now = self._list(), time.monotonic()
             if waiting_for != before:
                 self._send(missing=waiting_for)
-            is_news = waiting_for not in (said, "") and waiting_for == before
-            if now - begun >= FIRST_WORD_SECONDS and (is_news or now - said_at >= NEXT_WORD_SECONDS):
+            is_news = waiting_for not in (reported, "") and waiting_for == before
+            if now - begun >= FIRST_WORD_SECONDS and (is_news or now - reported_at >= NEXT_WORD_SECONDS):
                 self.on_wait(f"waiting for {waiting_for}")
-                said, said_at = waiting_for, now
+                reported, reported_at = waiting_for, now
             before = waiting_for
 
 
-def encode(**said: Any) -> bytes:
+def encode(**message: Any) -> bytes:
     """A line of this protocol."""
-    return json.dumps({"protocol": PROTOCOL, **said}).encode() + b"\n"
+    return json.dumps({"protocol": PROTOCOL, **message}).encode() + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:
@@ -263,9 +263,9 @@ def decode(line: bytes) -> dict[str, Any]:
     if not line:
         raise ConnectionResetError
     with contextlib.suppress(ValueError):
-        said = from_json(line)
-        if isinstance(said, dict) and said.get("protocol") == PROTOCOL:
-            return said
+        message = from_json(line)
+        if isinstance(message, dict) and message.get("protocol") == PROTOCOL:
+            return message
     raise WrongPeer(line)
 
 

@@ -142,21 +142,21 @@ class Resources:
 
     def measure(self) -> dict[str, float]:
         """The figures of this moment."""
-        found = {
+        figures = {
             "host_memory_bytes": float(self._process.memory_info().rss),
             "cpu_utilization": self._process.cpu_percent() / 100 / self._processors,
         }
         with contextlib.suppress(psutil.AccessDenied, AttributeError):
             stored = self._process.io_counters()
-            found |= {"storage_read_bytes": stored.read_bytes, "storage_written_bytes": stored.write_bytes}
+            figures |= {"storage_read_bytes": stored.read_bytes, "storage_written_bytes": stored.write_bytes}
         network = psutil.net_io_counters()
         if network is not None and self._network is not None:
-            found["network_sent_bytes"] = network.bytes_sent - self._network.bytes_sent
-            found["network_received_bytes"] = network.bytes_recv - self._network.bytes_recv
+            figures["network_sent_bytes"] = network.bytes_sent - self._network.bytes_sent
+            figures["network_received_bytes"] = network.bytes_recv - self._network.bytes_recv
         for key, name in (("current", "device_memory_bytes"), ("peak", "device_memory_peak_bytes")):
             if (used := device_memory_bytes(key)) is not None:
-                found[name] = used
-        return found | ({} if self._gpus is None else self._gpus.measure())
+                figures[name] = used
+        return figures | ({} if self._gpus is None else self._gpus.measure())
 
 
 def device_memory_bytes(key: str = "current") -> float | None:
