@@ -21,7 +21,7 @@ from tfdist.errors import UserError
 from tfdist.settings.checks import SECONDS
 from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, prefetch, refuse_others
 from tfdist.strategies.cluster import environment
-from tfdist.strategies.cluster.horovod_rendezvous import get_failure, meet, put_failure, read_meeting
+from tfdist.strategies.cluster.horovod_rendezvous import get_failure, meet, put_failure, read_store
 from tfdist.strategies.failure_report import FailureReport
 from tfdist.strategies.one_device import use_only
 
@@ -58,9 +58,9 @@ class Horovod(Strategy):
                 "tfdist.launch --workers=2 --launcher=horovod -- --gin_file=…` or `horovodrun -np 2 python -m "
                 "tfdist.main --gin_file=…`; for one worker on purpose, write 1 there."
             )
-        self._meeting = meeting = read_meeting(environment.current())
-        if meeting is not None:
-            meet(meeting, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
+        self._store = store = read_store(environment.current())
+        if store is not None:
+            meet(store, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
         self._hvd.init()
         if self._hvd.size() == 1:
             refuse_others(self.name, environment.current())
@@ -105,15 +105,15 @@ class Horovod(Strategy):
         return self._hvd.broadcast(tf.constant(words), root_rank=worker, name="tfdist.broadcast").numpy()
 
     def _send_failure(self, report: FailureReport) -> None:
-        if self._meeting is not None:
-            put_failure(self._meeting, report)
+        if self._store is not None:
+            put_failure(self._store, report)
         self._hvd.shutdown()  # on which the others' collectives fail
 
     def _received_failure(self, error: BaseException) -> FailureReport | None:
         # Horovod's own error says only that it has been shut down.
-        if self._meeting is None or not isinstance(error, (tf.errors.OpError, RuntimeError)):
+        if self._store is None or not isinstance(error, (tf.errors.OpError, RuntimeError)):
             return None
-        return get_failure(self._meeting)
+        return get_failure(self._store)
 
 
 def _name(kind: str) -> dict[str, Any]:
