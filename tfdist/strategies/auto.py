@@ -103,11 +103,11 @@ class WrappedStrategy(Strategy):
 
     def __init__(self, distribution: tf.distribute.Strategy) -> None:
         super().__init__()
-        self._given = distribution
+        self._wrapped = distribution
         self.name = "mirrored" if distribution.num_replicas_in_sync > 1 else "one_device"
 
     def expected_replicas(self) -> int:
-        return self._given.num_replicas_in_sync
+        return self._wrapped.num_replicas_in_sync
 
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
-        return self._given, Topology(0, 1, num_local_replicas=self._given.num_replicas_in_sync)
+        return self._wrapped, Topology(0, 1, num_local_replicas=self._given.num_replicas_in_sync)
