@@ -95,39 +95,39 @@ class SinkDispatcher:
     Args:
       sinks: those of this worker.
       run: what they learn of the run first.
-      warn: hears, from a thread that tells, which sink was dropped, and why.
+      warn: is called, by whoever dispatches, with which sink was dropped, and why.
 
     Attributes:
       status: how the run ends, for `Sink.close`; FAILED until it has ended well.
     """
 
     def __init__(self, sinks: Sequence[Sink], run: RunFacts, *, warn: Callable[[str], None]) -> None:
-        self._lanes = [_SinkThread(sink, run) for sink in sinks]
+        self._threads = [_SinkThread(sink, run) for sink in sinks]
         self._warn = warn
         self.status = FAILED
 
     def dispatch(self, fact: Fact) -> None:
         """Gives the fact to each sink's thread."""
-        for lane in list(self._lanes):
-            trouble = lane.put(fact)
+        for thread in list(self._threads):
+            trouble = thread.put(fact)
             if trouble is not None:
-                self._drop(lane, trouble)
+                self._drop(thread, trouble)
 
     def close(self) -> None:
         """Waits until the sinks have taken all, together for CLOSE_SECONDS at most."""
         deadline = time.monotonic() + CLOSE_SECONDS
-        lanes = [lane for lane in self._lanes if lane.end(self.status)]
-        for lane in self._lanes:
-            trouble = lane.wait(deadline) if lane in lanes else "it has too much to do"
+        threads = [thread for thread in self._threads if thread.end(self.status)]
+        for thread in self._threads:
+            trouble = thread.wait(deadline) if thread in threads else "it has too much to do"
             if trouble is not None:
-                self._drop(lane, trouble)
-        self._lanes = []
+                self._drop(thread, trouble)
+        self._threads = []
 
-    def _drop(self, lane: _SinkThread, trouble: str) -> None:
-        if lane in self._lanes:
-            self._lanes = [other for other in self._lanes if other is not lane]
-            lane.is_dropped = True
-            self._warn(f"The sink {lane.name} was dropped, and the run goes on without it: {trouble}.")
+    def _drop(self, thread: _SinkThread, trouble: str) -> None:
+        if thread in self._threads:
+            self._threads = [other for other in self._threads if other is not thread]
+            thread.is_dropped = True
+            self._warn(f"The sink {thread.name} was dropped, and the run goes on without it: {trouble}.")
 
 
 class _SinkThread:
