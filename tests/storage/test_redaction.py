@@ -12,12 +12,11 @@ from tfdist.commands import checkpoint as checkpoint
 from tfdist.errors import EXIT_STORE_UNAVAILABLE, EXIT_USER_ERROR, UserError, redacted
 from tfdist.storage import gcs_requests
 from tfdist.strategies.one_device import OneDevice
-from tfdist.telemetry.console.base import PlainConsole
+from tfdist.telemetry.console.console import PlainConsole
 from tfdist.telemetry.facts import Event
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import Sink
-from tfdist.telemetry.stream import Stream
+from tfdist.telemetry.sinks.sink import Sink, SinkDispatcher
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import run_facts as facts_of_run
 from tfdist.training.run.settings import TelemetrySettings
@@ -74,11 +73,11 @@ def test_what_a_sink_raises_is_told_without_its_password(tmp_path: pathlib.Path)
     taken: list[Event] = []
     stdout, stderr = io.StringIO(), io.StringIO()
     console = PlainConsole(stdout, stderr)
-    log = EventLog(RunDirectory(str(tmp_path)), worker=0, is_chief=True, console=console, tell=taken.append)
-    stream = Stream(
+    log = EventLog(RunDirectory(str(tmp_path)), worker=0, console=console, dispatch=taken.append)
+    stream = SinkDispatcher(
         [Tracker()], run_facts(tmp_path), warn=lambda message: log.warning("sink_dropped", message=message, why=message)
     )
-    stream.tell(Event(name="training_started", level="info", worker=0, step=None, message=None, details={}))
+    stream.dispatch(Event(name="training_started", level="info", worker=0, step=None, message=None, details={}))
     stream.close()
     log.close()
     assert "http://***@tracker/api" in stderr.getvalue()

@@ -63,7 +63,7 @@ def _format_json(found: Sequence[Any]) -> str:
 
 
 def _format_text(found: Sequence[Any]) -> str:
-    from tfdist.telemetry.console.formatting import in_bytes
+    from tfdist.telemetry.console.console_text import in_bytes
     from tfdist.tpu_compiler.report import format_table
 
     program = found[0].program

@@ -39,6 +39,10 @@ REMOVED = {  # modules that gin files of an earlier version import, and settings
     "schedules.Warmup.shape": "The rise is linear: remove the line.",
     "tune.seeds_per_trial": "Search 'train.seed' too, by @search.Grid(), and average the rows of trials.csv.",
     "tune.max_failures": "Three trials in a row that fail by a bug of tfdist end a sweep: remove the line.",
+    "mirrored.Mirrored.num_gpus": "Set CUDA_VISIBLE_DEVICES=0,1 to use these two.",
+    "horovod.Horovod.fusion_threshold_bytes": "Set the environment variable HOROVOD_FUSION_THRESHOLD.",
+    "horovod.Horovod.cycle_time_milliseconds": "Set the environment variable HOROVOD_CYCLE_TIME.",
+    "opentelemetry.OpenTelemetry.sample_rate": "Set OTEL_TRACES_SAMPLER=traceidratio and OTEL_TRACES_SAMPLER_ARG.",
     "train.initial_epoch": "Take these epochs off train.epochs, and begin with train.start_from.",
 }
 

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import UserError
-from tfdist.telemetry.console.base import Console, PlainConsole, columns_of
-from tfdist.telemetry.console.console import open_console
+from tfdist.telemetry.console.console import Console, PlainConsole, open_console
 from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress, epoch_line
 from tfdist.telemetry.facts import Level
 
@@ -56,7 +55,7 @@ class EpochLines(WarningsOnly):
     """`Console` that has a line for each epoch besides, however short epochs are: that is what was asked for."""
 
     def end_epoch(self, summary: EpochSummary) -> None:
-        PlainConsole.message(self, epoch_line(self._plan, summary, width=columns_of(self._stdout)))
+        PlainConsole.message(self, epoch_line(self._plan, summary))
 
 
 def flatten_callbacks(callbacks: Any) -> tuple[list[keras.callbacks.Callback], bool]:

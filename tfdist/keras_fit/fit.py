@@ -34,10 +34,10 @@ from tfdist.keras_fit.consoles import console_for, find_history, flatten_callbac
 from tfdist.keras_fit.python_batches import BatchError
 from tfdist.settings.checks import COUNT, MOST_SEED, whole_number
 from tfdist.storage import files
+from tfdist.strategies.auto import wrap_strategy
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.of_tensorflow import strategy_over
 from tfdist.tasks.class_weight import check_one_class
-from tfdist.telemetry.console.base import Console
+from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import CallbackError, find_backup
 from tfdist.training.run.request import Request
@@ -246,7 +246,7 @@ def _check_arguments(settings: Mapping[str, Any], epochs: Any, initial_epoch: An
 def _connect_strategy(model: keras.Model, strategy: Strategy | None) -> Strategy:
     """The strategy, connected; that of the scope which the model was made in where none was given."""
     made_in = scope_of(model)
-    is_given, strategy = strategy is not None, strategy or strategy_over(made_in)
+    is_given, strategy = strategy is not None, strategy or wrap_strategy(made_in)
     strategy.check_alone()
     strategy.connect()
     if not is_given:

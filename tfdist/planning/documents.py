@@ -26,7 +26,7 @@ from tfdist.planning.estimate import (
     Measured,
     Training,
 )
-from tfdist.telemetry.console.formatting import in_bytes
+from tfdist.telemetry.console.console_text import in_bytes
 from tfdist.training.run.settings import TrainSettings
 
 CLASSES = {

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.strategies.gathering import num_replicas, replica_index, rows_of_all
+from tfdist.strategies.gathering import gather_rows, num_replicas, replica_index
 
 ROWS = "rows"  # the divisor of a mean over the batch
 ONE = "one"  # the divisor of a sum
@@ -281,7 +281,7 @@ def _sum_whole_term(
         mine = (shares >= 1.0) | ((shares > 0.0) & tf.equal(replica_index(), 0))
         parts = [tf.boolean_mask(part, mine) for part in parts]
         logits = {index: tf.boolean_mask(part, mine) for index, part in logits.items()}
-    gathered = rows_of_all([*parts, *logits.values()], room=batch_size)
+    gathered = gather_rows([*parts, *logits.values()], room=batch_size)
     for index, rows in zip(logits, gathered[len(parts) :], strict=True):
         gathered[index]._keras_logits = rows  # by which Keras's crossentropies go
     whole = term.term(tf.nest.pack_sequence_as(term.parts, gathered[: len(parts)]))

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.tpu_program import TpuProgram
+from tfdist.strategies.tpu import TpuProgram
 from tfdist.telemetry.console.console import open_console
 from tfdist.training.loop.evaluation import Evaluator
 from tfdist.training.loop.learner import ModelBuilder

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.telemetry.console.formatting import in_bytes
+from tfdist.telemetry.console.console_text import in_bytes
 from tfdist.tpu_compiler.devices import Slice
 from tfdist.tpu_compiler.program import Program
 

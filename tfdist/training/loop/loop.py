@@ -297,7 +297,7 @@ class Loop:
         weightless = int(self._sums[2] - weightless_before)
         self._outcome.step += done
         if weightless and not self._outcome.weightless:
-            self._reporter.weightless(step=self._outcome.step)
+            self._reporter.report_zero_weight(step=self._outcome.step)
         self._outcome.weightless += weightless
         heartbeat.beat(heartbeat.BETWEEN, self._outcome.step)
         self._account(seconds, float(totals.input_seconds), float(totals.peer_seconds))
@@ -305,7 +305,7 @@ class Loop:
         self._outcome.train_metrics = mean_losses(self._sums, self._step.term_names) | to_python(metrics)
         if self._step.unused and not self._told_unused:
             self._told_unused = True
-            self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
+            self._reporter.report_unused(step=self._outcome.step, variables=self._step.unused)
         gradient_norm = float(totals.gradient_norm)
         if not math.isnan(gradient_norm):
             self._gradient_norm = {"gradient_norm": gradient_norm}
@@ -386,7 +386,7 @@ class Loop:
                 f"Training diverged at step {step}: gradients overflow float16 even at loss scale 1. Try "
                 "train.precision = 'bfloat16' or 'float32', or a lower learning rate."
             )
-        self._reporter.skipped(step=step, steps=overflowed, scale=scale)
+        self._reporter.report_overflow(step=step, steps=overflowed, scale=scale)
         return None
 
     def _evaluate(self) -> None:

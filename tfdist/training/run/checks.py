@@ -28,7 +28,7 @@ from tfdist.recipes.recompute import choose_layers
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
-from tfdist.telemetry.console.formatting import curve
+from tfdist.telemetry.console.console_text import curve
 from tfdist.training.loop.callbacks import is_backup
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit, check_metric_sums
 from tfdist.training.recovery import survival

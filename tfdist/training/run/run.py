@@ -34,7 +34,7 @@ from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.goodput import goodput
 from tfdist.telemetry.account.sampler import Sampler
-from tfdist.telemetry.console.base import Console
+from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.facts import Phase, RunFacts, Sample, now
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics, MetricsLog
@@ -42,8 +42,7 @@ from tfdist.telemetry.logs.records import read_samples
 from tfdist.telemetry.records import Unreadable, Warn, with_line_count
 from tfdist.telemetry.result import Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED
-from tfdist.telemetry.stream import Stream
+from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED, SinkDispatcher
 from tfdist.training.run.claim import Place, take_place
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TelemetrySettings, TrainSettings
@@ -90,7 +89,7 @@ class Run:
     events: EventLog
     metrics: Metrics
     facts: RunFacts
-    stream: Stream
+    stream: SinkDispatcher
     place: Place
     earlier_starts: Sequence[Start] = ()
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -142,7 +141,7 @@ def open_run(
         checkpoint_dir = getattr(settings.backup, "backup_dir", None)
     directory = RunDirectory(request.run_dir, checkpoint_dir)
     waiting = request.console(True)
-    heartbeat.tell(run_dir=directory.path)
+    heartbeat.set_exit_info(run_dir=directory.path)
     heartbeat.beat(heartbeat.CONNECTING)
     strategy.check_alone()
     topology = strategy.connect(notify=waiting.message)
@@ -174,12 +173,12 @@ def open_run(
             if stream.status == FAILED:
                 stream.status = DONE
         except PreemptedError as error:
-            heartbeat.tell(left_after_saving=True)
+            heartbeat.set_exit_info(left_after_saving=True)
             stream.status = PREEMPTED
             events.warning("preempted", reason=str(error))
             raise
         except NotSavedError as error:
-            heartbeat.tell(left_unsaved=True)
+            heartbeat.set_exit_info(left_unsaved=True)
             events.error("left_unsaved", reason=str(error))
             raise
         except BaseException as error:
@@ -223,7 +222,7 @@ def reporting_failures(strategy: Strategy) -> Iterator[None]:
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         told = explain_failure(error, strategy) or error
         if isinstance(told, PeerFailedError):
-            heartbeat.tell(failed_worker=told.worker)
+            heartbeat.set_exit_info(failed_worker=told.worker)
         elif not isinstance(told, PeerLostError):
             strategy.report_failure(told)
         if told is error:
@@ -338,7 +337,7 @@ def goodput_so_far(run: RunFacts, starts: Sequence[Start]) -> float | None:
 @contextlib.contextmanager
 def open_telemetry(
     run: RunFacts, settings: TelemetrySettings, console: Console, *, keeps: bool, samples: bool
-) -> Iterator[tuple[EventLog, Metrics, Stream]]:
+) -> Iterator[tuple[EventLog, Metrics, SinkDispatcher]]:
     """Opens the logs of this worker, and its sinks.
 
     Args:
@@ -351,17 +350,15 @@ def open_telemetry(
     console.belongs_to(run)
     directory = RunDirectory(run.directory)
     own = [sink for sink in settings.sinks if run.is_chief or sink.every_worker]
-    stream = Stream(own, run, warn=lambda message: events.warning("sink_dropped", message=message))
-    events = EventLog(
-        directory, worker=run.worker, is_chief=run.is_chief, mode=run.mode, console=console, tell=stream.tell
-    )
+    stream = SinkDispatcher(own, run, warn=lambda message: events.warning("sink_dropped", message=message))
+    events = EventLog(directory, worker=run.worker, mode=run.mode, console=console, dispatch=stream.dispatch)
     metrics: Metrics = Metrics()
     if run.is_chief:
         metrics = MetricsLog(
             directory,
             tensorboard=keeps,
             config_text=run.config_text,
-            tell=stream.tell,
+            dispatch=stream.dispatch,
             warn=lambda message: events.warning("file_damaged", message=message),
             report_loss=lambda message: events.warning("log_not_written", message=message),
         )
@@ -374,10 +371,10 @@ def open_telemetry(
         if samples:
             path = directory.samples(run.worker) if keeps else None
             warn = lambda event, message: events.warning(event, message=message)  # noqa: E731
-            leaving.callback(Sampler(run, path, tell=stream.tell, warn=warn).close)
+            leaving.callback(Sampler(run, path, dispatch=stream.dispatch, warn=warn).close)
         yield events, metrics, stream
 
 
-def _send_phase(stream: Stream, worker: int, share: str, seconds: float, ago: float) -> None:
+def _send_phase(stream: SinkDispatcher, worker: int, share: str, seconds: float, ago: float) -> None:
     ended = now() - datetime.timedelta(seconds=ago)
-    stream.tell(Phase(worker=worker, share=share, seconds=seconds, time=ended))
+    stream.dispatch(Phase(worker=worker, share=share, seconds=seconds, time=ended))

@@ -35,7 +35,7 @@ from tfdist.settings.checks import (
 )
 from tfdist.settings.declaration import Settings, setting
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.reduced_precision import PRECISIONS as REDUCED
+from tfdist.strategies.sums import PRECISIONS as REDUCED
 from tfdist.tasks.base import Task
 from tfdist.telemetry.sinks.sink import Sink
 from tfdist.training.loop.boundaries import LengthSettings

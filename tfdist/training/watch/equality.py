@@ -99,7 +99,7 @@ class Equality:
                 apart.append(names[index])
         if not apart:
             if not self._rounds:
-                self._reporter.rounds_differently(step=step, workers=others)
+                self._reporter.report_rounding(step=step, workers=others)
             self._rounds = True
             return
         more = f" and {len(apart) - MAX_SHOWN} more" if len(apart) > MAX_SHOWN else ""

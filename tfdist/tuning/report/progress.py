@@ -14,9 +14,9 @@ from typing import Any
 
 from tfdist.errors import printable
 from tfdist.report.words import count_text, duration_text, values_text
-from tfdist.telemetry.console.base import PROGRESS_LINE_SECONDS
+from tfdist.telemetry.console.console import PROGRESS_LINE_SECONDS
 from tfdist.telemetry.console.console_text import number_text
-from tfdist.telemetry.logs.summaries import LAST, store_summaries
+from tfdist.telemetry.logs.metrics import LAST, store_summaries
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, RUNNING, STOPPED, Sweep, Trial
