@@ -73,7 +73,7 @@ def test_a_checkpoint_holds_the_values_of_the_moment_of_save(tmp_path: pathlib.P
 def test_a_save_waits_while_the_one_before_is_being_written_and_says_so_if_that_is_long(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, told_from_seconds: float, warned: list[object]
 ) -> None:
-    monkeypatch.setattr(manager_module, "TOLD_WAIT_SECONDS", told_from_seconds)
+    monkeypatch.setattr(manager_module, "LEAST_WAIT_SECONDS", told_from_seconds)
     listener, gate = Listener(), Gate()
     manager = new_manager(tmp_path, listener, keep_last=3)
     with faulty.installed(gate):

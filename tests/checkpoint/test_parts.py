@@ -15,8 +15,8 @@ from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format.manifest import StoredFile
 from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write import parts
+from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.parts import Part
-from tfdist.checkpoint.write.writer_thread import WriterThread
 
 
 def manager(
@@ -98,15 +98,15 @@ def test_a_worker_whose_first_start_failed_writes_its_part_of_the_next_checkpoin
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own checkpoints have the numbers of the others' all the same."""
-    start, failures = WriterThread._start, [1, 1]
+    start, failures = CheckpointManager._start, [1, 1]
 
-    def fail_twice(thread: WriterThread) -> None:
+    def fail_twice(thread: CheckpointManager) -> None:
         if not thread._part.is_chiefs and failures:
             failures.pop()
             raise OSError("the store does not answer")
         start(thread)
 
-    monkeypatch.setattr(WriterThread, "_start", fail_twice)
+    monkeypatch.setattr(CheckpointManager, "_start", fail_twice)
     monkeypatch.setattr(parts, "PATIENCE_SECONDS", 1.0)
     managers = [manager(tmp_path, index, count=2) for index in range(2)]
     for step in (2, 3):
