@@ -9,14 +9,13 @@ epochs of some 5 s, or every 60 s with epochs of some two minutes. Takes half an
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 from goodput import goodput
 from measuring import Figure, as_table, choose_size, figures_of, interleaved, ratio, report
-from trainings import Train, tfdist_learner_and_training
+from trainings import Train, tfdist_training
 from workloads import heavy_mlp, loss, metric, optimizer
 
 from tfdist.checkpoint import restore
@@ -91,7 +90,7 @@ class Subject:
     def __init__(self, directory: str, *, batch: int = 16) -> None:
         self.strategy = OneDevice()
         self.strategy.connect()
-        learner, self.train = tfdist_learner_and_training(self.strategy, heavy_mlp(batch))
+        learner, self.train = tfdist_training(self.strategy, heavy_mlp(batch))
         self.directory = directory
         self.state = TrainingState(self.strategy, learner)
         self.manager = CheckpointManager(
@@ -125,7 +124,7 @@ class Subject:
 
 def stall(rounds: str) -> list[Figure]:
     """How long training waits for a checkpoint: tfdist's, beside Keras's BackupAndRestore in `fit`."""
-    with _scratch() as directory:
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
         subject = Subject(f"{directory}/tfdist")
         keras_seconds = _keras_stall(f"{directory}/keras")
 
@@ -169,7 +168,7 @@ def writing(rounds: str, num_threads: str) -> list[Figure]:
     """Steps while a checkpoint is written ÷ steps while none is, on so many threads."""
     tf.config.threading.set_intra_op_parallelism_threads(int(num_threads))
     tf.config.threading.set_inter_op_parallelism_threads(int(num_threads))
-    with _scratch() as directory:
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
         subject = Subject(directory)
         during, before = [], []
         for _ in range(int(rounds)):
@@ -183,7 +182,7 @@ def writing(rounds: str, num_threads: str) -> list[Figure]:
 
 def restoring(rounds: str) -> list[Figure]:
     """Restoring all variables, verified, ÷ reading the same files whole."""
-    with _scratch() as directory:
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
         subject = Subject(directory)
         paths = sorted(Path(list_checkpoints(directory)[-1].path).iterdir())
 
@@ -272,12 +271,6 @@ def _after_evicting(paths: Sequence[Path], sample: Callable[[], float]) -> Calla
         return sample()
 
     return run
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
-        yield directory
 
 
 if __name__ == "__main__":

@@ -64,10 +64,14 @@ Parsed = tuple[tf.Tensor, tf.Tensor]
 
 
 def measure(parts: Sequence[str]) -> list[Figure]:
-    return [figure for part in parts for figure in figures_of("input", part)]
+    figures = []
+    for part in parts:
+        with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
+            figures += figures_of("input", part, scratch)
+    return figures
 
 
-def memory() -> list[Figure]:
+def memory(scratch: str) -> list[Figure]:
     """Images in memory, against a full shuffle of single ones."""
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 10, NUM_IMAGES, dtype=np.int32)
@@ -81,35 +85,31 @@ def memory() -> list[Figure]:
     return figures
 
 
-def records() -> list[Figure]:
+def records(scratch: str) -> list[Figure]:
     """Small TFRecords, against `interleave` with several settings."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        paths = write_records(Path(scratch) / "records", small_images(NUM_IMAGES))
-        source = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS, transforms=PIXELS)
+    paths = write_records(Path(scratch) / "records", small_images(NUM_IMAGES))
+    source = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS, transforms=PIXELS)
 
-        def parse(serialized: tf.Tensor) -> Parsed:
-            parsed = tf.io.parse_example(serialized, FEATURES)
-            pixels = tf.io.decode_raw(parsed["image"], tf.uint8)
-            return tf.reshape(pixels, [-1, *SMALL_IMAGE]), parsed["label"]
+    def parse(serialized: tf.Tensor) -> Parsed:
+        parsed = tf.io.parse_example(serialized, FEATURES)
+        pixels = tf.io.decode_raw(parsed["image"], tf.uint8)
+        return tf.reshape(pixels, [-1, *SMALL_IMAGE]), parsed["label"]
 
-        def peer(cycle: int, calls: int | None, block: int) -> tf.data.Dataset:
-            shuffled = interleaved_records(paths, cycle, calls, block)
-            return shuffled.batch(BATCH).map(parse, num_parallel_calls=calls).prefetch(AUTO)
+    def peer(cycle: int, calls: int | None, block: int) -> tf.data.Dataset:
+        shuffled = interleaved_records(paths, cycle, calls, block)
+        return shuffled.batch(BATCH).map(parse, num_parallel_calls=calls).prefetch(AUTO)
 
-        settings = itertools.product((2, len(paths)), (None, 2, AUTO), (1, 16))
-        peers = [peer(*setting) for setting in settings]
-        name = "TFRecord: examples/s ÷ the best of 12 hand-tuned interleaves"
-        return [compared(name, ours(source, BATCH), peers, BATCH, goal=0.95)]
+    settings = itertools.product((2, len(paths)), (None, 2, AUTO), (1, 16))
+    peers = [peer(*setting) for setting in settings]
+    name = "TFRecord: examples/s ÷ the best of 12 hand-tuned interleaves"
+    return [compared(name, ours(source, BATCH), peers, BATCH, goal=0.95)]
 
 
-def photo_records() -> list[Figure]:
+def photo_records(scratch: str) -> list[Figure]:
     """PNG files in TFRecords, decoded and resized, against maps with several settings."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        records = [example({"image": photo, "label": i % 10}) for i, photo in enumerate(photos(NUM_PHOTOS))]
-        return [_photo_records(write_records(Path(scratch) / "records", records))]
+    records = [example({"image": photo, "label": i % 10}) for i, photo in enumerate(photos(NUM_PHOTOS))]
+    paths = write_records(Path(scratch) / "records", records)
 
-
-def _photo_records(paths: list[str]) -> Figure:
     def one(serialized: tf.Tensor) -> Parsed:
         parsed = tf.io.parse_single_example(serialized, FEATURES)
         return _resized(tf.image.decode_png(parsed["image"], 3)), parsed["label"]
@@ -131,20 +131,15 @@ def _photo_records(paths: list[str]) -> Figure:
         files=paths, features=FEATURES, columns=COLUMNS, transforms={"image": lambda x: _resized(decoded(x))}
     )
     name = "PNG records, decoded and resized: examples/s ÷ the best of 6 hand-tuned maps"
-    return compared(name, ours(source, PHOTO_BATCH), peers, PHOTO_BATCH, goal=0.95)
+    return [compared(name, ours(source, PHOTO_BATCH), peers, PHOTO_BATCH, goal=0.95)]
 
 
-def photo_folder() -> list[Figure]:
+def photo_folder(scratch: str) -> list[Figure]:
     """PNG files in folders, decoded and resized, against maps with several settings."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        for i, photo in enumerate(photos(NUM_PHOTOS)):
-            (Path(scratch) / str(i % 10)).mkdir(exist_ok=True)
-            (Path(scratch) / str(i % 10) / f"{i}.png").write_bytes(photo)
-        return [_photo_folder(Path(scratch))]
-
-
-def _photo_folder(folder: Path) -> Figure:
-    paths = sorted(str(path) for path in folder.glob("*/*.png"))
+    for i, photo in enumerate(photos(NUM_PHOTOS)):
+        (Path(scratch) / str(i % 10)).mkdir(exist_ok=True)
+        (Path(scratch) / str(i % 10) / f"{i}.png").write_bytes(photo)
+    paths = sorted(str(path) for path in Path(scratch).glob("*/*.png"))
     labels = [int(Path(path).parent.name) for path in paths]
 
     def one(path: tf.Tensor, label: tf.Tensor) -> Parsed:
@@ -154,10 +149,10 @@ def _photo_folder(folder: Path) -> Figure:
         shuffled = tf.data.Dataset.from_tensor_slices((paths, labels)).shuffle(len(paths)).repeat()
         return shuffled.map(one, num_parallel_calls=calls).batch(PHOTO_BATCH).prefetch(AUTO)
 
-    source = ImageFolder(str(folder), size=RESIZED)
+    source = ImageFolder(scratch, size=RESIZED)
     name = "folder of PNG, decoded and resized: examples/s ÷ the best of 4 hand-tuned maps"
     peers = [peer(calls) for calls in (2, 4, 8, AUTO)]
-    return compared(name, ours(source, PHOTO_BATCH), peers, PHOTO_BATCH, goal=0.95)
+    return [compared(name, ours(source, PHOTO_BATCH), peers, PHOTO_BATCH, goal=0.95)]
 
 
 def decoded(images: tf.Tensor) -> tf.Tensor:
@@ -171,15 +166,14 @@ def _resized(images: tf.Tensor) -> tf.Tensor:
     return tf.image.resize(images, RESIZED, antialias=True)
 
 
-def first_batch() -> list[Figure]:
+def first_batch(scratch: str) -> list[Figure]:
     """From building the pipeline to the first batch, at a late step and at the first."""
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (NUM_IMAGES, *SMALL_IMAGE), dtype=np.uint8)
     arrays = ArraySource((images, np.arange(NUM_IMAGES)))
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        paths = write_records(Path(scratch) / "records", small_images(NUM_IMAGES))
-        records = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS, transforms=PIXELS)
-        return [_first_batch("arrays", arrays), _first_batch("TFRecord", records)]
+    paths = write_records(Path(scratch) / "records", small_images(NUM_IMAGES))
+    records = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS, transforms=PIXELS)
+    return [_first_batch("arrays", arrays), _first_batch("TFRecord", records)]
 
 
 def _first_batch(what: str, source: Source) -> Figure:
@@ -200,24 +194,23 @@ def _first_batch(what: str, source: Source) -> Figure:
     return dataclasses.replace(ratio(name, late, early, 1.1), unit="s", at_most=True)
 
 
-def bytes_per_worker() -> list[Figure]:
+def bytes_per_worker(scratch: str) -> list[Figure]:
     """Bytes that the workers of 2, 4 and 8 read of an epoch of TFRecords, the worker with the largest part."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        directory = Path(scratch) / "data"
-        paths = write_records(directory, small_images(NUM_RECORDS))
-        total = sum(os.path.getsize(path) for path in paths)
-        environment = {**os.environ, "XDG_CACHE_HOME": str(Path(scratch) / "cache")}
+    directory = Path(scratch) / "data"
+    paths = write_records(directory, small_images(NUM_RECORDS))
+    total = sum(os.path.getsize(path) for path in paths)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(Path(scratch) / "cache")}
 
-        def read_by(worker: int) -> dict[str, int]:
-            command = [sys.executable, __file__, "count_bytes", str(worker), str(directory)]
-            printed = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-            return json.loads(printed.splitlines()[-1])
+    def read_by(worker: int) -> dict[str, int]:
+        command = [sys.executable, __file__, "count_bytes", str(worker), str(directory)]
+        printed = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+        return json.loads(printed.splitlines()[-1])
 
-        counts = [read_by(0)]  # which leaves the indices of the files in the cache
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            counts += pool.map(read_by, range(1, WORKERS[-1]))
-        found = {name: [count[name] for count in counts if name in count] for name in counts[0]}
-        return [_bytes_figure(f"TFRecord, {name}", read, total) for name, read in found.items()]
+    counts = [read_by(0)]  # which leaves the indices of the files in the cache
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        counts += pool.map(read_by, range(1, WORKERS[-1]))
+    found = {name: [count[name] for count in counts if name in count] for name in counts[0]}
+    return [_bytes_figure(f"TFRecord, {name}", read, total) for name, read in found.items()]
 
 
 def _bytes_figure(name: str, read: list[int], total: int) -> Figure:
@@ -238,13 +231,6 @@ def _bytes_figure(name: str, read: list[int], total: int) -> Figure:
     )
 
 
-def plan_of(source: Source, batch: int) -> BatchPlan:
-    """tfdist's batches on one worker."""
-    return BatchPlan(
-        num_examples=source.num_examples, global_batch_size=batch, num_replicas=1, shuffle_seed=0, drop_remainder=True
-    )
-
-
 def interleaved_records(paths: list[str], cycle: int, calls: int | None, block: int) -> tf.data.Dataset:
     """Shuffled records without end, as one writes them by hand."""
     files = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths))
@@ -260,7 +246,10 @@ def interleaved_records(paths: list[str], cycle: int, calls: int | None, block: 
 
 def ours(source: Source, batch: int, first_step: int = 0) -> tf.data.Dataset:
     """tfdist's pipeline on one worker."""
-    return build_pipeline(source, plan_of(source, batch), ALONE, first_step=first_step)
+    plan = BatchPlan(
+        num_examples=source.num_examples, global_batch_size=batch, num_replicas=1, shuffle_seed=0, drop_remainder=True
+    )
+    return build_pipeline(source, plan, ALONE, first_step=first_step)
 
 
 def compared(name: str, dataset: tf.data.Dataset, peers: list[tf.data.Dataset], batch: int, *, goal: float) -> Figure:

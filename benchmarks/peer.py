@@ -26,7 +26,6 @@ PACKAGES = {
     "peers_grain.py": "grain",
     "peers_jax.py": "jax",
     "peers_torch.py": "torch",
-    "sharding_peer.py": "torch",
 }  # what a program needs
 
 Seconds = Callable[[int], float]

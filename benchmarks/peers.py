@@ -35,9 +35,9 @@ import tensorflow as tf
 from input import NUM_IMAGES, SMALL_IMAGE, WARM_BATCHES, Drawn, decoded, ours, photos
 from measuring import Figure, as_table, choose_size, figures_of, interleaved, ratio, report
 from peer import Peer, Seconds, contents, timed
-from scaling import connected, of_chief, said_by_chief, steps_per_sample
+from scaling import connected, of_chief, steps_per_sample
 from sizes import ONE_DEVICE, TWO_WORKERS, Size
-from trainings import tfdist_learner_and_training
+from trainings import tfdist_training
 from workloads import of_size
 
 from tfdist.data.sources.arrays import ArraySource
@@ -87,7 +87,7 @@ def _figures(part: str, rounds: int) -> Iterator[list[Figure]]:
 def one_device(name: str, rounds: str) -> list[Figure]:
     strategy, size = OneDevice(), ONE_DEVICE[name]
     strategy.connect()
-    learner, train = tfdist_learner_and_training(strategy, of_size(name, size), tell=print, tries_xla=True)
+    learner, train = tfdist_training(strategy, of_size(name, size), tell=print)
     peers = {peer: Peer("peers_jax.py", name, way) for peer, way in ON_JAX.items()}
     peers |= {f"PyTorch, {way}": Peer("peers_torch.py", name, way) for way in pytorch_ways(size)}
     check_equal(name, "weights", str(learner.model.count_params()), peers)
@@ -100,8 +100,8 @@ def two_workers(strategy_name: str, rounds: str) -> list[Figure]:
     other = int(strategy.sum_over_workers([0 if strategy.topology.is_chief else os.getpid()])[0])
     figures = []
     for name, size in TWO_WORKERS.items():
-        tell = said_by_chief(strategy)
-        learner, train = tfdist_learner_and_training(strategy, of_size(name, size), tell=tell, tries_xla=True)
+        tell = print if strategy.topology.is_chief else lambda message: None
+        learner, train = tfdist_training(strategy, of_size(name, size), tell=tell)
         steps = steps_per_sample(strategy, train)
         ways = {f"PyTorch DDP, {way}": way for way in pytorch_ways(size)}
         peers, rates = {}, {}

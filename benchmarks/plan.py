@@ -1,7 +1,7 @@
 """What --mode=plan says of memory, beside the peak of a training's process: predicted ÷ measured, within 0.85 and 1.2.
 
-Six models × two precisions × one and four microbatches × with and without gradient checkpointing; every cell is
-predicted in one process and measured in another. Takes half an hour, and up to 2.5 GB.
+Three models × two precisions × one and four microbatches × with and without gradient checkpointing; every cell is
+predicted in one process and measured in another. Takes a quarter of an hour, and up to 2.5 GB.
 
     python benchmarks/plan.py [--part=MODEL] [--quick] [--json=FILE]
 """
@@ -28,7 +28,7 @@ from tfdist.telemetry.console.console import NullConsole
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 
-PARTS = ("mlp", "convnet", "transformer", "embedding", "recurrent", "unet")
+PARTS = ("transformer", "recurrent", "unet")
 PRECISIONS = ("float32", "bfloat16")
 LEAST, MOST = 0.85, 1.2
 NUM_CLASSES = 10
@@ -139,13 +139,6 @@ class Block(keras.layers.Layer):
         return x
 
 
-def mlp() -> keras.Model:
-    inputs = x = keras.Input((256,))
-    for index in range(choose_size(8, 1)):
-        x = Block([keras.layers.Dense(512, "relu") for _ in range(4)], name=f"block_{index}")(x)
-    return keras.Model(inputs, keras.layers.Dense(NUM_CLASSES, dtype="float32")(x))
-
-
 def convolutions(filters: int, count: int, name: str) -> Block:
     layers: list[keras.layers.Layer] = []
     for _ in range(count):
@@ -154,30 +147,12 @@ def convolutions(filters: int, count: int, name: str) -> Block:
     return Block(layers, name=name)
 
 
-def convnet() -> keras.Model:
-    inputs = x = keras.Input((64, 64, 3))
-    for index, filters in enumerate((32, 64, 128)):
-        x = convolutions(filters, 3, f"block_{index}")(x)
-        x = keras.layers.MaxPooling2D()(x)
-    x = keras.layers.GlobalAveragePooling2D()(x)
-    return keras.Model(inputs, keras.layers.Dense(NUM_CLASSES, dtype="float32")(x))
-
-
 def transformer() -> keras.Model:
     inputs = keras.Input((128,), dtype="int32")
     x = keras.layers.Embedding(8192, 256)(inputs)
     for index in range(choose_size(6, 1)):
         x = TransformerBlock(8, causal=False, dropout=0.1, name=f"block_{index}")(x)
     x = keras.layers.GlobalAveragePooling1D()(x)
-    return keras.Model(inputs, keras.layers.Dense(NUM_CLASSES, dtype="float32")(x))
-
-
-def embedding() -> keras.Model:
-    inputs = keras.Input((64,), dtype="int32")
-    x = keras.layers.Embedding(400_000, 96)(inputs)
-    x = keras.layers.Flatten()(x)
-    for index in range(2):
-        x = Block([keras.layers.Dense(512, "relu") for _ in range(2)], name=f"block_{index}")(x)
     return keras.Model(inputs, keras.layers.Dense(NUM_CLASSES, dtype="float32")(x))
 
 
@@ -205,10 +180,7 @@ def unet() -> keras.Model:
 
 
 EXAMPLES = {
-    "mlp": Example(mlp, (256,), 12288),
-    "convnet": Example(convnet, (64, 64, 3), 160),
     "transformer": Example(transformer, (128,), 32, vocabulary=8192),
-    "embedding": Example(embedding, (64,), 2048, vocabulary=400_000),
     "recurrent": Example(recurrent, (64, 128), 256),
     "unet": Example(unet, (64, 64, 3), 192, label_shape=(64, 64)),
 }

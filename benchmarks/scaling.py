@@ -63,7 +63,7 @@ FIRST_WORKLOAD = choose_size(0, -1)
 def multi_worker() -> list[Figure]:
     alone, together = connected(MultiWorker())
     figures = all_with_and_without(alone, together)
-    ours = tfdist_training(together, dense(512), tell=said_by_chief(together))
+    _, ours = tfdist_training(together, dense(512))
     peer = handwritten_training(dense(512), together.distribution)
     steps = steps_per_sample(together, ours)
     samples = interleaved([sampled(together, ours, steps), sampled(together, peer, steps)], ROUNDS)
@@ -99,8 +99,8 @@ def with_and_without(
     alone: OneDevice, together: Strategy, workload: Workload, goal: float | None, *, reduce_precision: str | None = None
 ) -> Figure:
     """Training with communication, in this precision, ÷ without."""
-    ours = tfdist_training(together, workload, tell=said_by_chief(together), reduce_precision=reduce_precision)
-    peer = tfdist_training(alone, workload, share=together.topology.num_workers)
+    _, ours = tfdist_training(together, workload, reduce_precision=reduce_precision)
+    _, peer = tfdist_training(alone, workload, share=together.topology.num_workers)
     steps = steps_per_sample(together, ours)
     samples = interleaved([sampled(together, ours, steps), sampled(together, peer, steps)], ROUNDS)
     how = "with" if reduce_precision is None else f"with {reduce_precision}"
@@ -132,10 +132,6 @@ def seconds_of(train: Train, steps: int) -> float:
     started = time.perf_counter()
     train(steps)
     return time.perf_counter() - started
-
-
-def said_by_chief(strategy: Strategy) -> Callable[[str], None]:
-    return print if strategy.topology.is_chief else lambda message: None
 
 
 def of_chief(strategy: Strategy, figures: list[Figure]) -> list[Figure]:

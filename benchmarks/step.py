@@ -53,7 +53,7 @@ def compared(
 ) -> list[Figure]:
     """tfdist ÷ the hand-written loop and ÷ `fit`, with these goals."""
     distribution = strategy.distribution if strategy.topology.num_replicas > 1 else None
-    tfdist = tfdist_training(strategy, workload, tell=print, tries_xla=True)
+    _, tfdist = tfdist_training(strategy, workload, tell=print)
     steps = steps_per_call(strategy, tfdist)
     loop = handwritten_training(workload, distribution)
     ours, peer = interleaved([sampled(tfdist, steps), sampled(loop, steps)], LOOP_ROUNDS)

@@ -43,43 +43,23 @@ def tfdist_training(
     workload: Workload,
     *,
     share: int = 1,
-    tell: Callable[[str], None] = lambda message: None,
     recompute: Sequence[str] | None = None,
+    sharding: str | None = None,
+    num_microbatches: int = 1,
+    in_order: bool = False,
+    tell: Callable[[str], None] | None = None,
     **step_settings: Any,
-) -> Train:
-    """tfdist as `experiment.train` puts it together.
+) -> tuple[Learner, Train]:
+    """tfdist as `experiment.train` puts it together: what is trained, and a function that trains it.
 
     Args:
       strategy: connected.
       workload: what to train.
       share: takes one part of so many of the global batch.
-      tell: is told what was left to "auto".
-      recompute: as the setting of this name.
-      **step_settings: of `TrainStep`.
-    """
-    recipes = {"recompute": recompute, **step_settings}
-    return tfdist_learner_and_training(strategy, workload, share=share, tell=tell, **recipes)[1]
-
-
-def tfdist_learner_and_training(
-    strategy: Strategy,
-    workload: Workload,
-    *,
-    share: int = 1,
-    tell: Callable[[str], None] = lambda message: None,
-    recompute: Sequence[str] | None = None,
-    sharding: str | None = None,
-    num_microbatches: int = 1,
-    in_order: bool = False,
-    tries_xla: bool = False,
-    **step_settings: Any,
-) -> tuple[Learner, Train]:
-    """As `tfdist_training`, with what is trained.
-
-    Args:
-      tries_xla: has XLA compile what is quickest, as `train.xla = "auto"` does in a long run.
-      sharding, num_microbatches: as the settings of these names.
+      recompute, sharding, num_microbatches: as the settings of these names.
       in_order: sums as with `train.deterministic = N`, of which a replica has `num_microbatches`.
+      tell: has XLA compile what is quickest, as `train.xla = "auto"` does in a long run, and gets what was chosen.
+      **step_settings: of `TrainStep`.
     """
     source = ArraySource(workload.arrays())
     plan = BatchPlan(
@@ -101,37 +81,45 @@ def tfdist_learner_and_training(
         batch_size=plan.global_batch_size,
         sharding=sharding,
     )
-
     compute_again(learner.model, recompute, patches)
 
-    def step_of(xla: str) -> TrainStep:
+    def build_step(xla: str) -> TrainStep:
         compiles_pass, compiles_update = COMPILED[xla]
         local = LocalGradients(strategy, learner, task, plan, jit_compile=compiles_pass, in_order=in_order)
         return TrainStep(strategy, learner, local, compiles_update=compiles_update, **step_settings)
 
-    def batches() -> Iterator[Any]:
-        return strategy.distribute(lambda topology: build_pipeline(source, plan, topology))
-
-    step = step_of(UNCOMPILED)
-    iterator = batches()
-
-    def train(num_steps: int) -> None:
+    def train(step: TrainStep, num_steps: int) -> None:
         with sums_as_written(in_order):
             totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Vote().tensor(), tf.zeros([3], tf.float64))
         _on_host(totals.steps, totals.sums, *metrics.values())
 
-    if tries_xla:
-        names = xla_variants(strategy, learner)[: choose_size(None, 1)]
-        variants = {name: functools.partial(step_of, name) for name in names}
-        trial = XlaTrial(strategy, step, variants, ENDLESS, lambda choice, seconds: tell(f"XLA {choice}: {seconds}"))
-        pace = Pace(strategy, choose_size(None, 1))
-        while not trial.is_over:
-            started = time.perf_counter()
-            train(pace.steps_per_call)
-            seconds = time.perf_counter() - started
-            pace.observe(pace.steps_per_call, seconds)
-            step = trial.after(Call(0, pace.steps_per_call, seconds))
-    return learner, train
+    step = build_step(UNCOMPILED)
+    iterator = strategy.distribute(lambda topology: build_pipeline(source, plan, topology))
+    if tell is not None:
+        step = choose_step(strategy, learner, step, build_step, train, tell)
+    return learner, functools.partial(train, step)
+
+
+def choose_step(
+    strategy: Strategy,
+    learner: Learner,
+    step: TrainStep,
+    build_step: Callable[[str], TrainStep],
+    train: Callable[[TrainStep, int], None],
+    tell: Callable[[str], None],
+) -> TrainStep:
+    """Trains until XLA's trial has found the quickest variant of the step."""
+    names = xla_variants(strategy, learner)[: choose_size(None, 1)]
+    variants = {name: functools.partial(build_step, name) for name in names}
+    trial = XlaTrial(strategy, step, variants, ENDLESS, lambda choice, seconds: tell(f"XLA {choice}: {seconds}"))
+    pace = Pace(strategy, choose_size(None, 1))
+    while not trial.is_over:
+        started = time.perf_counter()
+        train(step, pace.steps_per_call)
+        seconds = time.perf_counter() - started
+        pace.observe(pace.steps_per_call, seconds)
+        step = trial.after(Call(0, pace.steps_per_call, seconds))
+    return step
 
 
 def handwritten_training(workload: Workload, distribution: tf.distribute.Strategy | None = None) -> Train:

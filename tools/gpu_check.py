@@ -118,7 +118,7 @@ def profile() -> dict[str, Any]:
 
     strategy = OneDevice()
     strategy.connect()
-    train = tfdist_training(strategy, deep_convnet("convnet", batch=256, num_examples=2048))
+    _, train = tfdist_training(strategy, deep_convnet("convnet", batch=256, num_examples=2048))
     train(PROFILED_STEPS)
     with tempfile.TemporaryDirectory(prefix="tfdist-profile-") as directory:
         tf.profiler.experimental.start(directory)
