@@ -24,7 +24,7 @@ from tfdist.doctor import facts as facts_of
 from tfdist.doctor import findings as say
 from tfdist.doctor import network
 from tfdist.doctor.findings import NOTE, PROBLEM, Finding, fine
-from tfdist.doctor.machine import check_machine
+from tfdist.doctor.machine import check_devices, check_machine, check_storage
 from tfdist.errors import TfdistError, UserError
 from tfdist.strategies.cluster import environment as marks
 from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config
@@ -166,15 +166,11 @@ class Doctor:
             why = "Nothing trains without it."
             self.tell(Finding(PROBLEM, "devices", f"TensorFlow cannot be imported: {error}", why, "See `versions`."))
             return None
-        from tfdist.doctor import devices
-
-        found, num_gpus = devices.check_devices(self.environment)
+        found, num_gpus = check_devices(self.environment)
         self.tell(*found)
         return num_gpus
 
     def _storage(self) -> None:
-        from tfdist.doctor.bucket import check_storage
-
         for place in self.options.run_dir:
             self.tell(check_storage(place))
         if not self.options.run_dir:

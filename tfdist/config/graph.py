@@ -212,25 +212,6 @@ def _why_unused(
     )
 
 
-def check_keys(settings: Iterable[Setting]) -> None:
-    """No macro that stands for a list or a dict is the key of a dict."""
-    macros = {setting.scope: setting.value for setting in settings if setting.target == MACRO}
-    for setting in settings:
-        for key in _keys(setting.value):
-            if any(isinstance(macros.get(reference.scope), list | dict) for reference in references(key)):
-                raise setting.source.error("the key of a dict is a text, a number or a tuple of these.")
-
-
-def _keys(value: Any) -> Iterator[Any]:
-    """The keys of all dicts within a value."""
-    if isinstance(value, dict):
-        yield from value
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _keys(part)
-
-
 def check_no_circle(graph: Graph, functions: Mapping[str, Function], roots: Iterable[str]) -> None:
     """No `@f()` needs what it returns itself, which would be called for ever."""
     done: set[Call] = set()

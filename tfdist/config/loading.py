@@ -335,7 +335,6 @@ class _Loader:
         roots = {name: root.selector for name, root in self._roots.items()}
         graph.check_all_used(settings, functions, roots)
         kept = graph.winners(settings)
-        graph.check_keys(kept)
         in_force = Graph(kept, shadowing=True)
         graph.check_no_circle(in_force, functions, roots.values())
         graph.check_not_built_early(in_force, functions, roots.values())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.config import files, run_directory
-from tfdist.config.graph import MACRO, Source, map_references, references
+from tfdist.config.graph import MACRO, Source, references
 from tfdist.errors import UserError, suggest
 
 _MAX_WORD = 60  # characters of a value in a message
@@ -185,7 +185,7 @@ def _syntax_hint(message: str, line: str) -> str:
         "Expected ':'.": "Between braces stand pairs, 'key': value; a list has brackets, [].",
         "Unable to parse value.": "A value is a literal such as 3, 'text' or [1, 2], @module.function, or %MACRO.",
         "Couldn't parse statement, expected ':' or '='.": "Write NAME.PARAMETER = VALUE.",
-        "Unhashable key.": "The key of a dict is a text, a number or a tuple of these.",
+        "No key.": "The key of a dict is a text, a number or a tuple of these.",
         "Not Unicode.": "The text has characters that cannot be stored as UTF-8.",
     }
     if line.lstrip().startswith("%"):
@@ -220,7 +220,6 @@ def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str]
         raise own.source.error(f"the macro {run_directory.NAME} is given by --run_dir. Give yours another name.")
     own_modules = [s for s in statements if isinstance(s.content, Import) and _is_own(s.content.module)]
     for statement in statements:
-        _check_texts(statement)
         for name in _macros_in(statement):
             if name in definitions or is_constant("/".join(name)):
                 continue
@@ -245,12 +244,6 @@ def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str]
 def _macros_in(statement: Statement) -> list[tuple[str, ...]]:
     value = statement.content.value if isinstance(statement.content, Assignment) else None
     return [reference.scope for reference in references(value) if reference.target == MACRO]
-
-
-def _check_texts(statement: Statement) -> None:
-    if isinstance(statement.content, Assignment):
-        with stated_at(statement.source):
-            map_references(statement.content.value, run_directory.check_text, str)
 
 
 def _is_own(module: str) -> bool:

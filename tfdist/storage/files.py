@@ -17,8 +17,7 @@ from tfdist.storage import contents, gcs_requests
 from tfdist.storage.contents import Buffer, FileVersion
 from tfdist.storage.gcs import GcsFiles
 from tfdist.storage.local import LocalFiles
-from tfdist.storage.log_sink import LogSink
-from tfdist.storage.mirror import Mirror, MirroredLog
+from tfdist.storage.logs import LogSink, Mirror, MirroredLog
 
 StrPath = str | os.PathLike[str]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.storage import files
-from tfdist.storage.mirror import Mirror
+from tfdist.storage.logs import Mirror
 
 _FLUSH_SECONDS = 10
 
