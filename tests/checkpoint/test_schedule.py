@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 import pytest
@@ -93,18 +92,6 @@ def test_auto_makes_one_every_sqrt_of_twice_cost_times_failure_time(
     schedule = auto(failures, *costs)
     assert schedule.interval_seconds == pytest.approx(expected)
     assert not schedule.due(100, 0.99 * expected) and schedule.due(100, 1.01 * expected)
-
-
-def test_youngs_interval_loses_less_time_than_others_near_it() -> None:
-    cost, failures = 0.25, 7200.0
-    interval = auto(failures, cost).interval_seconds
-    assert interval is not None and interval > math.sqrt(cost * failures)
-
-    def lost_share(interval: float) -> float:
-        """Of a second of work: saving, and redoing half an interval per failure."""
-        return cost / interval + interval / 2 / failures
-
-    assert all(lost_share(interval) < lost_share(interval * factor) for factor in (0.5, 0.9, 1.1, 2.0))
 
 
 def test_auto_does_not_begin_a_checkpoint_before_the_last_one_could_be_written() -> None:
