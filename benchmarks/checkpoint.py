@@ -14,7 +14,6 @@ import os
 import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,8 +23,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from goodput import goodput
-from measuring import Figure, as_table, choose_size, figures_of, interleaved, ratio, report
-from trainings import Train, tfdist_training
+from measuring import Figure, as_table, choose_size, figures_of, interleaved, ratio, report, time_call
+from trainings import tfdist_training
 from workloads import heavy_mlp, loss, metric, optimizer
 
 from tfdist.checkpoint import restore
@@ -112,9 +111,7 @@ class Subject:
     def save(self) -> float:
         """What the loop waits for, in seconds."""
         self._step += 1
-        begun = time.perf_counter()
-        self._recovery.save(Position(self._step, {}, {}), {})
-        return time.perf_counter() - begun
+        return time_call(self._recovery.save, Position(self._step, {}, {}), {})
 
     @property
     def is_writing(self) -> bool:
@@ -153,13 +150,11 @@ def _copies(tensors: Mapping[str, Any]) -> list[Callable[[], float]]:
         pairs = [(target[a:b], source[a:b]) for a, b in itertools.pairwise(bounds)]
         threads = ThreadPoolExecutor(num_threads)
 
-        def sample() -> float:
-            begun = time.perf_counter()
+        def copy() -> None:
             for each in [threads.submit(np.copyto, *pair) for pair in pairs]:
                 each.result()
-            return time.perf_counter() - begun
 
-        return sample
+        return lambda: time_call(copy)
 
     return [copying(n) for n in (1, 2, 4)]
 
@@ -174,7 +169,7 @@ def writing(rounds: str, num_threads: str) -> list[Figure]:
         for _ in range(int(rounds)):
             step_seconds = _while_writing(subject)
             during.append(statistics.fmean(step_seconds))
-            before.append(_seconds(subject.train, len(step_seconds)) / len(step_seconds))
+            before.append(time_call(subject.train, len(step_seconds)) / len(step_seconds))
         threads = "one thread" if num_threads == "1" else f"{num_threads} threads"
         name = f"step while writing ÷ else, {threads}"
         return [ratio(name, during, before, 1.10, unit="s", at_most=True)]
@@ -187,10 +182,10 @@ def restoring(rounds: str) -> list[Figure]:
         paths = sorted(Path(list_checkpoints(directory)[-1].path).iterdir())
 
         def ours() -> float:
-            return _seconds(lambda _: _restore(subject), 1)
+            return time_call(_restore, subject)
 
         def plain() -> float:
-            return _seconds(lambda _: [path.read_bytes() for path in paths], 1)
+            return time_call(lambda: [path.read_bytes() for path in paths])
 
         warm = interleaved([ours, plain], int(rounds))
         cold = interleaved([_after_evicting(paths, ours), _after_evicting(paths, plain)], int(rounds))
@@ -223,9 +218,7 @@ class _TimedCheckpoint(keras.callbacks.BackupAndRestore):
     seconds = 0.0
 
     def _save_model(self) -> None:
-        begun = time.perf_counter()
-        super()._save_model()
-        self.seconds = time.perf_counter() - begun
+        self.seconds = time_call(super()._save_model)
 
 
 def _while_writing(subject: Subject) -> list[float]:
@@ -235,17 +228,11 @@ def _while_writing(subject: Subject) -> list[float]:
         subject.train(STEPS_BETWEEN)
         subject.save()
         while subject.is_writing:
-            taken = _seconds(subject.train, 1)
+            taken = time_call(subject.train, 1)
             if subject.is_writing:
                 seconds.append(taken)
     subject.manager.wait()
     return seconds
-
-
-def _seconds(train: Train, steps: int) -> float:
-    begun = time.perf_counter()
-    train(steps)
-    return time.perf_counter() - begun
 
 
 def _restore(subject: Subject) -> None:

@@ -24,7 +24,7 @@ from unittest import mock
 
 import numpy as np
 from emulator import BUCKET, emulator
-from measuring import Figure, choose_size, figures_of, interleaved, ratio, report
+from measuring import Figure, choose_size, figures_of, interleaved, ratio, report, time_call
 
 from tfdist.checkpoint import catalog, restore
 from tfdist.checkpoint.format.tensor_files import TensorSpec, plan
@@ -76,12 +76,6 @@ def growth(sample: Sample, members: str, rounds: str) -> list[Figure]:
     ]
 
 
-def timed(act: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    act()
-    return time.perf_counter() - begun
-
-
 # Watching
 
 
@@ -117,10 +111,10 @@ def watching(members: str, rounds: str) -> list[Figure]:
             for worker in workers[1:]:
                 shutil.copyfile(workers[0].heartbeat, worker.heartbeat)
             watcher = Watcher(Deadlines())
-            looked = timed(lambda: watcher.find(look(workers), time.monotonic()))
+            looked = time_call(lambda: watcher.find(look(workers), time.monotonic()))
         tasks = [f"/job:worker/replica:0/task:{index}" for index in range(1, count)]
         with mock.patch.object(context.context(), "check_collective_ops_peer_health", answer):
-            asked = timed(lambda: liveness._ask_until_one_died(tasks, Once()))
+            asked = time_call(lambda: liveness._ask_until_one_died(tasks, Once()))
         return {
             "a launcher's look at all workers": looked,
             f"worker 0 asks all servers, {ANSWER_SECONDS * 1e3:g} ms each": asked,
@@ -170,7 +164,7 @@ def of_files(directory: str, count: int, count_requests: Callable[[], int]) -> d
 
     def note(name: str, act: Callable[[], object]) -> None:
         before = count_requests()
-        found[f"{kind}{name}"] = timed(act)
+        found[f"{kind}{name}"] = time_call(act)
         if kind:
             found[f"{kind}{name}, requests"] = count_requests() - before
 

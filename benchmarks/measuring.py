@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -65,6 +66,13 @@ class Figure:
     @property
     def met(self) -> bool:
         return self.goal is None or (self.value <= self.goal if self.at_most else self.value >= self.goal)
+
+
+def time_call(act: Callable[..., object], *arguments: object) -> float:
+    """The seconds that a call takes."""
+    started = time.perf_counter()
+    act(*arguments)
+    return time.perf_counter() - started
 
 
 def interleaved(contenders: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:

@@ -34,7 +34,7 @@ import scaling
 import tensorflow as tf
 from input import NUM_IMAGES, SMALL_IMAGE, WARM_BATCHES, Drawn, decoded, ours, photos
 from measuring import Figure, as_table, choose_size, figures_of, interleaved, ratio, report
-from peer import Peer, Seconds, contents, timed
+from peer import Peer, Seconds, contents, time_steps
 from scaling import connected, of_chief, steps_per_sample
 from sizes import ONE_DEVICE, TWO_WORKERS, Size
 from trainings import tfdist_training
@@ -91,7 +91,7 @@ def one_device(name: str, rounds: str) -> list[Figure]:
     peers = {peer: Peer("peers_jax.py", name, way) for peer, way in ON_JAX.items()}
     peers |= {f"PyTorch, {way}": Peer("peers_torch.py", name, way) for way in pytorch_ways(size)}
     check_equal(name, "weights", str(learner.model.count_params()), peers)
-    mine, *theirs = interleaved([sampled(timed(train)), *map(sampled, peers.values())], int(rounds))
+    mine, *theirs = interleaved([sampled(time_steps(train)), *map(sampled, peers.values())], int(rounds))
     return compared(name, mine, dict(zip(peers, theirs, strict=True)))
 
 

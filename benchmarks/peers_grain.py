@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from absl import app
 from grain import experimental
-from peer import contents, serve, timed
+from peer import contents, serve, time_steps
 
 SHUFFLE_WINDOW = 10_000  # rows
 BUFFERED_BATCHES = 4  # in each process; all of them are fewer than what is drawn before a sample
@@ -77,7 +77,7 @@ def main(kind: str, directory: str, batch: str, threads: str, workers: str) -> N
         for _ in range(num_batches):
             next(iterator)
 
-    serve(timed(draw), contents(jax.tree.leaves(first)))
+    serve(time_steps(draw), contents(jax.tree.leaves(first)))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
-from measuring import Figure, choose_size, figures_of, interleaved, ratio, report
+from measuring import Figure, choose_size, figures_of, interleaved, ratio, report, time_call
 from trainings import Train, handwritten_training, tfdist_training
 from workloads import Workload, convnet, deep_convnet, mlp
 
@@ -113,7 +113,7 @@ def sampled(together: Strategy, train: Train, steps: int) -> Callable[[], float]
 
     def sample() -> float:
         together.any_worker(False)  # all begin together
-        rate = steps / seconds_of(train, steps)
+        rate = steps / time_call(train, steps)
         return float(together.sum_over_workers([rate])[0]) / together.topology.num_workers
 
     return sample
@@ -123,15 +123,9 @@ def steps_per_sample(together: Strategy, train: Train) -> int:
     """As many steps as take about SAMPLE_SECONDS, the same for all workers."""
     steps = 1
     train(steps)
-    while (seconds := float(together.from_chief([seconds_of(train, steps)])[0])) < SAMPLE_SECONDS / 2:
+    while (seconds := float(together.from_chief([time_call(train, steps)])[0])) < SAMPLE_SECONDS / 2:
         steps *= 2
     return max(1, round(steps * SAMPLE_SECONDS / seconds))
-
-
-def seconds_of(train: Train, steps: int) -> float:
-    started = time.perf_counter()
-    train(steps)
-    return time.perf_counter() - started
 
 
 def of_chief(strategy: Strategy, figures: list[Figure]) -> list[Figure]:

@@ -9,10 +9,9 @@ strategy. One strategy a process; within it the samples are interleaved. Takes u
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
-from measuring import Figure, choose_size, figures_of, interleaved, ratio, report
+from measuring import Figure, choose_size, figures_of, interleaved, ratio, report, time_call
 from trainings import Train, fit_training, handwritten_training, tfdist_training
 from workloads import Workload, mlp
 
@@ -68,12 +67,7 @@ def sampled(train: Train, steps: int) -> Callable[[], float]:
     """A function that takes one sample of `train`, in steps/s; what is traced first is not counted."""
     train(steps)
 
-    def sample() -> float:
-        started = time.perf_counter()
-        train(steps)
-        return steps / (time.perf_counter() - started)
-
-    return sample
+    return lambda: steps / time_call(train, steps)
 
 
 def steps_per_call(strategy: Strategy, train: Train) -> int:
@@ -81,9 +75,7 @@ def steps_per_call(strategy: Strategy, train: Train) -> int:
     pace = Pace(strategy, choose_size(None, 1))
     while not pace.settled:
         steps = pace.steps_per_call
-        started = time.perf_counter()
-        train(steps)
-        pace.observe(steps, time.perf_counter() - started)
+        pace.observe(steps, time_call(train, steps))
     return pace.steps_per_call
 
 

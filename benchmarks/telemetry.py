@@ -28,7 +28,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import psutil
-from measuring import Figure, choose_size, figures_of, ratio, report
+from measuring import Figure, choose_size, figures_of, ratio, report, time_call
 from step import MEDIUM
 from workloads import loss, metric
 
@@ -67,19 +67,14 @@ def draw_report(points: int, rounds: int) -> list[Figure]:
                 metrics = {"loss": 1 / math.sqrt(step), "accuracy": 1 - 1 / step, "gradient_norm": step % 97 / 97}
                 place = {"step": step, "epoch": 1, "split": "train", "learning_rate": 1e-3}
                 log.write(json.dumps(place | metrics) + "\n")
-        seconds = [_seconds([sys.executable, "-m", "tfdist.report", scratch]) for _ in range(rounds)]
+        command = [sys.executable, "-m", "tfdist.report", scratch]
+        seconds = [time_call(subprocess.check_output, command) for _ in range(rounds)]
         size = (run_dir / "report" / "index.html").stat().st_size / 1e6
     name = f"report of {points:,} points"
     return [
         _at_most(f"{name}, seconds", seconds, MOST_SECONDS, "s"),
         _at_most(f"{name}, megabytes", [size], MOST_MEGABYTES, "MB"),
     ]
-
-
-def _seconds(command: list[str]) -> float:
-    began = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - began
 
 
 def _at_most(name: str, values: list[float], goal: float, unit: str) -> Figure:

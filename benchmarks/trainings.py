@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from measuring import choose_size
+from measuring import choose_size, time_call
 from workloads import Workload, loss, metric, optimizer
 
 from tfdist.data.order.batches import BatchPlan
@@ -114,9 +113,7 @@ def choose_step(
     trial = XlaTrial(strategy, step, variants, ENDLESS, lambda choice, seconds: tell(f"XLA {choice}: {seconds}"))
     pace = Pace(strategy, choose_size(None, 1))
     while not trial.is_over:
-        started = time.perf_counter()
-        train(step, pace.steps_per_call)
-        seconds = time.perf_counter() - started
+        seconds = time_call(train, step, pace.steps_per_call)
         pace.observe(pace.steps_per_call, seconds)
         step = trial.after(Call(0, pace.steps_per_call, seconds))
     return step

@@ -608,7 +608,9 @@ class Typed:
             case "train":
                 return read("result.json")["eval_metrics"]
             case "evaluate":
-                return read("evaluation.json")
+                found = read("evaluation.json")
+                del found["evaluated"]["weights"]  # their path
+                return found
             case "predict":
                 parts = sorted(n for n in files.list_names(files.join(directory, "predictions")) if "part" in n)
                 return [files.read(files.join(directory, "predictions", name)) for name in parts]
