@@ -239,7 +239,7 @@ def _restore(subject: Subject) -> None:
     checkpoint = load_checkpoint(
         subject.strategy,
         subject.state,
-        lambda: restore.newest(subject.directory, tell=Told()),
+        lambda: restore.load_newest(subject.directory, tell=Told()),
         partial=False,
         tell=Told(),
     )

@@ -27,7 +27,7 @@ from emulator import BUCKET, emulator
 from measuring import Figure, choose_size, figures_of, interleaved, ratio, report, time_call
 
 from tfdist.checkpoint import catalog, restore
-from tfdist.checkpoint.format.tensor_files import TensorSpec, plan
+from tfdist.checkpoint.format.tensor_files import TensorSpec, plan_files
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.snapshot import HostBuffer
 from tfdist.checkpoint.write.writer import Snapshot, write_checkpoint
@@ -185,7 +185,8 @@ def parts(path: str, count: int) -> tuple[list[str], list[Part]]:
 
 
 def write_part(path: str, part: Part) -> None:
-    buffer = HostBuffer(plan([TensorSpec(f"tensor_{part.index}", np.dtype("float32"), (64,))], max_file_bytes=1 << 20))
+    spec = TensorSpec(f"tensor_{part.index}", np.dtype("float32"), (64,))
+    buffer = HostBuffer(plan_files([spec], max_file_bytes=1 << 20))
     write_checkpoint(
         path,
         Snapshot(7, buffer, {}, {}),

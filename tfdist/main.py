@@ -330,7 +330,7 @@ def run_mode(given: flags.FlagValues, loaded: Any, load: Callable[[Sequence[str]
             raise xla_cache.UnreadableCacheError(
                 f"What XLA had compiled for {run_dir} could not be read and was removed: the next start compiles again."
             ) from error
-        users = loaded.user_error(error) or troubles.failed(error)
+        users = loaded.user_error(error) or troubles.explain_failure(error)
         if users is None:
             raise
         raise users from error

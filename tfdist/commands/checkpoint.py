@@ -61,17 +61,17 @@ def run(arguments: Sequence[str]) -> int:
         near = suggest(operands[0], [LIST]) if operands else ""
         raise UserError(f"Received {' '.join(operands)!r}.{near} Write: {USAGE}")
     run_dir = operands[1]
-    entries = catalog.list_checkpoints(checkpoints_in(run_dir))
+    entries = catalog.list_checkpoints(find_checkpoints(run_dir))
     if not entries:
         _show(f"no checkpoints in {run_dir}")
         return EXIT_DONE
     problems = {entry.path: catalog.verify(entry) for entry in entries} if values.verify else {}
-    _show(table([entry_row(entry, problems) for entry in reversed(entries)], right=("step", "size", "files")))
+    _show(format_table([format_entry(entry, problems) for entry in reversed(entries)], right=("step", "size", "files")))
     damaged = [entry for entry in entries if not entry.is_leftover and (entry.problem or problems.get(entry.path))]
     return EXIT_DAMAGED if damaged else EXIT_DONE
 
 
-def checkpoints_in(run_dir: str) -> str:
+def find_checkpoints(run_dir: str) -> str:
     """Returns the directory of the checkpoints of `run_dir`, or `run_dir` itself; raises UserError without either."""
     run = RunDirectory(run_dir, find_checkpoint_dir(run_dir))
     for path in (run.checkpoints, run.path):
@@ -80,7 +80,7 @@ def checkpoints_in(run_dir: str) -> str:
     raise UserError(f"There is no directory {run_dir!r}. Write the run's directory, or that of its checkpoints.")
 
 
-def table(rows: Sequence[Mapping[str, str]], *, right: Sequence[str]) -> str:
+def format_table(rows: Sequence[Mapping[str, str]], *, right: Sequence[str]) -> str:
     """Formats the rows under the names of their columns; the columns in `right` end flush."""
     columns = [name for name in rows[0] if name in right or any(row[name] for row in rows)]
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
@@ -94,7 +94,7 @@ def table(rows: Sequence[Mapping[str, str]], *, right: Sequence[str]) -> str:
     return "\n".join(line.rstrip() for line in padded)
 
 
-def entry_row(entry: Entry, verified: Mapping[str, str | None]) -> dict[str, str]:
+def format_entry(entry: Entry, verified: Mapping[str, str | None]) -> dict[str, str]:
     """Formats a checkpoint; `verified` has by path what is wrong with it (None: nothing), where that was examined."""
     manifest = entry.manifest
     if entry.is_leftover:

@@ -53,16 +53,16 @@ def run(options: flags.FlagValues) -> int:
             raise
         except Exception as error:
             raise loaded.user_error(error) or error from None
-    put = _as_json if options.json else _as_text
+    put = _format_json if options.json else _format_text
     print(put(found), flush=True)
     return EXIT_DONE
 
 
-def _as_json(found: Sequence[Any]) -> str:
+def _format_json(found: Sequence[Any]) -> str:
     return json.dumps([each.as_json() for each in found], indent=2)
 
 
-def _as_text(found: Sequence[Any]) -> str:
+def _format_text(found: Sequence[Any]) -> str:
     from tfdist.telemetry.console.formatting import in_bytes
     from tfdist.tpu_compiler.report import table
 

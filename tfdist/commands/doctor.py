@@ -86,7 +86,7 @@ class Doctor:
         self.findings += findings
         if not self.options.json:
             for each in findings:
-                print(say.as_text(each), flush=True)
+                print(say.format_finding(each), flush=True)
 
     def last_words(self) -> str:
         """The summary, with the worker's name where there are several."""
@@ -119,12 +119,12 @@ class Doctor:
         adapters = network.list_adapters()
         self.tell(*check_machine(has_rdma=bool(adapters)))
         num_gpus = self._devices()
-        peers = network.other_hosts(self.cluster) if self.cluster else []
+        peers = network.list_other_hosts(self.cluster) if self.cluster else []
         self.tell(*network.check_network(self.environment, num_gpus=num_gpus or 0, peers=peers, adapters=adapters))
         self._storage()
         if num_gpus is None:
             return  # without TensorFlow there is nothing more to see
-        facts = facts_of.collect(versions=versions.all_versions(), settings=settings, num_devices=num_gpus)
+        facts = facts_of.collect(versions=versions.list_versions(), settings=settings, num_devices=num_gpus)
         if self.cluster is not None and self.cluster.num_workers > 1:
             self._measure("multi_worker", facts)
         elif is_horovod:
@@ -140,7 +140,7 @@ class Doctor:
             return None
         from tfdist.config import loading
 
-        return loading.stated(gin_files=self.options.gin_file, gin_params=self.options.gin_param)
+        return loading.read_statements(gin_files=self.options.gin_file, gin_params=self.options.gin_param)
 
     def _read_cluster(self) -> None:
         try:
@@ -197,7 +197,7 @@ class Doctor:
             sizes = [size for size in collectives.SIZES if size <= self.options.largest_mib * collectives.MEBIBYTE]
             if topology.num_replicas > 1 and sizes:
                 timings = collectives.measure(strategy, sizes)
-                self.tell(collectives.report(timings, name, topology))
+                self.tell(collectives.make_finding(timings, name, topology))
         except Exception as error:  # whatever TensorFlow or Horovod raises is what a run would meet
             why = "A run would fail in the same way at its first step."
             hint = "Look at what the other workers say; run with TF_CPP_MIN_LOG_LEVEL=0 and NCCL_DEBUG=INFO."

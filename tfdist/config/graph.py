@@ -91,7 +91,7 @@ def references(value: Any) -> list[Reference]:
     return found
 
 
-def winners(settings: Iterable[Setting]) -> list[Setting]:
+def select_winners(settings: Iterable[Setting]) -> list[Setting]:
     """The settings that no later one overrides."""
     return list({setting.key: setting for setting in settings}.values())
 
@@ -157,7 +157,7 @@ class Graph:
         scope = reference.scope or (caller.scope if reference.evaluate else outside)
         return Call(reference.target, scope, scope)
 
-    def used(self, starts: Iterable[Call]) -> set[int]:
+    def find_used(self, starts: Iterable[Call]) -> set[int]:
         """The `id`s of the settings that a call reached from the starts takes."""
         return {id(setting) for call, _ in self.walk(starts) for setting in self.settings_of(call)}
 
@@ -173,16 +173,16 @@ def check_all_used(settings: Sequence[Setting], functions: Mapping[str, Function
     """
     graph = Graph(settings, shadowing=False)
     starts = [Call(root) for root in roots.values()]
-    used = graph.used(starts)
+    used = graph.find_used(starts)
     unused = [setting for setting in settings if id(setting) not in used]
     if unused:
         calls = [call for call, _ in graph.walk(starts)]
-        errors = [str(s.source.error(_why_unused(s, calls, functions, roots))) for s in unused]
+        errors = [str(s.source.error(_explain_unused(s, calls, functions, roots))) for s in unused]
         more = f"\n… and {len(errors) - 10} more of this kind." if len(errors) > 10 else ""
         raise UserError("\n".join(errors[:10]) + more)
 
 
-def _why_unused(
+def _explain_unused(
     setting: Setting, calls: Sequence[Call], functions: Mapping[str, Function], roots: Mapping[str, str]
 ) -> str:
     if setting.target == MACRO:
@@ -260,7 +260,7 @@ def check_complete(settings: Sequence[Setting], functions: Mapping[str, Function
         bound = {s.parameter for s in graph.settings_of(call) if s.target == call.target}
         missing = [name for name in functions[call.target].required if name not in bound]
         if missing:
-            error = missing_values(functions[call.target].name, missing)
+            error = explain_missing_values(functions[call.target].name, missing)
             raise error if setting is None else setting.source.error(str(error))
     for call, _ in graph.walk([Call(root)]):
         for setting in graph.settings_of(call):
@@ -272,7 +272,7 @@ def check_complete(settings: Sequence[Setting], functions: Mapping[str, Function
                 )
 
 
-def missing_values(function: str, parameters: Sequence[str]) -> UserError:
+def explain_missing_values(function: str, parameters: Sequence[str]) -> UserError:
     """The error to raise where required parameters of a function have no value."""
     names = [f"{function}.{parameter}" for parameter in parameters]
     verb = "has no value" if len(names) == 1 else "have no values"

@@ -83,7 +83,7 @@ Parse = Callable[[str], Iterator[tuple[Import | Include | Assignment, int, str]]
 
 
 @contextmanager
-def stated_at(source: Source) -> Iterator[None]:
+def name_source(source: Source) -> Iterator[None]:
     """Says of a UserError which statement it comes from."""
     try:
         yield
@@ -115,7 +115,7 @@ class Reader:
         """The text of a file, how messages call it, and its path unless it is read from a URL."""
         if "://" not in name:
             path = files.find_gin_file(name, including=including)
-            return files.read_text(path), files.shown(path), path
+            return files.read_text(path), files.shorten_path(path), path
         return files.read_url(name), name, None
 
     def _add_file(self, text: str, shown: str, path: Path | None) -> None:
@@ -131,7 +131,7 @@ class Reader:
         self._open.pop()
 
     def _include(self, name: str, source: Source, file: int, including: Path | None) -> None:
-        with stated_at(source):
+        with name_source(source):
             text, shown, path = self._find(name, including)
             if shown in self._open:
                 circle = [*self._open[self._open.index(shown) :], shown]

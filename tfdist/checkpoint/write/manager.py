@@ -267,7 +267,7 @@ class CheckpointManager:
     def _tidy(self, newest: Entry) -> None:
         """Finds out what is not to be kept any more; `_remove_all` removes it."""
         self._entries.append(newest)
-        expired = catalog.expired(self._entries, self._policy, newest=newest)
+        expired = catalog.find_expired(self._entries, self._policy, newest=newest)
         paths = {entry.path for entry in expired}
         self._entries = [entry for entry in self._entries if entry.path not in paths]
         self._to_remove += paths
@@ -285,7 +285,7 @@ class CheckpointManager:
         if self._is_lost or (self._is_refused and is_busy):
             return
         try:
-            with files.impatient(_REMOVE_PATIENCE_SECONDS):
+            with files.limit_patience(_REMOVE_PATIENCE_SECONDS):
                 while self._to_remove:
                     catalog.remove(self._to_remove[-1])
                     self._to_remove.pop()
@@ -303,7 +303,7 @@ class CheckpointManager:
     def _forget(self, path: str) -> None:
         """Removes what a failed attempt wrote; if the store refuses that, too, after the next commit."""
         self._to_remove.append(path)
-        with contextlib.suppress(OSError), files.impatient(_REMOVE_PATIENCE_SECONDS):
+        with contextlib.suppress(OSError), files.limit_patience(_REMOVE_PATIENCE_SECONDS):
             catalog.remove(path)
             self._to_remove.remove(path)
 

@@ -89,7 +89,7 @@ def noted(function: Callable[..., Any]) -> Callable[..., Any]:
             with _CALLS.one():
                 return function(*args)
         except (TfdistError, StoreUnavailableError) as error:
-            told = error if isinstance(error, TfdistError) else troubles.failed(error)
+            told = error if isinstance(error, TfdistError) else troubles.explain_failure(error)
             assert told is not None
             told.exit_status = exit_status_of_error(error)  # what `raise … from` makes of its cause
             with _LOCK:
