@@ -22,9 +22,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from goodput import goodput
-from measuring import Figure, as_table, choose_size, figures_of, interleaved, ratio, report, time_call
-from trainings import tfdist_training
+from measure_goodput import measure_goodput
+from measuring import Figure, choose_size, format_table, make_ratio, measure_part, report, take_samples, time_call
+from trainings import build_training
 from workloads import heavy_mlp, loss, metric, optimizer
 
 from tfdist.checkpoint import restore
@@ -58,19 +58,19 @@ def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
     found = []
     for part in parts:
         figures = _figures(part, quick=quick)
-        print(as_table(figures), flush=True)  # the whole takes long, and may be cut off
+        print(format_table(figures), flush=True)  # the whole takes long, and may be cut off
         found += figures
     return found
 
 
 def _figures(part: str, *, quick: bool) -> list[Figure]:
     if part in GOODPUT:
-        return goodput(**choose_size(GOODPUT[part][quick], SMOKE_GOODPUT))
+        return measure_goodput(**choose_size(GOODPUT[part][quick], SMOKE_GOODPUT))
     rounds = choose_size(ROUNDS[part][quick], 1)
     if part == "writing":
         all_threads = choose_size((2, 1), (2,))
-        return [f for threads in all_threads for f in figures_of("checkpoint", part, rounds, threads)]
-    return figures_of("checkpoint", part, rounds)
+        return [f for threads in all_threads for f in measure_part("checkpoint", part, rounds, threads)]
+    return measure_part("checkpoint", part, rounds)
 
 
 class Told:
@@ -89,7 +89,7 @@ class Subject:
     def __init__(self, directory: str, *, batch: int = 16) -> None:
         self.strategy = OneDevice()
         self.strategy.connect()
-        learner, self.train = tfdist_training(self.strategy, heavy_mlp(batch))
+        learner, self.train = build_training(self.strategy, heavy_mlp(batch))
         self.directory = directory
         self.state = TrainingState(self.strategy, learner)
         self.manager = CheckpointManager(
@@ -123,7 +123,7 @@ def stall(rounds: str) -> list[Figure]:
     """How long training waits for a checkpoint: tfdist's, beside Keras's BackupAndRestore in `fit`."""
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
         subject = Subject(f"{directory}/tfdist")
-        keras_seconds = _keras_stall(f"{directory}/keras")
+        keras_seconds = _build_keras_sample(f"{directory}/keras")
 
         def ours() -> float:
             subject.train(STEPS_BETWEEN)
@@ -131,16 +131,20 @@ def stall(rounds: str) -> list[Figure]:
             subject.manager.wait()
             return seconds
 
-        samples = interleaved([ours, keras_seconds, *_copies(subject.state.tensors())], int(rounds))
+        samples = take_samples([ours, keras_seconds, *_build_copies(subject.state.tensors())], int(rounds))
         own, theirs, *copies = samples
         best = min(copies, key=statistics.median)
         return [
-            ratio("stall of a checkpoint: tfdist ÷ BackupAndRestore", own, theirs, goal=0.06, unit="s", at_most=True),
-            ratio("… ÷ the best copy of the same bytes, by 1, 2 or 4 threads", own, best, 1.1, unit="s", at_most=True),
+            make_ratio(
+                "stall of a checkpoint: tfdist ÷ BackupAndRestore", own, theirs, goal=0.06, unit="s", at_most=True
+            ),
+            make_ratio(
+                "… ÷ the best copy of the same bytes, by 1, 2 or 4 threads", own, best, 1.1, unit="s", at_most=True
+            ),
         ]
 
 
-def _copies(tensors: Mapping[str, Any]) -> list[Callable[[], float]]:
+def _build_copies(tensors: Mapping[str, Any]) -> list[Callable[[], float]]:
     """Copies of as many bytes as these tensors have, into memory that exists, by 1, 2 and 4 threads."""
     num_bytes = sum(view.nbytes for view in views(tensors).values())
     source, target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
@@ -167,12 +171,12 @@ def writing(rounds: str, num_threads: str) -> list[Figure]:
         subject = Subject(directory)
         during, before = [], []
         for _ in range(int(rounds)):
-            step_seconds = _while_writing(subject)
+            step_seconds = _step_while_writing(subject)
             during.append(statistics.fmean(step_seconds))
             before.append(time_call(subject.train, len(step_seconds)) / len(step_seconds))
         threads = "one thread" if num_threads == "1" else f"{num_threads} threads"
         name = f"step while writing ÷ else, {threads}"
-        return [ratio(name, during, before, 1.10, unit="s", at_most=True)]
+        return [make_ratio(name, during, before, 1.10, unit="s", at_most=True)]
 
 
 def restoring(rounds: str) -> list[Figure]:
@@ -187,16 +191,16 @@ def restoring(rounds: str) -> list[Figure]:
         def plain() -> float:
             return time_call(lambda: [path.read_bytes() for path in paths])
 
-        warm = interleaved([ours, plain], int(rounds))
-        cold = interleaved([_after_evicting(paths, ours), _after_evicting(paths, plain)], int(rounds))
+        warm = take_samples([ours, plain], int(rounds))
+        cold = take_samples([_evict_first(paths, ours), _evict_first(paths, plain)], int(rounds))
         name = "restore ÷ reading the files"
         return [
-            ratio(f"{name}, from the disk", *cold, goal=1.3, unit="s", at_most=True),
-            ratio(f"{name}, from the page cache", *warm, goal=1.3, unit="s", at_most=True),
+            make_ratio(f"{name}, from the disk", *cold, goal=1.3, unit="s", at_most=True),
+            make_ratio(f"{name}, from the page cache", *warm, goal=1.3, unit="s", at_most=True),
         ]
 
 
-def _keras_stall(directory: str) -> Callable[[], float]:
+def _build_keras_sample(directory: str) -> Callable[[], float]:
     """A function that trains two batches in `fit` and gives the seconds of the save after the second one."""
     workload = heavy_mlp()
     model = workload.build_model()
@@ -221,7 +225,7 @@ class _TimedCheckpoint(keras.callbacks.BackupAndRestore):
         self.seconds = time_call(super()._save_model)
 
 
-def _while_writing(subject: Subject) -> list[float]:
+def _step_while_writing(subject: Subject) -> list[float]:
     """The steps that were done wholly while a checkpoint was being written, in seconds each."""
     seconds: list[float] = []
     while not seconds:
@@ -247,7 +251,7 @@ def _restore(subject: Subject) -> None:
     checkpoint.restore()
 
 
-def _after_evicting(paths: Sequence[Path], sample: Callable[[], float]) -> Callable[[], float]:
+def _evict_first(paths: Sequence[Path], sample: Callable[[], float]) -> Callable[[], float]:
     """`sample` with the files no longer in the page cache, as far as the system follows the advice."""
 
     def run() -> float:

@@ -103,7 +103,7 @@ def time_steps(train: Callable[[int], object]) -> Seconds:
     return lambda steps: time_call(train, steps)
 
 
-def contents(arrays: Iterable[Any]) -> str:
+def describe_arrays(arrays: Iterable[Any]) -> str:
     """Types and shapes of a batch's arrays."""
     counts = collections.Counter(f"{each.dtype}{list(each.shape)}" for each in arrays)
     return " and ".join(f"{counts[each]} {each}" for each in sorted(counts))

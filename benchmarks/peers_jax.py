@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from peer import Seconds, serve, time_steps
 from sizes import SIZES
-from workloads import Workload, loss, metric, of_size, optimizer
+from workloads import Workload, build_workload, loss, metric, optimizer
 
 
 def fit(workload: Workload) -> tuple[Seconds, int]:
@@ -77,7 +77,7 @@ class ByHand:
 
 
 def main(name: str, way: str) -> None:
-    workload = of_size(name, SIZES[name])
+    workload = build_workload(name, SIZES[name])
     if way == "fit":
         seconds, num_weights = fit(workload)
     else:

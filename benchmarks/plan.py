@@ -17,7 +17,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from measuring import Figure, choose_size, figures_of, peak_growth, report
+from measuring import Figure, choose_size, measure_part, measure_peak, report
 
 from tfdist import experiment
 from tfdist.models.transformer import TransformerBlock
@@ -40,7 +40,7 @@ def measure(parts: Sequence[str], quick: bool) -> list[Figure]:
     cells = itertools.product(parts, precisions, numbers, choose_size(("keep", "recompute"), ("recompute",)))
     for cell in cells:
         name = " ".join(map(str, cell))
-        told, found = (figures_of("plan", part, *cell)[0].ours for part in ("predicted", "measured"))
+        told, found = (measure_part("plan", part, *cell)[0].ours for part in ("predict_memory", "measure_memory"))
         value = told / found
         print(f"{name}: {told:.0f} MB predicted, {found:.0f} MB measured, {value:.2f}", flush=True)
         figures.append(Figure(f"{name}: not too low", value, LEAST, (value, value), told, found, "MB"))
@@ -48,21 +48,21 @@ def measure(parts: Sequence[str], quick: bool) -> list[Figure]:
     return figures
 
 
-def settings_of(name: str, precision: str, num_microbatches: str, recomputes: str) -> TrainSettings:
+def build_settings(name: str, precision: str, num_microbatches: str, recomputes: str) -> TrainSettings:
     return EXAMPLES[name].settings(precision, int(num_microbatches), recomputes=recomputes == "recompute")
 
 
-def measured(*cell: str) -> list[Figure]:
+def measure_memory(*cell: str) -> list[Figure]:
     """By how many MB the peak of this process grows in two steps of a training, its building included."""
-    settings = settings_of(*cell)
+    settings = build_settings(*cell)
     with tempfile.TemporaryDirectory() as scratch:
         request = Request(os.path.join(scratch, "run"), keeps=False, console=lambda is_chief: NullConsole())
-        return peak_growth("measured", lambda: experiment.train(settings, request))
+        return measure_peak("measured", lambda: experiment.train(settings, request))
 
 
-def predicted(*cell: str) -> list[Figure]:
+def predict_memory(*cell: str) -> list[Figure]:
     """By how many MB it is said to grow."""
-    settings = settings_of(*cell)
+    settings = build_settings(*cell)
     assert isinstance(settings.num_microbatches, int)
     rows = settings.global_batch_size // settings.num_microbatches
     threads = len(os.sched_getaffinity(0))

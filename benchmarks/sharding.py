@@ -18,9 +18,9 @@ from typing import Any
 import keras
 import numpy as np
 from emulator import BUCKET, emulator
-from measuring import Figure, choose_size, figures_of, interleaved, peak_growth, ratio, report
-from step import sampled
-from trainings import tfdist_training
+from measuring import Figure, choose_size, make_ratio, measure_part, measure_peak, report, take_samples
+from step import build_sample
+from trainings import build_training
 from workloads import NUM_CLASSES, Workload
 
 from tfdist.checkpoint.policy import CheckpointPolicy
@@ -57,11 +57,11 @@ def measure(parts: Sequence[str]) -> list[Figure]:
 
 
 def times() -> list[Figure]:
-    return figures_of("sharding", "step_times", "multi_worker", launch=LAUNCH)
+    return measure_part("sharding", "step_times", "multi_worker", launch=LAUNCH)
 
 
 def times_horovod() -> list[Figure]:
-    return figures_of("sharding", "step_times", "horovod", launch=(*LAUNCH, "--launcher=horovod"))
+    return measure_part("sharding", "step_times", "horovod", launch=(*LAUNCH, "--launcher=horovod"))
 
 
 def peaks() -> list[Figure]:
@@ -72,12 +72,12 @@ def peaks() -> list[Figure]:
         for _ in range(PEAK_ROUNDS):
             for sharding, grown in found.items():
                 launch = (f"--workers={workers}",)
-                (figure,) = figures_of("sharding", "peak_with", sharding, LARGE_WIDTH, launch=launch)
+                (figure,) = measure_part("sharding", "peak_with", sharding, LARGE_WIDTH, launch=launch)
                 grown.append(figure.ours)
         for sharding in ways[1:]:
             name = f"{workers} workers, {sharding}: peak memory ÷ without"
             goal = 1 / workers + 0.05 if sharding == "weights" else None
-            figures.append(ratio(name, found[sharding], found["none"], goal, unit="MB", at_most=True))
+            figures.append(make_ratio(name, found[sharding], found["none"], goal, unit="MB", at_most=True))
     return figures
 
 
@@ -87,10 +87,10 @@ def checkpoints() -> list[Figure]:
     for _ in range(CHECKPOINT_ROUNDS):
         for writers, found in seconds.items():
             with emulator(slow):
-                (figure,) = figures_of("sharding", "checkpoint", writers, launch=(f"--workers={MOST_WORKERS}",))
+                (figure,) = measure_part("sharding", "checkpoint", writers, launch=(f"--workers={MOST_WORKERS}",))
             found.append(figure.ours)
     name = f"checkpoint by all of {MOST_WORKERS} workers ÷ by the chief"
-    return [ratio(name, seconds["all"], seconds["chief"], 0.4, unit="s", at_most=True)]
+    return [make_ratio(name, seconds["all"], seconds["chief"], 0.4, unit="s", at_most=True)]
 
 
 def encoder(width: int = WIDTH) -> Workload:
@@ -103,14 +103,14 @@ def encoder(width: int = WIDTH) -> Workload:
     return Workload("encoder", build, (LENGTH, width), BATCH, 8 * BATCH)
 
 
-def connected(name: str) -> Strategy:
+def connect(name: str) -> Strategy:
     strategy = {"multi_worker": MultiWorker, "horovod": Horovod}[name]()
     strategy.connect()
     return strategy
 
 
 def step_times(name: str) -> list[Figure]:
-    strategy = connected(name)
+    strategy = connect(name)
     own = CANONICAL_REPLICAS // strategy.topology.num_replicas
     ways: dict[str, dict[str, Any]] = {
         "without": {},
@@ -126,34 +126,34 @@ def step_times(name: str) -> list[Figure]:
         *choose_size([("weights", "recomputed", 1.1)], []),
     ]
     ways = {way: each for way, each in ways.items() if any(way in pair for pair in pairs)}
-    made = {way: tfdist_training(strategy, encoder(), **each) for way, each in ways.items()}
-    contenders = [sampled(train, STEPS) for _, train in made.values()]
+    made = {way: build_training(strategy, encoder(), **each) for way, each in ways.items()}
+    contenders = [build_sample(train, STEPS) for _, train in made.values()]
     for sample in contenders:  # canonical sums change an option of TensorFlow's, after which all is optimized anew
         sample()
-    rates = dict(zip(made, interleaved(contenders, TIMES_ROUNDS), strict=True))
+    rates = dict(zip(made, take_samples(contenders, TIMES_ROUNDS), strict=True))
     seconds = {way: [1e3 / rate for rate in found] for way, found in rates.items()}
     figures = [
-        ratio(f"{name}, {way}: step time ÷ {peer}", seconds[way], seconds[peer], goal, unit="ms", at_most=True)
+        make_ratio(f"{name}, {way}: step time ÷ {peer}", seconds[way], seconds[peer], goal, unit="ms", at_most=True)
         for way, peer, goal in pairs
     ]
     if not strategy.topology.is_chief:
         return []
     held = {way: sum(4 * int(np.prod(v.shape)) for v in made[way][0].optimizer.variables) / 2**20 for way in ways}
     slots = f"{name}, optimizer: slots of worker 0 ÷ without"
-    return [*figures, ratio(slots, [held["optimizer"]], [held["without"]], 0.55, unit="MB", at_most=True)]
+    return [*figures, make_ratio(slots, [held["optimizer"]], [held["without"]], 0.55, unit="MB", at_most=True)]
 
 
 def peak_with(sharding: str, width: str) -> list[Figure]:
     """What the peak of this process grows by in two steps, in MB."""
-    strategy = connected("multi_worker")
+    strategy = connect("multi_worker")
     settings = {} if sharding == "none" else {"sharding": sharding}
     workload = encoder(int(width))
-    return peak_growth(sharding, lambda: tfdist_training(strategy, workload, **settings)[1](2))
+    return measure_peak(sharding, lambda: build_training(strategy, workload, **settings)[1](2))
 
 
 def checkpoint(writers: str) -> list[Figure]:
     """The seconds until a checkpoint is stored that these workers write into a store whose streams are slow."""
-    strategy = connected("multi_worker")
+    strategy = connect("multi_worker")
     directory = f"gs://{BUCKET}/{writers}"
     policy = CheckpointPolicy(
         every_epochs=10**6, writers=writers, max_file_bytes=MOST_FILE_BYTES

@@ -28,7 +28,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import psutil
-from measuring import Figure, choose_size, figures_of, ratio, report, time_call
+from measuring import Figure, choose_size, make_ratio, measure_part, report, time_call
 from step import MEDIUM
 from workloads import loss, metric
 
@@ -55,7 +55,7 @@ EPOCHS, WARM_EPOCHS = choose_size(12, 6), 4
 def measure(parts: Sequence[str], *, points: int, rounds: int) -> list[Figure]:
     figures = draw_report(points, rounds) if "report" in parts else []
     if "sinks" in parts:
-        figures += _every_sink(rounds)
+        figures += _measure_every_sink(rounds)
     return figures
 
 
@@ -72,27 +72,27 @@ def draw_report(points: int, rounds: int) -> list[Figure]:
         size = (run_dir / "report" / "index.html").stat().st_size / 1e6
     name = f"report of {points:,} points"
     return [
-        _at_most(f"{name}, seconds", seconds, MOST_SECONDS, "s"),
-        _at_most(f"{name}, megabytes", [size], MOST_MEGABYTES, "MB"),
+        _make_figure(f"{name}, seconds", seconds, MOST_SECONDS, "s"),
+        _make_figure(f"{name}, megabytes", [size], MOST_MEGABYTES, "MB"),
     ]
 
 
-def _at_most(name: str, values: list[float], goal: float, unit: str) -> Figure:
+def _make_figure(name: str, values: list[float], goal: float, unit: str) -> Figure:
     value = statistics.median(values)
     ends = min(values), max(values)
     return Figure(name, value, goal, ends, value, goal, unit, at_most=True, value_unit=unit, rounds=len(values))
 
 
-def _every_sink(rounds: int) -> list[Figure]:
+def _measure_every_sink(rounds: int) -> list[Figure]:
     found: dict[str, list[list[Figure]]] = {"none": [], "all": []}
     for _ in range(rounds):
         for which, figures in found.items():
-            figures.append(figures_of("telemetry", "steps", which))
+            figures.append(measure_part("telemetry", "steps", which))
     with_all, without = ([step.ours for step, _ in found[which]] for which in ("all", "none"))
     sinks, training = ([getattr(beside, side) for _, beside in found["all"]] for side in ("ours", "peer"))
     return [
-        ratio("a step with every sink ÷ without", with_all, without, 1.01, unit="ms", at_most=True),
-        ratio("what every sink computes ÷ the training", sinks, training, 0.01, unit="s of CPU", at_most=True),
+        make_ratio("a step with every sink ÷ without", with_all, without, 1.01, unit="ms", at_most=True),
+        make_ratio("what every sink computes ÷ the training", sinks, training, 0.01, unit="s of CPU", at_most=True),
     ]
 
 
@@ -110,7 +110,7 @@ class Clock(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         if epoch >= WARM_EPOCHS:
             self.seconds.append(time.perf_counter() - self._began)
-            self.computed.append(computed())
+            self.computed.append(read_processor_times())
 
 
 def steps(which: str) -> list[Figure]:
@@ -120,15 +120,15 @@ def steps(which: str) -> list[Figure]:
     if which == "all":
         opened = open_sinks()
     with opened as sinks:
-        step = statistics.median(_trained(sinks, clock))
+        step = statistics.median(_train(sinks, clock))
     beside, training = (clock.computed[-1] - clock.computed[0]).tolist()
     return [
         Figure(which, step, None, (step, step), step, step, "ms"),
-        ratio("beside the training", [beside], [training], 0.01, unit="s of CPU", at_most=True),
+        make_ratio("beside the training", [beside], [training], 0.01, unit="s of CPU", at_most=True),
     ]
 
 
-def computed() -> np.ndarray:
+def read_processor_times() -> np.ndarray:
     """Seconds of processor time: of Python's threads but the main one with child processes, and of the rest."""
     process = psutil.Process()
     seconds = {each.id: each.user_time + each.system_time for each in process.threads()}
@@ -138,7 +138,7 @@ def computed() -> np.ndarray:
     return np.array([beside + children, sum(seconds.values())])
 
 
-def _trained(sinks: Sequence[Sink], clock: Clock) -> list[float]:
+def _train(sinks: Sequence[Sink], clock: Clock) -> list[float]:
     """Milliseconds a step, by epoch."""
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
         settings = TrainSettings(
@@ -163,7 +163,7 @@ def _trained(sinks: Sequence[Sink], clock: Clock) -> list[float]:
 def open_sinks() -> Iterator[Sequence[Sink]]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch, _collector() as endpoint:
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch, _serve_collector() as endpoint:
         os.environ["WANDB_DIR"] = scratch
         os.chdir(scratch)  # where MLflow lays down its artifacts
         yield [
@@ -185,7 +185,7 @@ class _Accepts(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def _collector() -> Iterator[str]:
+def _serve_collector() -> Iterator[str]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Accepts) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"

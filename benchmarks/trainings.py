@@ -37,7 +37,7 @@ SHUFFLE_BUFFER = 10_000  # examples
 ENDLESS = 10**12  # steps
 
 
-def tfdist_training(
+def build_training(
     strategy: Strategy,
     workload: Workload,
     *,
@@ -90,7 +90,7 @@ def tfdist_training(
     def train(step: TrainStep, num_steps: int) -> None:
         with sums_as_written(in_order):
             totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Vote().tensor(), tf.zeros([3], tf.float64))
-        _on_host(totals.steps, totals.sums, *metrics.values())
+        _copy_to_host(totals.steps, totals.sums, *metrics.values())
 
     step = build_step(UNCOMPILED)
     iterator = strategy.distribute(lambda topology: build_pipeline(source, plan, topology))
@@ -119,7 +119,7 @@ def choose_step(
     return step
 
 
-def handwritten_training(workload: Workload, distribution: tf.distribute.Strategy | None = None) -> Train:
+def build_handwritten(workload: Workload, distribution: tf.distribute.Strategy | None = None) -> Train:
     """A loop as a careful person writes it for one model: `tf.range` inside one `tf.function`.
 
     Under a distribution the optimizer sums the gradients over the replicas, as Keras does by itself.
@@ -148,17 +148,17 @@ def handwritten_training(workload: Workload, distribution: tf.distribute.Strateg
             total += distribution.experimental_local_results(value)[0] if distribution else value
         return total / tf.cast(num_steps, tf.float32), accuracy.result()
 
-    iterator = iter(handwritten_pipeline(workload, distribution))
-    return lambda num_steps: _on_host(*steps(iterator, tf.constant(num_steps)))
+    iterator = iter(build_pipeline_by_hand(workload, distribution))
+    return lambda num_steps: _copy_to_host(*steps(iterator, tf.constant(num_steps)))
 
 
-def handwritten_pipeline(workload: Workload, distribution: tf.distribute.Strategy | None) -> Any:
+def build_pipeline_by_hand(workload: Workload, distribution: tf.distribute.Strategy | None) -> Any:
     dataset = tf.data.Dataset.from_tensor_slices(workload.arrays()).shuffle(SHUFFLE_BUFFER).repeat()
     dataset = dataset.batch(workload.global_batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
     return distribution.experimental_distribute_dataset(dataset) if distribution else dataset
 
 
-def fit_training(workload: Workload, distribution: tf.distribute.Strategy | None = None) -> Train:
+def build_fit(workload: Workload, distribution: tf.distribute.Strategy | None = None) -> Train:
     """`compile` and `fit` with their defaults on arrays, but without a progress bar, which would take its time.
 
     `num_steps` has to be an epoch's.
@@ -175,6 +175,6 @@ def fit_training(workload: Workload, distribution: tf.distribute.Strategy | None
     return train
 
 
-def _on_host(*tensors: tf.Tensor) -> None:
+def _copy_to_host(*tensors: tf.Tensor) -> None:
     for tensor in tensors:
         keras.ops.convert_to_numpy(tensor)
