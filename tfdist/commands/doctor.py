@@ -83,6 +83,7 @@ class Doctor:
         self.worker = 0
 
     def tell(self, *findings: Finding) -> None:
+        """Keeps findings, and prints them unless all are wanted as JSON."""
         self.findings += findings
         if not self.options.json:
             for each in findings:
@@ -95,10 +96,12 @@ class Doctor:
 
     @property
     def is_in_cluster(self) -> bool:
+        """Whether there are other workers."""
         is_horovod = marks.first_set(marks.HOROVOD_MARKS, self.environment) is not None
         return self.cluster.num_workers > 1 if self.cluster is not None else is_horovod
 
     def as_json(self) -> dict[str, Any]:
+        """The findings for machines."""
         return {
             "host": socket.gethostname(),
             "worker": self.worker,

@@ -39,6 +39,7 @@ class Function:
 
     @property
     def required(self) -> list[str]:
+        """The parameters without a default."""
         return [name for name, default in self.parameters.items() if default is NO_DEFAULT]
 
 

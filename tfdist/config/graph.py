@@ -32,6 +32,7 @@ class Source:
     line: str = ""
 
     def error(self, message: str) -> UserError:
+        """The user's error, with the statement that it is in."""
         line = self.line if len(self.line) <= _MAX_LINE else f"{self.line[:_MAX_LINE]} …"
         return UserError(f"{self.location}: {message}" + (f"\n    {line}" if line else ""))
 
@@ -46,6 +47,7 @@ class Reference:
 
     @property
     def is_required(self) -> bool:
+        """Whether it is `%gin.REQUIRED`."""
         return self.target == CONSTANT and self.scope == ("gin.REQUIRED",)
 
 
@@ -61,6 +63,7 @@ class Setting:
 
     @property
     def key(self) -> tuple[Scope, str, str]:
+        """What a later setting has to share to override it."""
         return self.scope, self.target, self.parameter
 
 

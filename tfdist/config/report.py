@@ -99,6 +99,7 @@ def explanation(settings: Sequence[Setting], used: Sequence[Setting], functions:
     widths = [min(max((len(row[column]) for row in rows.values()), default=0), MAX_PADDING) for column in (0, 1)]
 
     def table(chosen: Iterable[Setting]) -> list[str]:
+        """Lines of the settings, by function."""
         lines: list[str] = []
         group = None
         for setting in _sort(chosen, functions):

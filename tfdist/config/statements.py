@@ -36,6 +36,7 @@ class Import:
 
     @property
     def bound_name(self) -> str:
+        """The name that the import makes known."""
         parts = self.module.split(".")
         return self.alias or parts[-1 if self.is_from else 0]
 
@@ -66,6 +67,7 @@ class Assignment:
 
     @property
     def macro(self) -> tuple[str, ...] | None:
+        """The macro that it defines; None where it sets a parameter."""
         return (*self.scope, self.function) if self.parameter == "" else None
 
 
@@ -109,6 +111,7 @@ class Reader:
         self._open: list[str] = []
 
     def read_file(self, name: str) -> None:
+        """Reads a file and what it includes."""
         self._add_file(*self._find(name, None))
 
     def _find(self, name: str, including: Path | None) -> tuple[str, str, Path | None]:
@@ -142,6 +145,7 @@ class Reader:
         self._add_file(text, shown, path)
 
     def read_params(self, params: Iterable[str]) -> None:
+        """Reads the texts of `--gin_param`."""
         for param in params:
             shown = param.strip()
             source = Source(f"--gin_param {shown if len(shown) <= _MAX_PARAM else shown[:_MAX_PARAM] + ' …'!r}")

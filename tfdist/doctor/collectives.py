@@ -37,10 +37,12 @@ class Timing:
 
     @property
     def bytes_per_second(self) -> float:
+        """The bandwidth."""
         return self.num_bytes / self.seconds
 
     @property
     def bus_bytes_per_second(self) -> float:
+        """The bandwidth of the network in a ring."""
         return self.bytes_per_second * 2 * (self.num_replicas - 1) / self.num_replicas
 
 

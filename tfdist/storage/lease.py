@@ -79,6 +79,7 @@ class Owner:
         return f"{self.name} (host {self.host}, process {self.pid}, since {self.since})"
 
     def encode(self) -> bytes:
+        """The JSON text of a lease's file."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
@@ -185,6 +186,7 @@ class _FileLease:
         _open_leases.add(self)
 
     def leave_to_parent(self) -> None:
+        """Closes the locked file without a change of it, in a forked child."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)

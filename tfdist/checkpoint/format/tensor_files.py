@@ -57,6 +57,7 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
+        """What its content takes."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 

@@ -38,6 +38,7 @@ class Part:
 
     @property
     def is_chiefs(self) -> bool:
+        """Whether it is the part of the chief, who commits."""
         return self.index == 0
 
     def path(self, directory: str, step: int, number: int) -> str:

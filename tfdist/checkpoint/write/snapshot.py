@@ -48,10 +48,12 @@ class HostBuffer:
 
     @property
     def num_tensors(self) -> int:
+        """How many tensors there is room for."""
         return len(self._places)
 
     @property
     def num_bytes(self) -> int:
+        """What all of them take."""
         return sum(content.nbytes for content in self.contents)
 
     def parts(self, index: int) -> list[memoryview]:
@@ -122,6 +124,7 @@ class SnapshotBuffer:
         self._is_free.set()
 
     def close(self) -> None:
+        """Ends the threads and frees the buffer."""
         self._threads.shutdown()
         self._allocated = None
 
