@@ -6,17 +6,20 @@ import contextlib
 import os
 import pathlib
 import pty
+import signal
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import forks
 import pytest
 import support
 
-from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from tfdist.checkpoint.preemption import Preemption
+from tfdist.command_line import exit_status_of
+from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PreemptedError
 
 pytestmark = pytest.mark.slow
 CTRL_C = b"\x03"
@@ -128,3 +131,29 @@ def test_ctrl_c_before_the_training_begins_shows_no_traceback(tmp_path: pathlib.
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED, command.output
         assert "Traceback" not in command.output
+
+
+def raise_type_error() -> None:
+    raise TypeError("Failed to convert elements")
+
+
+def enter_a_training() -> None:
+    with Preemption(tell=print, signals=(signal.SIGINT,)) as preemption:
+        if preemption.is_interrupt:
+            raise PreemptedError("Left after saving", exit_status=EXIT_INTERRUPTED)
+
+
+@pytest.mark.parametrize("go_on", [raise_type_error, enter_a_training])
+def test_a_ctrl_c_that_a_library_eats_ends_the_command_all_the_same(
+    go_on: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Keras's `shape` has an `except` of everything around TensorFlow's calls."""
+
+    def command() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        go_on()
+
+    assert exit_status_of(command) == EXIT_INTERRUPTED
+    assert "TypeError" not in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

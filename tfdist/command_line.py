@@ -12,8 +12,12 @@ import io
 import logging
 import math
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import NoReturn
 
 from tfdist.errors import (
     EXIT_DONE,
@@ -137,7 +141,7 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
       trusts_the_disk: an OSError is a bug; without it the files are the user's to mend.
     """
     try:
-        return command() or EXIT_DONE
+        return _run_interruptible(command) or EXIT_DONE
     except TfdistError as error:
         _say(str(error) if isinstance(error, PreemptedError) else f"error: {error}")
         return exit_status_of_error(error)
@@ -157,6 +161,43 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
             raise
         _say(f"error: {printable(redacted(' '.join(str(error).split())))}")
         return exit_status_of_error(error)
+
+
+class InterruptHandler:
+    """Handles SIGINT as Python does, by KeyboardInterrupt, and remembers it: a bare `except` of a library may eat it.
+
+    Attributes:
+      was_called: a SIGINT was received.
+    """
+
+    def __init__(self) -> None:
+        self.was_called = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
+        self.was_called = True
+        raise KeyboardInterrupt
+
+
+def _run_interruptible(command: Callable[[], int | None]) -> int | None:
+    """Runs a command, of whose errors after a Ctrl-C the Ctrl-C is taken to be the cause.
+
+    Raises:
+      KeyboardInterrupt: in place of any other error, if SIGINT was received.
+    """
+    handler = InterruptHandler()
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return command()
+    signal.signal(signal.SIGINT, handler)
+    try:
+        return command()
+    except Exception as error:
+        if handler.was_called and not isinstance(error, PreemptedError):
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        if signal.getsignal(signal.SIGINT) is handler:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _leave_without_reader() -> int:

@@ -770,11 +770,23 @@ CANONICAL: dict[str, dict[str, Any]] = {
 }
 
 
+def wide_model(layers: int = 40) -> keras.Model:
+    """Many small layers side by side, for an optimizer that computes scalars of each."""
+    inputs = keras.Input((64,))
+    initializers = map(keras.initializers.GlorotUniform, range(layers))
+    hidden = [keras.layers.Dense(4, "tanh", kernel_initializer=each)(inputs) for each in initializers]
+    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Concatenate()(hidden)))
+
+
+# Compared with itself in another process.
+REPEATED: dict[str, dict[str, Any]] = {"wide": SHORT | {"model": wide_model, "optimizer": OPTIMIZERS["lars"]}}
+
+
 def main(strategy_name: str, directory: str, names: list[str]) -> None:
     strategy = STRATEGIES[strategy_name]()
     strategy.connect()
     for name in names or CASES:
-        settings = BASE | (CASES | UNSHARDED | SHARDED | CANONICAL | STAGED)[name]
+        settings = BASE | (CASES | UNSHARDED | SHARDED | CANONICAL | STAGED | REPEATED)[name]
         settings["task"] = settings["task"]()
         train(TrainSettings(strategy=strategy, **settings), Request(run_dir=str(pathlib.Path(directory, name))))
         tf.keras.backend.clear_session()

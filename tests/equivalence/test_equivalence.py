@@ -5,9 +5,12 @@ Each strategy does all cases in one start of its processes; the tests then read 
 
 from __future__ import annotations
 
+import pathlib
+
 import keras
 import numpy as np
 import pytest
+import support
 from equivalence.cases import CASES, OPTIMIZERS, model_of_optimizers
 from equivalence.runs import HOROVOD, PADDED_CASES, Run, Runs, of_two_processes, runs_of
 
@@ -90,6 +93,18 @@ def test_padding_to_static_shapes_changes_nothing(runs: Runs, case: str) -> None
 def test_two_replicas_give_the_same_bits_under_every_strategy(runs: Runs, strategy: str, case: str) -> None:
     for ours, theirs in zip(runs.weights(strategy, case), runs.weights("mirrored2", case), strict=True):
         assert ours.tobytes() == theirs.tobytes()
+
+
+def test_every_process_gives_the_same_bits(tmp_path: pathlib.Path) -> None:
+    """TensorFlow's optimizers of graphs look through tables whose order is that of addresses of memory."""
+    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
+    trained = set()
+    for directory in (tmp_path / "1", tmp_path / "2", tmp_path / "3"):
+        program = ["-m", "equivalence.cases", "one_device", directory, "wide"]
+        support.run_python(program, env={"PYTHONPATH": paths}, timeout=900).check()
+        model = keras.models.load_model(directory / "wide" / "export" / "model.keras")
+        trained.add(b"".join(w.tobytes() for w in model.get_weights()))
+    assert len(trained) == 1
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -689,6 +689,17 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=5, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=stop), model=model)
 
 
+@behavior("stop_training, set within an epoch that validation_freq leaves out")
+def _(fit: Fit) -> Seen:
+    model = classifier()
+
+    def stop(batch: int, logs: Any) -> None:
+        model.stop_training = batch == 1
+
+    stopping = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+    return simply(fit, X, Y, epochs=2, validation_data=(X, Y), validation_freq=2, callbacks=stopping, model=model)
+
+
 @behavior("what a callback adds to the logs, in the history")
 def _(fit: Fit) -> Seen:
     def add(epoch: int, logs: dict[str, Any]) -> None:

@@ -91,6 +91,8 @@ class Preemption:
                 if number in _MAY_BE_IGNORED and signal.getsignal(number) is signal.SIG_IGN:
                     continue
                 self._old_handlers[number] = signal.signal(number, self._on_signal)
+            if getattr(self._old_handlers.get(signal.SIGINT), "was_called", False):  # and a library ate the exception
+                self._on_signal(signal.SIGINT, None)
             if self._abort is not None and signal.SIGINT in self._old_handlers:
                 self._watch_interrupts()
         self._thread = threading.Thread(target=self._tell_notes, name="tfdist-preemption", daemon=True)

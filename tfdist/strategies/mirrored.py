@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import tensorflow as tf
 
 from tfdist.errors import UserError
@@ -53,12 +51,6 @@ class Mirrored(Strategy):
         reduction = tf.distribute.ReductionToOneDevice() if self.num_cpu_devices else None
         distribution = tf.distribute.MirroredStrategy(devices, cross_device_ops=reduction)
         return distribution, Topology(worker_index=0, num_workers=1, num_local_replicas=len(devices))
-
-    def _sum_of_one_type(self, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
-        # TensorFlow's graph optimizer rewrites the additions and products that lead into this sum, where the replicas
-        # stand in one graph, and then rounds otherwise than processes of their own do. It does not look through an
-        # IdentityN of more than one tensor.
-        return super()._sum_of_one_type(tf.identity_n([*tensors, tensors[0]])[:-1])
 
 
 def split_cpu(count: int) -> list[str]:

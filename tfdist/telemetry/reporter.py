@@ -111,8 +111,9 @@ class Reporter:
         self._events.warning(
             "workers_round_differently",
             step=step,
-            message=f"Worker {who} rounds otherwise than the others, as another kind of processor does: its weights "
-            "differ in their last digits. Workers of one kind give the same bits.",
+            message=f"Worker {who} rounds otherwise than the others, as another kind of processor does, or "
+            "TensorFlow's optimizer of graphs: its weights differ in their last digits. With train.deterministic = "
+            "True, workers of one kind give the same bits.",
             workers=list(workers),
         )
 

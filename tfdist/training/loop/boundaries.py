@@ -129,12 +129,13 @@ class Boundaries:
     def ends_epoch(self, step: int) -> bool:
         return step % self.steps_per_epoch == 0 or step == self.total_steps
 
-    def evaluates(self, step: int) -> bool:
+    def evaluates(self, step: int, *, stops: bool = False) -> bool:
+        """Whether an evaluation is due at a step; `stops`: the run, and so the epoch, ends with it."""
         if self.eval_every_steps is None:
-            number, every = -(-step // self.steps_per_epoch), self.eval_every_epochs
+            number, every = self.epoch_of(step), self.eval_every_epochs
             is_asked = number % every == 0 if isinstance(every, int) else number in every
-            return self.ends_epoch(step) and is_asked
-        return step % self.eval_every_steps == 0 or step == self.total_steps
+            return (stops or self.ends_epoch(step)) and is_asked
+        return stops or step % self.eval_every_steps == 0 or step == self.total_steps
 
     def logs(self, step: int) -> bool:
         period = self.log_every_steps

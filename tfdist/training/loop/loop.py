@@ -181,7 +181,7 @@ class Loop:
     def _at_boundary(self) -> None:
         """All that belongs to the step that was reached, and then a checkpoint if one is due."""
         outcome, boundaries = self._outcome, self._boundaries
-        if self._evaluator is not None and (self._wanted.stop or boundaries.evaluates(outcome.step)):
+        if self._evaluator is not None and boundaries.evaluates(outcome.step, stops=self._wanted.stop):
             self._evaluate()
             self._agree_on_stop()
         stops = self._wanted.stop

@@ -113,7 +113,8 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     wanted = settings.synchronize_batch_norm
     synchronize(learner.model, run.strategy, patches, wanted=wanted, pads=settings.pads, in_parts=in_order)
     compute_again(learner.model, settings.recompute, patches)
-    patches.enter_context(sums_as_written(in_order))
+    if settings.deterministic:
+        patches.enter_context(keep_arithmetic())
     return Training(run, settings, source, learner, task, plan, settings.boundaries(plan.steps_per_epoch))
 
 
@@ -365,15 +366,12 @@ def evaluator_of(
 
 
 @contextlib.contextmanager
-def sums_as_written(wanted: bool) -> Iterator[None]:
-    """While it lasts, TensorFlow adds up in the order that is written, where that is wanted.
+def keep_arithmetic() -> Iterator[None]:
+    """Has TensorFlow compute, while it lasts, in the order in which the program is written.
 
-    Its arithmetic optimizer makes one sum, from left to right, of a tree of sums, and of another tree where replicas
-    share a graph.
+    Its arithmetic optimizer goes through tables whose order depends on addresses of memory: it rewrites a product of
+    scalars in one process otherwise than in another one, and a tree of sums otherwise where replicas share a graph.
     """
-    if not wanted:
-        yield
-        return
     name = "arithmetic_optimization"
     before = tf.config.optimizer.get_experimental_options().get(name, True)
     tf.config.optimizer.set_experimental_options({name: False})
