@@ -104,7 +104,7 @@ class Config:
         Everything that the configuration names is called by gin, so gin's frames tell which of it raised.
         """
         roots = {root.selector for root in self._roots.values()}
-        called = [selector for selector in _calls_by_gin(error) if selector not in roots]
+        called = [selector for selector in _list_calls(error) if selector not in roots]
         if called and called[-1] in self._functions:
             failure = user_code.failed(f"{self._functions[called[-1]].name}()", error)
             settings = [setting for setting in self._used if setting.target == called[-1]][:MAX_SETTINGS_SHOWN]
@@ -404,7 +404,7 @@ def _describe(configurable: gin_config.Configurable, *, name: str) -> Function:
     return describe(configurable.wrapped, name=name, identity=name if configurable.import_source is _ROOT else "")
 
 
-def _calls_by_gin(error: BaseException) -> list[str]:
+def _list_calls(error: BaseException) -> list[str]:
     """The selectors of the calls by gin that an exception came through, outermost first."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     of_gin = [f for f in frames if f.f_code.co_filename == gin_config.__file__ and f.f_code.co_name == "gin_wrapper"]
