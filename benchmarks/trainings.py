@@ -26,7 +26,7 @@ from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.boundaries import Pace
 from tfdist.training.loop.learner import build_learner
 from tfdist.training.loop.outcome import Vote
-from tfdist.training.run.assembly import sums_as_written
+from tfdist.training.run.assembly import keep_arithmetic
 from tfdist.training.run.tuned import COMPILED, UNCOMPILED, Call, XlaTrial, xla_variants
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.state import Learner
@@ -88,7 +88,7 @@ def build_training(
         return TrainStep(strategy, learner, local, compiles_update=compiles_update, **step_settings)
 
     def train(step: TrainStep, num_steps: int) -> None:
-        with sums_as_written(in_order):
+        with keep_arithmetic() if in_order else contextlib.nullcontext():
             totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Vote().tensor(), tf.zeros([3], tf.float64))
         _copy_to_host(totals.steps, totals.sums, *metrics.values())
 
