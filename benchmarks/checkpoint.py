@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from measure_goodput import measure_goodput
+from goodput import measure_goodput
 from measuring import Figure, choose_size, format_table, make_ratio, measure_part, report, take_samples, time_call
 from trainings import build_training
 from workloads import heavy_mlp, loss, metric, optimizer
