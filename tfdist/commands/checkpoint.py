@@ -33,13 +33,6 @@ FLAGS = flags.FlagValues()
 flags.DEFINE_bool(
     "verify", False, "read every byte, and name each file that is not what was written", flag_values=FLAGS
 )
-# Commands that are gone, with what to do instead.
-INSTEAD = {
-    "verify": "write list RUN_DIR --verify",
-    "show": "open the safetensors files with a viewer, and read manifest.json",
-    "prune": "set policy.CheckpointPolicy.keep_last and the like, or remove directories of checkpoints",
-    "copy": "copy the directories, as with `gcloud storage cp --recursive`, and write list COPY --verify",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,8 +48,6 @@ def _show(text: str) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Prints the checkpoints that the arguments ask for; returns the exit status."""
     values, operands = command_line.parse_with_operands(FLAGS, arguments, about=ABOUT, hint=f"Write: {USAGE}")
-    if operands and operands[0] in INSTEAD:
-        raise UserError(f"The command {operands[0]} is gone: {INSTEAD[operands[0]]}.")
     if len(operands) != 2 or operands[0] != LIST:
         near = suggest(operands[0], [LIST]) if operands else ""
         raise UserError(f"Received {' '.join(operands)!r}.{near} Write: {USAGE}")

@@ -10,6 +10,7 @@ macro is a function called in a scope of its own name: what it evaluates runs in
 
 from __future__ import annotations
 
+import graphlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -217,21 +218,16 @@ def _explain_unused(
 
 def check_no_circle(graph: Graph, functions: Mapping[str, Function], roots: Iterable[str]) -> None:
     """No `@f()` needs what it returns itself, which would be called for ever."""
-    done: set[Call] = set()
-    pending: list[tuple[Call, Setting | None, bool]] = [(Call(root), None, False) for root in roots]
-    open_calls: set[Call] = set()
-    while pending:
-        call, setting, is_left = pending.pop()
-        if is_left:
-            open_calls.discard(call)
-            done.add(call)
-        elif setting is not None and call in open_calls:
-            name = functions[call.target].name
-            raise setting.source.error(f"@{name}() is called for its own argument here, and so without end.")
-        elif call not in done:
-            open_calls.add(call)
-            pending.append((call, setting, True))
-            pending += [(inner, by, False) for inner, by in graph.calls_of(call, only_evaluated=True)]
+    calls = {
+        call: graph.calls_of(call, only_evaluated=True) for call, _ in graph.walk(map(Call, roots), only_evaluated=True)
+    }
+    try:
+        graphlib.TopologicalSorter({call: [inner for inner, _ in made] for call, made in calls.items()}).prepare()
+    except graphlib.CycleError as error:
+        inner, call = error.args[1][:2]  # the second needs the first
+        source = next(setting.source for each, setting in calls[call] if each == inner)
+        name = functions[inner.target].name
+        raise source.error(f"@{name}() is called for its own argument here, and so without end.") from None
 
 
 def check_not_built_early(graph: Graph, functions: Mapping[str, Function], roots: Iterable[str]) -> None:
