@@ -98,8 +98,8 @@ class Preemption:
         self._thread = threading.Thread(target=self._report_notes, name="tfdist-preemption", daemon=True)
         self._thread.start()
         if self._metadata_address is not None:
-            asked = (self._metadata_address, self._closing, self.note, self._notes.put)
-            threading.Thread(target=metadata_server.watch, args=asked, name="tfdist-metadata", daemon=True).start()
+            watched = (self._metadata_address, self._closing, self.note)
+            threading.Thread(target=metadata_server.watch, args=watched, name="tfdist-metadata", daemon=True).start()
         return self
 
     def __exit__(
