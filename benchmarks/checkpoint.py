@@ -9,14 +9,12 @@ epochs of some 5 s, or every 60 s with epochs of some two minutes. Takes half an
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import shutil
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from goodput import goodput
-from measuring import Figure, as_table, choose_size, figures_of, interleaved, ratio, report
-from trainings import Train, tfdist_learner_and_training
+from goodput import measure_goodput
+from measuring import Figure, choose_size, format_table, make_ratio, measure_part, report, take_samples, time_call
+from trainings import build_training
 from workloads import heavy_mlp, loss, metric, optimizer
 
 from tfdist.checkpoint import restore
@@ -60,19 +58,19 @@ def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
     found = []
     for part in parts:
         figures = _figures(part, quick=quick)
-        print(as_table(figures), flush=True)  # the whole takes long, and may be cut off
+        print(format_table(figures), flush=True)  # the whole takes long, and may be cut off
         found += figures
     return found
 
 
 def _figures(part: str, *, quick: bool) -> list[Figure]:
     if part in GOODPUT:
-        return goodput(**choose_size(GOODPUT[part][quick], SMOKE_GOODPUT))
+        return measure_goodput(**choose_size(GOODPUT[part][quick], SMOKE_GOODPUT))
     rounds = choose_size(ROUNDS[part][quick], 1)
     if part == "writing":
         all_threads = choose_size((2, 1), (2,))
-        return [f for threads in all_threads for f in figures_of("checkpoint", part, rounds, threads)]
-    return figures_of("checkpoint", part, rounds)
+        return [f for threads in all_threads for f in measure_part("checkpoint", part, rounds, threads)]
+    return measure_part("checkpoint", part, rounds)
 
 
 class Told:
@@ -91,7 +89,7 @@ class Subject:
     def __init__(self, directory: str, *, batch: int = 16) -> None:
         self.strategy = OneDevice()
         self.strategy.connect()
-        learner, self.train = tfdist_learner_and_training(self.strategy, heavy_mlp(batch))
+        learner, self.train = build_training(self.strategy, heavy_mlp(batch))
         self.directory = directory
         self.state = TrainingState(self.strategy, learner)
         self.manager = CheckpointManager(
@@ -113,9 +111,7 @@ class Subject:
     def save(self) -> float:
         """What the loop waits for, in seconds."""
         self._step += 1
-        begun = time.perf_counter()
-        self._recovery.save(Position(self._step, {}, {}), {})
-        return time.perf_counter() - begun
+        return time_call(self._recovery.save, Position(self._step, {}, {}), {})
 
     @property
     def is_writing(self) -> bool:
@@ -125,9 +121,9 @@ class Subject:
 
 def stall(rounds: str) -> list[Figure]:
     """How long training waits for a checkpoint: tfdist's, beside Keras's BackupAndRestore in `fit`."""
-    with _scratch() as directory:
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
         subject = Subject(f"{directory}/tfdist")
-        keras_seconds = _keras_stall(f"{directory}/keras")
+        keras_seconds = _build_keras_sample(f"{directory}/keras")
 
         def ours() -> float:
             subject.train(STEPS_BETWEEN)
@@ -135,16 +131,20 @@ def stall(rounds: str) -> list[Figure]:
             subject.manager.wait()
             return seconds
 
-        samples = interleaved([ours, keras_seconds, *_copies(subject.state.tensors())], int(rounds))
+        samples = take_samples([ours, keras_seconds, *_build_copies(subject.state.tensors())], int(rounds))
         own, theirs, *copies = samples
         best = min(copies, key=statistics.median)
         return [
-            ratio("stall of a checkpoint: tfdist ÷ BackupAndRestore", own, theirs, goal=0.06, unit="s", at_most=True),
-            ratio("… ÷ the best copy of the same bytes, by 1, 2 or 4 threads", own, best, 1.1, unit="s", at_most=True),
+            make_ratio(
+                "stall of a checkpoint: tfdist ÷ BackupAndRestore", own, theirs, goal=0.06, unit="s", at_most=True
+            ),
+            make_ratio(
+                "… ÷ the best copy of the same bytes, by 1, 2 or 4 threads", own, best, 1.1, unit="s", at_most=True
+            ),
         ]
 
 
-def _copies(tensors: Mapping[str, Any]) -> list[Callable[[], float]]:
+def _build_copies(tensors: Mapping[str, Any]) -> list[Callable[[], float]]:
     """Copies of as many bytes as these tensors have, into memory that exists, by 1, 2 and 4 threads."""
     num_bytes = sum(view.nbytes for view in views(tensors).values())
     source, target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
@@ -154,13 +154,11 @@ def _copies(tensors: Mapping[str, Any]) -> list[Callable[[], float]]:
         pairs = [(target[a:b], source[a:b]) for a, b in itertools.pairwise(bounds)]
         threads = ThreadPoolExecutor(num_threads)
 
-        def sample() -> float:
-            begun = time.perf_counter()
+        def copy() -> None:
             for each in [threads.submit(np.copyto, *pair) for pair in pairs]:
                 each.result()
-            return time.perf_counter() - begun
 
-        return sample
+        return lambda: time_call(copy)
 
     return [copying(n) for n in (1, 2, 4)]
 
@@ -169,40 +167,40 @@ def writing(rounds: str, num_threads: str) -> list[Figure]:
     """Steps while a checkpoint is written ÷ steps while none is, on so many threads."""
     tf.config.threading.set_intra_op_parallelism_threads(int(num_threads))
     tf.config.threading.set_inter_op_parallelism_threads(int(num_threads))
-    with _scratch() as directory:
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
         subject = Subject(directory)
         during, before = [], []
         for _ in range(int(rounds)):
-            step_seconds = _while_writing(subject)
+            step_seconds = _step_while_writing(subject)
             during.append(statistics.fmean(step_seconds))
-            before.append(_seconds(subject.train, len(step_seconds)) / len(step_seconds))
+            before.append(time_call(subject.train, len(step_seconds)) / len(step_seconds))
         threads = "one thread" if num_threads == "1" else f"{num_threads} threads"
         name = f"step while writing ÷ else, {threads}"
-        return [ratio(name, during, before, 1.10, unit="s", at_most=True)]
+        return [make_ratio(name, during, before, 1.10, unit="s", at_most=True)]
 
 
 def restoring(rounds: str) -> list[Figure]:
     """Restoring all variables, verified, ÷ reading the same files whole."""
-    with _scratch() as directory:
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
         subject = Subject(directory)
         paths = sorted(Path(list_checkpoints(directory)[-1].path).iterdir())
 
         def ours() -> float:
-            return _seconds(lambda _: _restore(subject), 1)
+            return time_call(_restore, subject)
 
         def plain() -> float:
-            return _seconds(lambda _: [path.read_bytes() for path in paths], 1)
+            return time_call(lambda: [path.read_bytes() for path in paths])
 
-        warm = interleaved([ours, plain], int(rounds))
-        cold = interleaved([_after_evicting(paths, ours), _after_evicting(paths, plain)], int(rounds))
+        warm = take_samples([ours, plain], int(rounds))
+        cold = take_samples([_evict_first(paths, ours), _evict_first(paths, plain)], int(rounds))
         name = "restore ÷ reading the files"
         return [
-            ratio(f"{name}, from the disk", *cold, goal=1.3, unit="s", at_most=True),
-            ratio(f"{name}, from the page cache", *warm, goal=1.3, unit="s", at_most=True),
+            make_ratio(f"{name}, from the disk", *cold, goal=1.3, unit="s", at_most=True),
+            make_ratio(f"{name}, from the page cache", *warm, goal=1.3, unit="s", at_most=True),
         ]
 
 
-def _keras_stall(directory: str) -> Callable[[], float]:
+def _build_keras_sample(directory: str) -> Callable[[], float]:
     """A function that trains two batches in `fit` and gives the seconds of the save after the second one."""
     workload = heavy_mlp()
     model = workload.build_model()
@@ -224,36 +222,28 @@ class _TimedCheckpoint(keras.callbacks.BackupAndRestore):
     seconds = 0.0
 
     def _save_model(self) -> None:
-        begun = time.perf_counter()
-        super()._save_model()
-        self.seconds = time.perf_counter() - begun
+        self.seconds = time_call(super()._save_model)
 
 
-def _while_writing(subject: Subject) -> list[float]:
+def _step_while_writing(subject: Subject) -> list[float]:
     """The steps that were done wholly while a checkpoint was being written, in seconds each."""
     seconds: list[float] = []
     while not seconds:
         subject.train(STEPS_BETWEEN)
         subject.save()
         while subject.is_writing:
-            taken = _seconds(subject.train, 1)
+            taken = time_call(subject.train, 1)
             if subject.is_writing:
                 seconds.append(taken)
     subject.manager.wait()
     return seconds
 
 
-def _seconds(train: Train, steps: int) -> float:
-    begun = time.perf_counter()
-    train(steps)
-    return time.perf_counter() - begun
-
-
 def _restore(subject: Subject) -> None:
     checkpoint = load_checkpoint(
         subject.strategy,
         subject.state,
-        lambda: restore.newest(subject.directory, tell=Told()),
+        lambda: restore.load_newest(subject.directory, tell=Told()),
         partial=False,
         tell=Told(),
     )
@@ -261,7 +251,7 @@ def _restore(subject: Subject) -> None:
     checkpoint.restore()
 
 
-def _after_evicting(paths: Sequence[Path], sample: Callable[[], float]) -> Callable[[], float]:
+def _evict_first(paths: Sequence[Path], sample: Callable[[], float]) -> Callable[[], float]:
     """`sample` with the files no longer in the page cache, as far as the system follows the advice."""
 
     def run() -> float:
@@ -272,12 +262,6 @@ def _after_evicting(paths: Sequence[Path], sample: Callable[[], float]) -> Calla
         return sample()
 
     return run
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
-        yield directory
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ from unittest import mock
 
 import numpy as np
 from emulator import BUCKET, emulator
-from measuring import Figure, choose_size, figures_of, interleaved, ratio, report
+from measuring import Figure, choose_size, make_ratio, measure_part, report, take_samples, time_call
 
 from tfdist.checkpoint import catalog, restore
-from tfdist.checkpoint.format.tensor_files import TensorSpec, plan
+from tfdist.checkpoint.format.tensor_files import TensorSpec, plan_files
 from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.snapshot import HostBuffer
 from tfdist.checkpoint.write.writer import Snapshot, write_checkpoint
@@ -49,10 +49,10 @@ Sample = Callable[[int], Mapping[str, float]]  # with so many members: seconds, 
 
 
 def measure(parts: Sequence[str], *, members: int, rounds: int) -> list[Figure]:
-    return [figure for part in parts for figure in figures_of("control_paths", part, members, rounds)]
+    return [figure for part in parts for figure in measure_part("control_paths", part, members, rounds)]
 
 
-def growth(sample: Sample, members: str, rounds: str) -> list[Figure]:
+def measure_growth(sample: Sample, members: str, rounds: str) -> list[Figure]:
     """Each of a sample's numbers with all members, beside that with a quarter of them."""
     found: list[list[Mapping[str, float]]] = [[], []]
 
@@ -63,9 +63,9 @@ def growth(sample: Sample, members: str, rounds: str) -> list[Figure]:
 
         return take
 
-    interleaved([one(0, int(members)), one(1, int(members) // 4)], int(rounds))
+    take_samples([one(0, int(members)), one(1, int(members) // 4)], int(rounds))
     return [
-        ratio(
+        make_ratio(
             name,
             *([each[name] for each in side] for side in found),
             MOST_GROWTH,
@@ -74,12 +74,6 @@ def growth(sample: Sample, members: str, rounds: str) -> list[Figure]:
         )
         for name in found[0][0]
     ]
-
-
-def timed(act: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    act()
-    return time.perf_counter() - begun
 
 
 # Watching
@@ -117,16 +111,16 @@ def watching(members: str, rounds: str) -> list[Figure]:
             for worker in workers[1:]:
                 shutil.copyfile(workers[0].heartbeat, worker.heartbeat)
             watcher = Watcher(Deadlines())
-            looked = timed(lambda: watcher.find(look(workers), time.monotonic()))
+            looked = time_call(lambda: watcher.find(look(workers), time.monotonic()))
         tasks = [f"/job:worker/replica:0/task:{index}" for index in range(1, count)]
         with mock.patch.object(context.context(), "check_collective_ops_peer_health", answer):
-            asked = timed(lambda: liveness._ask_until_one_died(tasks, Once()))
+            asked = time_call(lambda: liveness._ask_until_one_died(tasks, Once()))
         return {
             "a launcher's look at all workers": looked,
             f"worker 0 asks all servers, {ANSWER_SECONDS * 1e3:g} ms each": asked,
         }
 
-    return growth(sample, members, rounds)
+    return measure_growth(sample, members, rounds)
 
 
 class Once(threading.Event):
@@ -145,9 +139,9 @@ class Once(threading.Event):
 def files(members: str, rounds: str) -> list[Figure]:
     def sample(count: int) -> dict[str, float]:
         with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as directory:
-            return of_files(directory, count, lambda: 0)
+            return measure_files(directory, count, lambda: 0)
 
-    return growth(sample, members, rounds)
+    return measure_growth(sample, members, rounds)
 
 
 def bucket(members: str, rounds: str) -> list[Figure]:
@@ -155,12 +149,12 @@ def bucket(members: str, rounds: str) -> list[Figure]:
     with emulator() as count_requests:
 
         def sample(count: int) -> dict[str, float]:
-            return of_files(f"gs://{BUCKET}/{next(numbers)}", count, count_requests)
+            return measure_files(f"gs://{BUCKET}/{next(numbers)}", count, count_requests)
 
-        return growth(sample, members, rounds)
+        return measure_growth(sample, members, rounds)
 
 
-def of_files(directory: str, count: int, count_requests: Callable[[], int]) -> dict[str, float]:
+def measure_files(directory: str, count: int, count_requests: Callable[[], int]) -> dict[str, float]:
     """What the files of a run with so many workers cost; in a bucket, in requests too."""
     kind = "gs://, " if stored.is_remote(directory) else ""
     path = f"{directory}/step-{7:012d}-a10000"
@@ -170,12 +164,15 @@ def of_files(directory: str, count: int, count_requests: Callable[[], int]) -> d
 
     def note(name: str, act: Callable[[], object]) -> None:
         before = count_requests()
-        found[f"{kind}{name}"] = timed(act)
+        found[f"{kind}{name}"] = time_call(act)
         if kind:
             found[f"{kind}{name}, requests"] = count_requests() - before
 
     with ThreadPoolExecutor(16) as threads:
-        note("all other workers' parts written, 16 at once", lambda: list(threads.map(write_part, *parts(path, count))))
+        note(
+            "all other workers' parts written, 16 at once",
+            lambda: list(threads.map(write_part, *list_parts(path, count))),
+        )
     note("the chief's commit of all parts", lambda: write_part(path, Part(0, count, "a1")))
     note("restore and check of all parts", lambda: restore.load(path))
     note("removal of that checkpoint", lambda: catalog.remove(path))
@@ -186,12 +183,13 @@ def of_files(directory: str, count: int, count_requests: Callable[[], int]) -> d
     return found
 
 
-def parts(path: str, count: int) -> tuple[list[str], list[Part]]:
+def list_parts(path: str, count: int) -> tuple[list[str], list[Part]]:
     return [path] * (count - 1), [Part(index, count, "a1") for index in range(1, count)]
 
 
 def write_part(path: str, part: Part) -> None:
-    buffer = HostBuffer(plan([TensorSpec(f"tensor_{part.index}", np.dtype("float32"), (64,))], max_file_bytes=1 << 20))
+    spec = TensorSpec(f"tensor_{part.index}", np.dtype("float32"), (64,))
+    buffer = HostBuffer(plan_files([spec], max_file_bytes=1 << 20))
     write_checkpoint(
         path,
         Snapshot(7, buffer, {}, {}),

@@ -37,7 +37,7 @@ ENDLESS = 10**6  # epochs
 LEAST_STEPS = choose_size(0, 1)  # without one there would be nothing to divide by
 
 
-def goodput(
+def measure_goodput(
     *, mean_seconds: float, num_kills: int, alone_seconds: float, steps_per_epoch: int, goal: float
 ) -> list[Figure]:
     """tfdist's goodput, and the same ÷ that of `fit` with BackupAndRestore, under SIGKILL after the same random times.
@@ -51,7 +51,9 @@ def goodput(
     """
     drawn = random.Random(1)
     lives = [mean_seconds * drawn.uniform(0.5, 1.5) for _ in range(num_kills)]
-    shares = {who: _share(who, lives, alone_seconds, mean_seconds, steps_per_epoch) for who in ("tfdist", "keras")}
+    shares = {
+        who: _measure_share(who, lives, alone_seconds, mean_seconds, steps_per_epoch) for who in ("tfdist", "keras")
+    }
     ratio = shares["tfdist"] / shares["keras"] if shares["keras"] else float("inf")
     name = f"goodput, {num_kills} kills, one every {mean_seconds:g} s, epochs of {steps_per_epoch} steps"
     own = shares["tfdist"]
@@ -65,28 +67,30 @@ class _NotResumableError(Exception):
     """A process ended by itself; with the end of what it printed."""
 
 
-def _share(who: str, lives: list[float], alone_seconds: float, mean_seconds: float, steps_per_epoch: int) -> float:
+def _measure_share(
+    who: str, lives: list[float], alone_seconds: float, mean_seconds: float, steps_per_epoch: int
+) -> float:
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        half, whole = _life(who, scratch, [alone_seconds / 2, alone_seconds], 0, steps_per_epoch)
+        half, whole = _run_life(who, scratch, [alone_seconds / 2, alone_seconds], 0, steps_per_epoch)
         rate = (whole - half) / (alone_seconds / 2)
         undisturbed = whole + rate * (sum(lives) - alone_seconds)
         done, lost = 0, 0
         for seconds in lives:
             try:
-                (done,) = _life(who, scratch, [seconds], mean_seconds, steps_per_epoch)
+                (done,) = _run_life(who, scratch, [seconds], mean_seconds, steps_per_epoch)
             except _NotResumableError as error:  # then a user begins anew
                 if not (Path(scratch) / "run").exists():
                     raise
                 print(f"{who} ended by itself:\n{error}")
                 lost += 1
                 shutil.rmtree(Path(scratch) / "run")
-                (done,) = _life(who, scratch, [seconds], mean_seconds, steps_per_epoch)
+                (done,) = _run_life(who, scratch, [seconds], mean_seconds, steps_per_epoch)
         told = f", {lost} times not resumable" if lost else ""
         print(f"{who}: {done:,} of {undisturbed:,.0f} steps in {sum(lives):.0f} s with {len(lives)} kills{told}")
         return done / undisturbed
 
 
-def _life(who: str, scratch: str, seconds: list[float], mean_seconds: float, steps_per_epoch: int) -> list[int]:
+def _run_life(who: str, scratch: str, seconds: list[float], mean_seconds: float, steps_per_epoch: int) -> list[int]:
     """The steps done after so many seconds; the process is killed after the last of them.
 
     Raises _NotResumableError when it ended before.
@@ -106,12 +110,12 @@ def _life(who: str, scratch: str, seconds: list[float], mean_seconds: float, ste
             stderr=subprocess.STDOUT,
         )
         try:
-            begun = _started_at(process, progress)
+            begun = _wait_for_start(process, progress)
             done = []
             for moment in seconds:
-                while (time.time() < begun + moment or _steps(progress) < LEAST_STEPS) and process.poll() is None:
+                while (time.time() < begun + moment or _read_steps(progress) < LEAST_STEPS) and process.poll() is None:
                     time.sleep(_POLL_SECONDS)
-                done.append(_steps(progress))
+                done.append(_read_steps(progress))
             if process.poll() is not None:
                 output.seek(0)
                 raise _NotResumableError(output.read()[-2000:])
@@ -121,7 +125,7 @@ def _life(who: str, scratch: str, seconds: list[float], mean_seconds: float, ste
             process.wait()
 
 
-def _started_at(process: subprocess.Popen[bytes], progress: Path) -> float:
+def _wait_for_start(process: subprocess.Popen[bytes], progress: Path) -> float:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         if progress.exists() and len(data := progress.read_bytes()) >= 8:
@@ -130,7 +134,7 @@ def _started_at(process: subprocess.Popen[bytes], progress: Path) -> float:
     return time.time()
 
 
-def _steps(progress: Path) -> int:
+def _read_steps(progress: Path) -> int:
     data = progress.read_bytes() if progress.exists() else b""
     return struct.unpack("q", data[8:16])[0] if len(data) >= 16 else 0
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from measuring import Figure, choose_size, figures_of, interleaved, ratio, report
+from measuring import Figure, choose_size, make_ratio, measure_part, report, take_samples
 
 from tfdist.data.formats.image_folder import ImageFolder
 from tfdist.data.formats.tfrecord import TFRecordSource
@@ -64,10 +64,14 @@ Parsed = tuple[tf.Tensor, tf.Tensor]
 
 
 def measure(parts: Sequence[str]) -> list[Figure]:
-    return [figure for part in parts for figure in figures_of("input", part)]
+    figures = []
+    for part in parts:
+        with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
+            figures += measure_part("input", part, scratch)
+    return figures
 
 
-def memory() -> list[Figure]:
+def memory(scratch: str) -> list[Figure]:
     """Images in memory, against a full shuffle of single ones."""
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 10, NUM_IMAGES, dtype=np.int32)
@@ -77,150 +81,141 @@ def memory() -> list[Figure]:
         peer = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(NUM_IMAGES).repeat()
         peer = peer.batch(BATCH).prefetch(AUTO)
         name = f"in memory, {kind}: examples/s ÷ from_tensor_slices → shuffle → batch → prefetch"
-        figures.append(compared(name, ours(ArraySource((images, labels)), BATCH), [peer], BATCH, goal=2.5))
+        figures.append(
+            compare_with_best(name, build_own(ArraySource((images, labels)), BATCH), [peer], BATCH, goal=2.5)
+        )
     return figures
 
 
-def records() -> list[Figure]:
+def records(scratch: str) -> list[Figure]:
     """Small TFRecords, against `interleave` with several settings."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        paths = write_records(Path(scratch) / "records", small_images(NUM_IMAGES))
-        source = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS, transforms=PIXELS)
+    paths = write_records(Path(scratch) / "records", make_small_images(NUM_IMAGES))
+    source = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS, transforms=PIXELS)
 
-        def parse(serialized: tf.Tensor) -> Parsed:
-            parsed = tf.io.parse_example(serialized, FEATURES)
-            pixels = tf.io.decode_raw(parsed["image"], tf.uint8)
-            return tf.reshape(pixels, [-1, *SMALL_IMAGE]), parsed["label"]
+    def parse(serialized: tf.Tensor) -> Parsed:
+        parsed = tf.io.parse_example(serialized, FEATURES)
+        pixels = tf.io.decode_raw(parsed["image"], tf.uint8)
+        return tf.reshape(pixels, [-1, *SMALL_IMAGE]), parsed["label"]
 
-        def peer(cycle: int, calls: int | None, block: int) -> tf.data.Dataset:
-            shuffled = interleaved_records(paths, cycle, calls, block)
-            return shuffled.batch(BATCH).map(parse, num_parallel_calls=calls).prefetch(AUTO)
+    def peer(cycle: int, calls: int | None, block: int) -> tf.data.Dataset:
+        shuffled = interleave_records(paths, cycle, calls, block)
+        return shuffled.batch(BATCH).map(parse, num_parallel_calls=calls).prefetch(AUTO)
 
-        settings = itertools.product((2, len(paths)), (None, 2, AUTO), (1, 16))
-        peers = [peer(*setting) for setting in settings]
-        name = "TFRecord: examples/s ÷ the best of 12 hand-tuned interleaves"
-        return [compared(name, ours(source, BATCH), peers, BATCH, goal=0.95)]
+    settings = itertools.product((2, len(paths)), (None, 2, AUTO), (1, 16))
+    peers = [peer(*setting) for setting in settings]
+    name = "TFRecord: examples/s ÷ the best of 12 hand-tuned interleaves"
+    return [compare_with_best(name, build_own(source, BATCH), peers, BATCH, goal=0.95)]
 
 
-def photo_records() -> list[Figure]:
+def photo_records(scratch: str) -> list[Figure]:
     """PNG files in TFRecords, decoded and resized, against maps with several settings."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        records = [example({"image": photo, "label": i % 10}) for i, photo in enumerate(photos(NUM_PHOTOS))]
-        return [_photo_records(write_records(Path(scratch) / "records", records))]
+    records = [serialize_example({"image": photo, "label": i % 10}) for i, photo in enumerate(make_photos(NUM_PHOTOS))]
+    paths = write_records(Path(scratch) / "records", records)
 
-
-def _photo_records(paths: list[str]) -> Figure:
     def one(serialized: tf.Tensor) -> Parsed:
         parsed = tf.io.parse_single_example(serialized, FEATURES)
-        return _resized(tf.image.decode_png(parsed["image"], 3)), parsed["label"]
+        return _resize(tf.image.decode_png(parsed["image"], 3)), parsed["label"]
 
     def decoded_together(serialized: tf.Tensor) -> Parsed:
         parsed = tf.io.parse_example(serialized, FEATURES)
-        return _resized(decoded(parsed["image"])), parsed["label"]
+        return _resize(decode_photos(parsed["image"])), parsed["label"]
 
     def singly(calls: int, cycle: int) -> tf.data.Dataset:
-        shuffled = interleaved_records(paths, cycle, None, 1)
+        shuffled = interleave_records(paths, cycle, None, 1)
         return shuffled.map(one, num_parallel_calls=calls).batch(PHOTO_BATCH).prefetch(AUTO)
 
     def together(calls: int, cycle: int) -> tf.data.Dataset:
-        shuffled = interleaved_records(paths, cycle, None, 1)
+        shuffled = interleave_records(paths, cycle, None, 1)
         return shuffled.batch(PHOTO_BATCH).map(decoded_together, num_parallel_calls=calls).prefetch(AUTO)
 
     peers = [build(calls, len(paths)) for build in (singly, together) for calls in (2, 4, AUTO)]
     source = TFRecordSource(
-        files=paths, features=FEATURES, columns=COLUMNS, transforms={"image": lambda x: _resized(decoded(x))}
+        files=paths, features=FEATURES, columns=COLUMNS, transforms={"image": lambda x: _resize(decode_photos(x))}
     )
     name = "PNG records, decoded and resized: examples/s ÷ the best of 6 hand-tuned maps"
-    return compared(name, ours(source, PHOTO_BATCH), peers, PHOTO_BATCH, goal=0.95)
+    return [compare_with_best(name, build_own(source, PHOTO_BATCH), peers, PHOTO_BATCH, goal=0.95)]
 
 
-def photo_folder() -> list[Figure]:
+def photo_folder(scratch: str) -> list[Figure]:
     """PNG files in folders, decoded and resized, against maps with several settings."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        for i, photo in enumerate(photos(NUM_PHOTOS)):
-            (Path(scratch) / str(i % 10)).mkdir(exist_ok=True)
-            (Path(scratch) / str(i % 10) / f"{i}.png").write_bytes(photo)
-        return [_photo_folder(Path(scratch))]
-
-
-def _photo_folder(folder: Path) -> Figure:
-    paths = sorted(str(path) for path in folder.glob("*/*.png"))
+    for i, photo in enumerate(make_photos(NUM_PHOTOS)):
+        (Path(scratch) / str(i % 10)).mkdir(exist_ok=True)
+        (Path(scratch) / str(i % 10) / f"{i}.png").write_bytes(photo)
+    paths = sorted(str(path) for path in Path(scratch).glob("*/*.png"))
     labels = [int(Path(path).parent.name) for path in paths]
 
     def one(path: tf.Tensor, label: tf.Tensor) -> Parsed:
-        return _resized(tf.image.decode_png(tf.io.read_file(path), 3)) / 255.0, label
+        return _resize(tf.image.decode_png(tf.io.read_file(path), 3)) / 255.0, label
 
     def peer(calls: int) -> tf.data.Dataset:
         shuffled = tf.data.Dataset.from_tensor_slices((paths, labels)).shuffle(len(paths)).repeat()
         return shuffled.map(one, num_parallel_calls=calls).batch(PHOTO_BATCH).prefetch(AUTO)
 
-    source = ImageFolder(str(folder), size=RESIZED)
+    source = ImageFolder(scratch, size=RESIZED)
     name = "folder of PNG, decoded and resized: examples/s ÷ the best of 4 hand-tuned maps"
     peers = [peer(calls) for calls in (2, 4, 8, AUTO)]
-    return compared(name, ours(source, PHOTO_BATCH), peers, PHOTO_BATCH, goal=0.95)
+    return [compare_with_best(name, build_own(source, PHOTO_BATCH), peers, PHOTO_BATCH, goal=0.95)]
 
 
-def decoded(images: tf.Tensor) -> tf.Tensor:
+def decode_photos(images: tf.Tensor) -> tf.Tensor:
     spec = tf.TensorSpec([*PHOTO_SIZE, 3], tf.uint8)
     return tf.map_fn(
         lambda png: tf.ensure_shape(tf.image.decode_png(png, 3), spec.shape), images, fn_output_signature=spec
     )
 
 
-def _resized(images: tf.Tensor) -> tf.Tensor:
+def _resize(images: tf.Tensor) -> tf.Tensor:
     return tf.image.resize(images, RESIZED, antialias=True)
 
 
-def first_batch() -> list[Figure]:
+def first_batch(scratch: str) -> list[Figure]:
     """From building the pipeline to the first batch, at a late step and at the first."""
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (NUM_IMAGES, *SMALL_IMAGE), dtype=np.uint8)
     arrays = ArraySource((images, np.arange(NUM_IMAGES)))
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        paths = write_records(Path(scratch) / "records", small_images(NUM_IMAGES))
-        records = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS, transforms=PIXELS)
-        return [_first_batch("arrays", arrays), _first_batch("TFRecord", records)]
+    paths = write_records(Path(scratch) / "records", make_small_images(NUM_IMAGES))
+    records = TFRecordSource(files=paths, features=FEATURES, columns=COLUMNS, transforms=PIXELS)
+    return [_time_first_batch("arrays", arrays), _time_first_batch("TFRecord", records)]
 
 
-def _first_batch(what: str, source: Source) -> Figure:
+def _time_first_batch(what: str, source: Source) -> Figure:
     held = []
 
     def seconds(first_step: int) -> float:
         started = time.perf_counter()
-        iterator = iter(ours(source, BATCH, first_step))
+        iterator = iter(build_own(source, BATCH, first_step))
         next(iterator)
         held.append(iterator)  # taking it down is not counted
         return time.perf_counter() - started
 
     seconds(0)  # imports and caches
-    late, early = interleaved([lambda: seconds(STEP), lambda: seconds(0)], FIRST_BATCH_ROUNDS)
+    late, early = take_samples([lambda: seconds(STEP), lambda: seconds(0)], FIRST_BATCH_ROUNDS)
     for iterator in held:
         dispose(iterator)
     name = f"{what}: time to the first batch at step 1,000,000 ÷ at step 0"
-    return dataclasses.replace(ratio(name, late, early, 1.1), unit="s", at_most=True)
+    return dataclasses.replace(make_ratio(name, late, early, 1.1), unit="s", at_most=True)
 
 
-def bytes_per_worker() -> list[Figure]:
+def bytes_per_worker(scratch: str) -> list[Figure]:
     """Bytes that the workers of 2, 4 and 8 read of an epoch of TFRecords, the worker with the largest part."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        directory = Path(scratch) / "data"
-        paths = write_records(directory, small_images(NUM_RECORDS))
-        total = sum(os.path.getsize(path) for path in paths)
-        environment = {**os.environ, "XDG_CACHE_HOME": str(Path(scratch) / "cache")}
+    directory = Path(scratch) / "data"
+    paths = write_records(directory, make_small_images(NUM_RECORDS))
+    total = sum(os.path.getsize(path) for path in paths)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(Path(scratch) / "cache")}
 
-        def read_by(worker: int) -> dict[str, int]:
-            command = [sys.executable, __file__, "count_bytes", str(worker), str(directory)]
-            printed = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-            return json.loads(printed.splitlines()[-1])
+    def read_by(worker: int) -> dict[str, int]:
+        command = [sys.executable, __file__, "count_bytes", str(worker), str(directory)]
+        printed = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+        return json.loads(printed.splitlines()[-1])
 
-        counts = [read_by(0)]  # which leaves the indices of the files in the cache
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            counts += pool.map(read_by, range(1, WORKERS[-1]))
-        found = {name: [count[name] for count in counts if name in count] for name in counts[0]}
-        return [_bytes_figure(f"TFRecord, {name}", read, total) for name, read in found.items()]
+    counts = [read_by(0)]  # which leaves the indices of the files in the cache
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        counts += pool.map(read_by, range(1, WORKERS[-1]))
+    found = {name: [count[name] for count in counts if name in count] for name in counts[0]}
+    return [_make_bytes_figure(f"TFRecord, {name}", read, total) for name, read in found.items()]
 
 
-def _bytes_figure(name: str, read: list[int], total: int) -> Figure:
+def _make_bytes_figure(name: str, read: list[int], total: int) -> Figure:
     if sum(read) < 0.95 * total:
         sys.exit(f"{name}: the workers read {sum(read):,} of {total:,} bytes; the system's counter does not see all.")
     ratios = sorted(count * len(read) / total for count in read)
@@ -238,14 +233,7 @@ def _bytes_figure(name: str, read: list[int], total: int) -> Figure:
     )
 
 
-def plan_of(source: Source, batch: int) -> BatchPlan:
-    """tfdist's batches on one worker."""
-    return BatchPlan(
-        num_examples=source.num_examples, global_batch_size=batch, num_replicas=1, shuffle_seed=0, drop_remainder=True
-    )
-
-
-def interleaved_records(paths: list[str], cycle: int, calls: int | None, block: int) -> tf.data.Dataset:
+def interleave_records(paths: list[str], cycle: int, calls: int | None, block: int) -> tf.data.Dataset:
     """Shuffled records without end, as one writes them by hand."""
     files = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths))
     read = files.interleave(
@@ -258,12 +246,17 @@ def interleaved_records(paths: list[str], cycle: int, calls: int | None, block: 
     return read.shuffle(SHUFFLE_BUFFER).repeat()
 
 
-def ours(source: Source, batch: int, first_step: int = 0) -> tf.data.Dataset:
+def build_own(source: Source, batch: int, first_step: int = 0) -> tf.data.Dataset:
     """tfdist's pipeline on one worker."""
-    return build_pipeline(source, plan_of(source, batch), ALONE, first_step=first_step)
+    plan = BatchPlan(
+        num_examples=source.num_examples, global_batch_size=batch, num_replicas=1, shuffle_seed=0, drop_remainder=True
+    )
+    return build_pipeline(source, plan, ALONE, first_step=first_step)
 
 
-def compared(name: str, dataset: tf.data.Dataset, peers: list[tf.data.Dataset], batch: int, *, goal: float) -> Figure:
+def compare_with_best(
+    name: str, dataset: tf.data.Dataset, peers: list[tf.data.Dataset], batch: int, *, goal: float
+) -> Figure:
     """examples/s of `dataset` ÷ those of the best of the peers, which is found first by a sample or two of each."""
     drawn = Drawn(dataset, batch)
     if len(peers) > 1:
@@ -274,9 +267,9 @@ def compared(name: str, dataset: tf.data.Dataset, peers: list[tf.data.Dataset], 
             candidate.end()
         peers = [peers[int(np.argmax(rates))]]
     best = Drawn(peers[0], batch)
-    mine, theirs = interleaved([drawn.sample, best.sample], ROUNDS)
+    mine, theirs = take_samples([drawn.sample, best.sample], ROUNDS)
     drawn.end(), best.end()
-    return dataclasses.replace(ratio(name, mine, theirs, goal), unit="examples/s")
+    return dataclasses.replace(make_ratio(name, mine, theirs, goal), unit="examples/s")
 
 
 class Drawn:
@@ -331,7 +324,7 @@ def read_epoch(source: Source, batch: int, worker: int, num_workers: int, most: 
         pass
 
 
-def bytes_read() -> int:
+def count_bytes_read() -> int:
     """What this process has asked the system for so far, in whatever way but by mapping files."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["rchar"])
@@ -346,13 +339,13 @@ def count_bytes(worker: int, directory: Path) -> None:
     read_epoch(open_source(directory), EPOCH_BATCHES[0], worker, WORKERS[-1], most=2)  # imports what is missing
     for num_workers, batch in itertools.product((n for n in WORKERS if n > worker), EPOCH_BATCHES):
         source = open_source(directory)
-        before = bytes_read()
+        before = count_bytes_read()
         read_epoch(source, batch, worker, num_workers)
-        found[f"batch {batch}, {num_workers} workers"] = bytes_read() - before
+        found[f"batch {batch}, {num_workers} workers"] = count_bytes_read() - before
     print(json.dumps(found), flush=True)
 
 
-def example(features: Mapping[str, bytes | int]) -> bytes:
+def serialize_example(features: Mapping[str, bytes | int]) -> bytes:
     """A serialized `tf.train.Example`."""
 
     def feature(value: bytes | int) -> tf.train.Feature:
@@ -376,14 +369,14 @@ def write_records(directory: Path, records: list[bytes]) -> list[str]:
     return paths
 
 
-def small_images(num_examples: int) -> list[bytes]:
+def make_small_images(num_examples: int) -> list[bytes]:
     """Records of raw 28 × 28 gray images, `image`, and a `label`."""
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (num_examples, *SMALL_IMAGE), dtype=np.uint8)
-    return [example({"image": p.tobytes(), "label": i % 10}) for i, p in enumerate(pixels)]
+    return [serialize_example({"image": p.tobytes(), "label": i % 10}) for i, p in enumerate(pixels)]
 
 
-def photos(num_examples: int) -> list[bytes]:
+def make_photos(num_examples: int) -> list[bytes]:
     """PNG files of 160 × 160 pixels in three colors."""
     generator = np.random.default_rng(0)
     height, width = PHOTO_SIZE

@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -67,7 +68,14 @@ class Figure:
         return self.goal is None or (self.value <= self.goal if self.at_most else self.value >= self.goal)
 
 
-def interleaved(contenders: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
+def time_call(act: Callable[..., object], *arguments: object) -> float:
+    """The seconds that a call takes."""
+    started = time.perf_counter()
+    act(*arguments)
+    return time.perf_counter() - started
+
+
+def take_samples(contenders: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
     """Takes one sample of each contender in each round, forwards and backwards in turn; the samples by contender."""
     samples: list[list[float]] = [[] for _ in contenders]
     for i in range(choose_size(rounds, 1)):
@@ -76,7 +84,7 @@ def interleaved(contenders: Sequence[Callable[[], float]], rounds: int) -> list[
     return samples
 
 
-def ratio(
+def make_ratio(
     name: str,
     ours: Sequence[float],
     peer: Sequence[float],
@@ -92,15 +100,15 @@ def ratio(
     return Figure(name, value, goal, (low, high), *medians, unit, at_most, rounds=len(ratios))
 
 
-def peak_growth(name: str, work: Callable[[], object]) -> list[Figure]:
+def measure_peak(name: str, work: Callable[[], object]) -> list[Figure]:
     """What the peak of this process's memory grows by while it works, in MB."""
-    before = peak_megabytes()
+    before = read_peak()
     work()
-    grown = peak_megabytes() - before
+    grown = read_peak() - before
     return [Figure(name, grown, None, (grown, grown), grown, grown, "MB")]
 
 
-def peak_megabytes() -> float:
+def read_peak() -> float:
     """The peak of this process's resident memory so far, since it was started.
 
     `ru_maxrss` would not do: a process takes it over from the one that started it.
@@ -109,8 +117,8 @@ def peak_megabytes() -> float:
     return int(line.split()[1]) / 1024
 
 
-def as_table(figures: Sequence[Figure]) -> str:
-    rows = [HEADINGS, *(_row(figure) for figure in figures)]
+def format_table(figures: Sequence[Figure]) -> str:
+    rows = [HEADINGS, *(_format_row(figure) for figure in figures)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
     aligned = [[cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
     for cells, row in zip(aligned, rows, strict=True):
@@ -118,7 +126,7 @@ def as_table(figures: Sequence[Figure]) -> str:
     return "\n".join("  ".join(cells).rstrip() for cells in aligned)
 
 
-def _row(figure: Figure) -> tuple[str, ...]:
+def _format_row(figure: Figure) -> tuple[str, ...]:
     low, high = figure.quartiles
     return (
         figure.name,
@@ -133,12 +141,12 @@ def _row(figure: Figure) -> tuple[str, ...]:
     )
 
 
-def as_json(figures: Sequence[Figure]) -> str:
+def format_json(figures: Sequence[Figure]) -> str:
     told = {f.name: {"value": f.value, "goal": f.goal, "met": f.met, "unit": f.value_unit} for f in figures}
     return json.dumps(told, indent=2, ensure_ascii=False) + "\n"
 
 
-def figures_of(module: str, part: str, *arguments: object, launch: Sequence[str] = ()) -> list[Figure]:
+def measure_part(module: str, part: str, *arguments: object, launch: Sequence[str] = ()) -> list[Figure]:
     """What the function `part` of `module` measures, run by part.py in a process of its own, or in several.
 
     Args:
@@ -193,6 +201,6 @@ def report(
     chosen = [[given.part] if given.part else parts] if parts else []
     quick = {"quick": given.quick or given.smoke} if has_quick else {}
     figures = measure(*chosen, **{name: getattr(given, name) for name in numbers or {}}, **quick)
-    print(as_table(figures))
+    print(format_table(figures))
     if given.json:
-        Path(given.json).write_text(as_json(figures))
+        Path(given.json).write_text(format_json(figures))

@@ -1,6 +1,6 @@
 """Runs one part of a benchmark, whose figures go to FILE: `python part.py MODULE FUNCTION FILE [ARGUMENT …]`.
 
-`figures_of` calls it.
+`measure_part` calls it.
 """
 
 from __future__ import annotations

@@ -13,12 +13,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from measuring import NOT_INSTALLED
+from measuring import NOT_INSTALLED, time_call
 
 HERE = Path(__file__).resolve().parent
 PYTHON = HERE.parent / ".venv-peers" / "bin" / "python"  # made by tools/peers.sh
@@ -26,7 +25,6 @@ PACKAGES = {
     "peers_grain.py": "grain",
     "peers_jax.py": "jax",
     "peers_torch.py": "torch",
-    "sharding_peer.py": "torch",
 }  # what a program needs
 
 Seconds = Callable[[int], float]
@@ -100,16 +98,12 @@ def serve(seconds: Seconds, *told: object) -> None:
         print("seconds", seconds(int(line)), flush=True)
 
 
-def timed(train: Callable[[int], object]) -> Seconds:
-    def seconds(steps: int) -> float:
-        started = time.perf_counter()
-        train(steps)
-        return time.perf_counter() - started
-
-    return seconds
+def time_steps(train: Callable[[int], object]) -> Seconds:
+    """A function that trains a number of steps, and gives the seconds that they took."""
+    return lambda steps: time_call(train, steps)
 
 
-def contents(arrays: Iterable[Any]) -> str:
+def describe_arrays(arrays: Iterable[Any]) -> str:
     """Types and shapes of a batch's arrays."""
     counts = collections.Counter(f"{each.dtype}{list(each.shape)}" for each in arrays)
     return " and ".join(f"{counts[each]} {each}" for each in sorted(counts))

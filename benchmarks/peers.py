@@ -32,13 +32,13 @@ from pathlib import Path
 import numpy as np
 import scaling
 import tensorflow as tf
-from input import NUM_IMAGES, SMALL_IMAGE, WARM_BATCHES, Drawn, decoded, ours, photos
-from measuring import Figure, as_table, choose_size, figures_of, interleaved, ratio, report
-from peer import Peer, Seconds, contents, timed
-from scaling import connected, of_chief, said_by_chief, steps_per_sample
+from input import NUM_IMAGES, SMALL_IMAGE, WARM_BATCHES, Drawn, build_own, decode_photos, make_photos
+from measuring import Figure, choose_size, format_table, make_ratio, measure_part, report, take_samples
+from peer import Peer, Seconds, describe_arrays, time_steps
+from scaling import connect, count_steps, keep_chiefs
 from sizes import ONE_DEVICE, TWO_WORKERS, Size
-from trainings import tfdist_learner_and_training
-from workloads import of_size
+from trainings import build_training
+from workloads import build_workload
 
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.columns import Columns
@@ -65,7 +65,7 @@ def measure(parts: Sequence[str], *, rounds: int) -> list[Figure]:
     found = []
     for part in parts:
         for figures in _figures(part, rounds):
-            print(as_table(figures), flush=True)  # the whole takes long, and may be cut off
+            print(format_table(figures), flush=True)  # the whole takes long, and may be cut off
             found += figures
     return found
 
@@ -73,62 +73,62 @@ def measure(parts: Sequence[str], *, rounds: int) -> list[Figure]:
 def _figures(part: str, rounds: int) -> Iterator[list[Figure]]:
     if part == "one_device":
         for name in ONE_DEVICE:
-            yield figures_of("peers", "one_device", name, rounds)
+            yield measure_part("peers", "one_device", name, rounds)
     elif part == "two_workers":
-        yield figures_of("peers", "two_workers", "multi_worker", rounds, launch=LAUNCH)
+        yield measure_part("peers", "two_workers", "multi_worker", rounds, launch=LAUNCH)
         if importlib.util.find_spec("horovod"):
             launch = (*LAUNCH, "--launcher=horovod")
-            yield figures_of("peers", "two_workers", "horovod", rounds, launch=launch)
+            yield measure_part("peers", "two_workers", "horovod", rounds, launch=launch)
     else:
         for kind in ("png", "parquet", "memory"):
-            yield figures_of("peers", "reading", kind, rounds)
+            yield measure_part("peers", "reading", kind, rounds)
 
 
 def one_device(name: str, rounds: str) -> list[Figure]:
     strategy, size = OneDevice(), ONE_DEVICE[name]
     strategy.connect()
-    learner, train = tfdist_learner_and_training(strategy, of_size(name, size), tell=print, tries_xla=True)
+    learner, train = build_training(strategy, build_workload(name, size), tell=print)
     peers = {peer: Peer("peers_jax.py", name, way) for peer, way in ON_JAX.items()}
-    peers |= {f"PyTorch, {way}": Peer("peers_torch.py", name, way) for way in pytorch_ways(size)}
+    peers |= {f"PyTorch, {way}": Peer("peers_torch.py", name, way) for way in list_pytorch_ways(size)}
     check_equal(name, "weights", str(learner.model.count_params()), peers)
-    mine, *theirs = interleaved([sampled(timed(train)), *map(sampled, peers.values())], int(rounds))
-    return compared(name, mine, dict(zip(peers, theirs, strict=True)))
+    mine, *theirs = take_samples([build_sample(time_steps(train)), *map(build_sample, peers.values())], int(rounds))
+    return compare_with_peers(name, mine, dict(zip(peers, theirs, strict=True)))
 
 
 def two_workers(strategy_name: str, rounds: str) -> list[Figure]:
-    _, strategy = connected({"multi_worker": MultiWorker, "horovod": Horovod}[strategy_name]())
+    _, strategy = connect({"multi_worker": MultiWorker, "horovod": Horovod}[strategy_name]())
     other = int(strategy.sum_over_workers([0 if strategy.topology.is_chief else os.getpid()])[0])
     figures = []
     for name, size in TWO_WORKERS.items():
-        tell = said_by_chief(strategy)
-        learner, train = tfdist_learner_and_training(strategy, of_size(name, size), tell=tell, tries_xla=True)
-        steps = steps_per_sample(strategy, train)
-        ways = {f"PyTorch DDP, {way}": way for way in pytorch_ways(size)}
+        tell = print if strategy.topology.is_chief else lambda message: None
+        learner, train = build_training(strategy, build_workload(name, size), tell=tell)
+        steps = count_steps(strategy, train)
+        ways = {f"PyTorch DDP, {way}": way for way in list_pytorch_ways(size)}
         peers, rates = {}, {}
         if strategy.topology.is_chief:
             peers = {peer: Peer("peers_torch.py", name, way, workers=2) for peer, way in ways.items()}
             check_equal(name, "weights", str(learner.model.count_params()), peers)
-            rates = {peer: sampled(process) for peer, process in peers.items()}
+            rates = {peer: build_sample(process) for peer, process in peers.items()}
 
         def rate_of(peer: str, rates: Mapping[str, Callable[[], float]] = rates) -> float:
             rate = 0.0
             if rates:
-                with paused(other):
+                with pause(other):
                     rate = rates[peer]()
             strategy.any_worker(False)  # where the other worker waits
             return rate
 
         theirs = [functools.partial(rate_of, peer) for peer in ways]
-        mine, *others = interleaved([scaling.sampled(strategy, train, steps), *theirs], int(rounds))
+        mine, *others = take_samples([scaling.build_sample(strategy, train, steps), *theirs], int(rounds))
         for process in peers.values():
             process.close()
         if rates:
-            figures += compared(f"{name}, {strategy.name}", mine, dict(zip(ways, others, strict=True)))
-    return of_chief(strategy, figures)
+            figures += compare_with_peers(f"{name}, {strategy.name}", mine, dict(zip(ways, others, strict=True)))
+    return keep_chiefs(strategy, figures)
 
 
 @contextlib.contextmanager
-def paused(process: int) -> Iterator[None]:
+def pause(process: int) -> Iterator[None]:
     """Stops the worker that waits: Horovod's thread would take a part of its core, and the chief's waits for it.
 
     The launcher may report that it hangs, and leaves it at that.
@@ -145,42 +145,42 @@ def reading(kind: str, rounds: str) -> list[Figure]:
     batch = BATCHES[kind]
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
         source = WRITERS[kind](Path(scratch))
-        first = tf.nest.flatten(next(iter(ours(source, batch)))["examples"])
-        mine = Drawn(ours(source, batch), batch)
+        first = tf.nest.flatten(next(iter(build_own(source, batch)))["examples"])
+        mine = Drawn(build_own(source, batch), batch)
         peers, found = {}, {}
         for threads, workers in itertools.product(GRAIN_THREADS, (0, len(os.sched_getaffinity(0)))):
             peer = f"grain, {threads} threads, {workers} workers"
             peers[peer] = Peer("peers_grain.py", kind, scratch, batch, threads, workers)
-            rate = sampled(peers[peer], per_step=batch, warm=WARM_BATCHES)
+            rate = build_sample(peers[peer], per_step=batch, warm=WARM_BATCHES)
             found[peer] = statistics.median(rate() for _ in range(3)), rate
-        check_equal(kind, "batches", contents(each.numpy() for each in first), peers)
+        check_equal(kind, "batches", describe_arrays(each.numpy() for each in first), peers)
         best = max(found, key=lambda peer: found[peer][0])
-        samples = interleaved([mine.sample, found[best][1]], int(rounds))
+        samples = take_samples([mine.sample, found[best][1]], int(rounds))
         mine.end()
         for process in peers.values():
             process.close()
-    return [ratio(f"{kind}: tfdist ÷ {best}", *samples, 1.2, unit="examples/s")]
+    return [make_ratio(f"{kind}: tfdist ÷ {best}", *samples, 1.2, unit="examples/s")]
 
 
-def photo_records(directory: Path) -> Source:
+def write_photos(directory: Path) -> Source:
     """ArrayRecord, each record a byte that is the class and a PNG file."""
     from array_record.python.array_record_data_source import ArrayRecordDataSource
     from array_record.python.array_record_module import ArrayRecordWriter
 
     path = str(directory / "records")
     writer = ArrayRecordWriter(path, "group_size:1")
-    for index, photo in enumerate(photos(NUM_PHOTOS)):
+    for index, photo in enumerate(make_photos(NUM_PHOTOS)):
         writer.write(bytes([index % 10]) + photo)
     writer.close()
 
     def decode(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         classes = tf.io.decode_raw(tf.strings.substr(records, 0, 1), tf.uint8)[:, 0]
-        return decoded(tf.strings.substr(records, 1, -1)), tf.cast(classes, tf.int32)
+        return decode_photos(tf.strings.substr(records, 1, -1)), tf.cast(classes, tf.int32)
 
     return IndexedSource(ArrayRecordDataSource(path), transform=decode)
 
 
-def table(directory: Path) -> Source:
+def write_table(directory: Path) -> Source:
     """Parquet files of float32 columns."""
     import pyarrow
     from pyarrow import parquet
@@ -192,7 +192,7 @@ def table(directory: Path) -> Source:
     return Table(files=str(directory / "*.parquet"), columns=Columns(inputs=NAMES[1:], targets=NAMES[0]))
 
 
-def arrays(directory: Path) -> Source:
+def write_arrays(directory: Path) -> Source:
     """Images and classes in memory, left as files for the other side to load."""
     generator = np.random.default_rng(0)
     x = generator.standard_normal((NUM_IMAGES, *SMALL_IMAGE), dtype=np.float32)
@@ -201,14 +201,14 @@ def arrays(directory: Path) -> Source:
     return ArraySource((x, y))
 
 
-WRITERS = {"png": photo_records, "parquet": table, "memory": arrays}
+WRITERS = {"png": write_photos, "parquet": write_table, "memory": write_arrays}
 
 
-def compared(name: str, mine: Sequence[float], theirs: Mapping[str, Sequence[float]]) -> list[Figure]:
-    return [ratio(f"{name}: tfdist ÷ {peer}", mine, each, 1.0) for peer, each in theirs.items()]
+def compare_with_peers(name: str, mine: Sequence[float], theirs: Mapping[str, Sequence[float]]) -> list[Figure]:
+    return [make_ratio(f"{name}: tfdist ÷ {peer}", mine, each, 1.0) for peer, each in theirs.items()]
 
 
-def pytorch_ways(size: Size) -> tuple[str, ...]:
+def list_pytorch_ways(size: Size) -> tuple[str, ...]:
     """Those of peers_torch.py that the model has."""
     return ("eager", "compiled", "channels_last") if size.kind == "convnet" else ("eager", "compiled")
 
@@ -225,7 +225,7 @@ def check_equal(name: str, what: str, mine: str, peers: Mapping[str, Peer]) -> N
         sys.exit(f"The sides of {name} are not comparable: their {what} differ.")
 
 
-def sampled(seconds: Seconds, per_step: int = 1, warm: int = 0) -> Callable[[], float]:
+def build_sample(seconds: Seconds, per_step: int = 1, warm: int = 0) -> Callable[[], float]:
     """A function that takes one sample of about SAMPLE_SECONDS, in steps/s, or in what a step has `per_step` of.
 
     Of `warm` steps before it, which empty a pipeline's buffers, the sample has at least as many again.

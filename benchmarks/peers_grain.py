@@ -17,13 +17,13 @@ import jax
 import numpy as np
 from absl import app
 from grain import experimental
-from peer import contents, serve, timed
+from peer import describe_arrays, serve, time_steps
 
 SHUFFLE_WINDOW = 10_000  # rows
 BUFFERED_BATCHES = 4  # in each process; all of them are fewer than what is drawn before a sample
 
 
-def decoded(record: bytes) -> tuple[np.ndarray, np.ndarray]:
+def decode(record: bytes) -> tuple[np.ndarray, np.ndarray]:
     image = cv2.imdecode(np.frombuffer(record, np.uint8, offset=1), cv2.IMREAD_COLOR_RGB)
     return image, np.int32(record[0])
 
@@ -41,18 +41,20 @@ class Rows:
         return tuple(array[index] for array in self._arrays)
 
 
-def by_position(source: Any, batch: int, threads: int, decode: Callable[[Any], Any] | None = None) -> grain.IterDataset:
+def read_by_position(
+    source: Any, batch: int, threads: int, change: Callable[[Any], Any] | None = None
+) -> grain.IterDataset:
     examples = grain.MapDataset.source(source).shuffle(seed=0).repeat()
-    batches = (examples.map(decode) if decode else examples).batch(batch)
+    batches = (examples.map(change) if change else examples).batch(batch)
     return batches.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=BUFFERED_BATCHES))
 
 
 def png(directory: Path, batch: int, threads: int) -> grain.IterDataset:
-    return by_position(grain.sources.ArrayRecordDataSource(str(directory / "records")), batch, threads, decoded)
+    return read_by_position(grain.sources.ArrayRecordDataSource(str(directory / "records")), batch, threads, decode)
 
 
 def memory(directory: Path, batch: int, threads: int) -> grain.IterDataset:
-    return by_position(Rows(directory), batch, threads)
+    return read_by_position(Rows(directory), batch, threads)
 
 
 def parquet(directory: Path, batch: int, threads: int) -> grain.IterDataset:
@@ -77,7 +79,7 @@ def main(kind: str, directory: str, batch: str, threads: str, workers: str) -> N
         for _ in range(num_batches):
             next(iterator)
 
-    serve(timed(draw), contents(jax.tree.leaves(first)))
+    serve(time_steps(draw), describe_arrays(jax.tree.leaves(first)))
 
 
 if __name__ == "__main__":

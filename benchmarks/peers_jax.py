@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from peer import Seconds, serve, timed
+from peer import Seconds, serve, time_steps
 from sizes import SIZES
-from workloads import Workload, loss, metric, of_size, optimizer
+from workloads import Workload, build_workload, loss, metric, optimizer
 
 
 def fit(workload: Workload) -> tuple[Seconds, int]:
@@ -26,7 +26,7 @@ def fit(workload: Workload) -> tuple[Seconds, int]:
 
     def seconds(steps: int) -> float:
         epochs = -(-steps * batch // len(x))
-        whole = timed(lambda _: model.fit(x, y, batch_size=batch, epochs=epochs, verbose=0))
+        whole = time_steps(lambda _: model.fit(x, y, batch_size=batch, epochs=epochs, verbose=0))
         return whole(steps) * steps * batch / (epochs * len(x))
 
     return seconds, model.count_params()
@@ -77,12 +77,12 @@ class ByHand:
 
 
 def main(name: str, way: str) -> None:
-    workload = of_size(name, SIZES[name])
+    workload = build_workload(name, SIZES[name])
     if way == "fit":
         seconds, num_weights = fit(workload)
     else:
         training = ByHand(workload)
-        seconds, num_weights = timed(training.train), training.num_weights
+        seconds, num_weights = time_steps(training.train), training.num_weights
     seconds(3)
     serve(seconds, num_weights)
 

@@ -10,7 +10,7 @@ import os
 import sys
 
 import torch
-from peer import serve, timed
+from peer import serve, time_steps
 from sizes import SIZES, examples
 from torch import distributed, nn
 from torch_models import build
@@ -59,7 +59,7 @@ def main(name: str, way: str) -> None:
         float(total), int(hits)
 
     train(3)
-    serve(timed(train), sum(each.numel() for each in weights))
+    serve(time_steps(train), sum(each.numel() for each in weights))
     if workers > 1:
         distributed.destroy_process_group()
 

@@ -1,7 +1,7 @@
 """What --mode=plan says of memory, beside the peak of a training's process: predicted ÷ measured, within 0.85 and 1.2.
 
-Six models × two precisions × one and four microbatches × with and without gradient checkpointing; every cell is
-predicted in one process and measured in another. Takes half an hour, and up to 2.5 GB.
+Three models × two precisions × one and four microbatches × with and without gradient checkpointing; every cell is
+predicted in one process and measured in another. Takes a quarter of an hour, and up to 2.5 GB.
 
     python benchmarks/plan.py [--part=MODEL] [--quick] [--json=FILE]
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from measuring import Figure, choose_size, figures_of, peak_growth, report
+from measuring import Figure, choose_size, measure_part, measure_peak, report
 
 from tfdist import experiment
 from tfdist.models.transformer import TransformerBlock
@@ -28,7 +28,7 @@ from tfdist.telemetry.console.console import NullConsole
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 
-PARTS = ("mlp", "convnet", "transformer", "embedding", "recurrent", "unet")
+PARTS = ("transformer", "recurrent", "unet")
 PRECISIONS = ("float32", "bfloat16")
 LEAST, MOST = 0.85, 1.2
 NUM_CLASSES = 10
@@ -40,7 +40,7 @@ def measure(parts: Sequence[str], quick: bool) -> list[Figure]:
     cells = itertools.product(parts, precisions, numbers, choose_size(("keep", "recompute"), ("recompute",)))
     for cell in cells:
         name = " ".join(map(str, cell))
-        told, found = (figures_of("plan", part, *cell)[0].ours for part in ("predicted", "measured"))
+        told, found = (measure_part("plan", part, *cell)[0].ours for part in ("predict_memory", "measure_memory"))
         value = told / found
         print(f"{name}: {told:.0f} MB predicted, {found:.0f} MB measured, {value:.2f}", flush=True)
         figures.append(Figure(f"{name}: not too low", value, LEAST, (value, value), told, found, "MB"))
@@ -48,21 +48,21 @@ def measure(parts: Sequence[str], quick: bool) -> list[Figure]:
     return figures
 
 
-def settings_of(name: str, precision: str, num_microbatches: str, recomputes: str) -> TrainSettings:
+def build_settings(name: str, precision: str, num_microbatches: str, recomputes: str) -> TrainSettings:
     return EXAMPLES[name].settings(precision, int(num_microbatches), recomputes=recomputes == "recompute")
 
 
-def measured(*cell: str) -> list[Figure]:
+def measure_memory(*cell: str) -> list[Figure]:
     """By how many MB the peak of this process grows in two steps of a training, its building included."""
-    settings = settings_of(*cell)
+    settings = build_settings(*cell)
     with tempfile.TemporaryDirectory() as scratch:
         request = Request(os.path.join(scratch, "run"), keeps=False, console=lambda is_chief: NullConsole())
-        return peak_growth("measured", lambda: experiment.train(settings, request))
+        return measure_peak("measured", lambda: experiment.train(settings, request))
 
 
-def predicted(*cell: str) -> list[Figure]:
+def predict_memory(*cell: str) -> list[Figure]:
     """By how many MB it is said to grow."""
-    settings = settings_of(*cell)
+    settings = build_settings(*cell)
     assert isinstance(settings.num_microbatches, int)
     rows = settings.global_batch_size // settings.num_microbatches
     threads = len(os.sched_getaffinity(0))
@@ -139,13 +139,6 @@ class Block(keras.layers.Layer):
         return x
 
 
-def mlp() -> keras.Model:
-    inputs = x = keras.Input((256,))
-    for index in range(choose_size(8, 1)):
-        x = Block([keras.layers.Dense(512, "relu") for _ in range(4)], name=f"block_{index}")(x)
-    return keras.Model(inputs, keras.layers.Dense(NUM_CLASSES, dtype="float32")(x))
-
-
 def convolutions(filters: int, count: int, name: str) -> Block:
     layers: list[keras.layers.Layer] = []
     for _ in range(count):
@@ -154,30 +147,12 @@ def convolutions(filters: int, count: int, name: str) -> Block:
     return Block(layers, name=name)
 
 
-def convnet() -> keras.Model:
-    inputs = x = keras.Input((64, 64, 3))
-    for index, filters in enumerate((32, 64, 128)):
-        x = convolutions(filters, 3, f"block_{index}")(x)
-        x = keras.layers.MaxPooling2D()(x)
-    x = keras.layers.GlobalAveragePooling2D()(x)
-    return keras.Model(inputs, keras.layers.Dense(NUM_CLASSES, dtype="float32")(x))
-
-
 def transformer() -> keras.Model:
     inputs = keras.Input((128,), dtype="int32")
     x = keras.layers.Embedding(8192, 256)(inputs)
     for index in range(choose_size(6, 1)):
         x = TransformerBlock(8, causal=False, dropout=0.1, name=f"block_{index}")(x)
     x = keras.layers.GlobalAveragePooling1D()(x)
-    return keras.Model(inputs, keras.layers.Dense(NUM_CLASSES, dtype="float32")(x))
-
-
-def embedding() -> keras.Model:
-    inputs = keras.Input((64,), dtype="int32")
-    x = keras.layers.Embedding(400_000, 96)(inputs)
-    x = keras.layers.Flatten()(x)
-    for index in range(2):
-        x = Block([keras.layers.Dense(512, "relu") for _ in range(2)], name=f"block_{index}")(x)
     return keras.Model(inputs, keras.layers.Dense(NUM_CLASSES, dtype="float32")(x))
 
 
@@ -205,10 +180,7 @@ def unet() -> keras.Model:
 
 
 EXAMPLES = {
-    "mlp": Example(mlp, (256,), 12288),
-    "convnet": Example(convnet, (64, 64, 3), 160),
     "transformer": Example(transformer, (128,), 32, vocabulary=8192),
-    "embedding": Example(embedding, (64,), 2048, vocabulary=400_000),
     "recurrent": Example(recurrent, (64, 128), 256),
     "unet": Example(unet, (64, 64, 3), 192, label_shape=(64, 64)),
 }

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import keras
 import psutil
-from measuring import HERE, Figure, choose_size, ratio, report
+from measuring import HERE, Figure, choose_size, make_ratio, report
 
 STEPS_FILE = "TFDIST_BENCHMARK_STEPS"  # in the environment of the workers: where to tell of steps
 PARTS = ("tf_config", "horovod")
@@ -66,40 +66,44 @@ class Steps(keras.callbacks.Callback):
 def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
     figures = []
     for launcher in parts:
-        rounds = [_round(launcher) for _ in range(QUICK_ROUNDS if quick else ROUNDS)]
+        rounds = [_measure_round(launcher) for _ in range(QUICK_ROUNDS if quick else ROUNDS)]
         cold = [each.cold_start for each in rounds]
         killed, stopped = [each.kill_recovered for each in rounds], [each.stop_recovered for each in rounds]
         told = {"unit": "s", "at_most": True}
         figures += [
-            ratio(f"{launcher}: from SIGKILL to a new step ÷ a cold start to the first", killed, cold, 1.3, **told),
-            ratio(f"{launcher}: from SIGSTOP to a new step ÷ a cold start to the first", stopped, cold, None, **told),
-            _seconds(f"{launcher}: until SIGKILL is noticed", [each.kill_noticed for each in rounds], 1.0),
-            _seconds(f"{launcher}: until SIGSTOP is noticed", [each.stop_noticed for each in rounds], 10.0),
+            make_ratio(
+                f"{launcher}: from SIGKILL to a new step ÷ a cold start to the first", killed, cold, 1.3, **told
+            ),
+            make_ratio(
+                f"{launcher}: from SIGSTOP to a new step ÷ a cold start to the first", stopped, cold, None, **told
+            ),
+            _make_figure(f"{launcher}: until SIGKILL is noticed", [each.kill_noticed for each in rounds], 1.0),
+            _make_figure(f"{launcher}: until SIGSTOP is noticed", [each.stop_noticed for each in rounds], 10.0),
         ]
     return figures
 
 
-def _seconds(name: str, samples: Sequence[float], goal: float) -> Figure:
+def _make_figure(name: str, samples: Sequence[float], goal: float) -> Figure:
     low, middle, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else list(samples) * 3
     return Figure(name, middle, goal, (low, high), middle, math.nan, "s", True, "s")
 
 
-def _round(launcher: str) -> Round:
+def _measure_round(launcher: str) -> Round:
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
         steps = Path(scratch) / "steps"
         begun = time.time()
-        with _launched(launcher, Path(scratch), steps) as (process, said):
+        with _launch(launcher, Path(scratch), steps) as (process, said):
             cold_start = _wait_for_step(process, steps, 0) - begun
-            kill_noticed, kill_recovered = _fault(process, steps, said, signal.SIGKILL)
-            stop_noticed, stop_recovered = _fault(process, steps, said, signal.SIGSTOP)
+            kill_noticed, kill_recovered = _cause_fault(process, steps, said, signal.SIGKILL)
+            stop_noticed, stop_recovered = _cause_fault(process, steps, said, signal.SIGSTOP)
         return Round(cold_start, kill_noticed, kill_recovered, stop_noticed, stop_recovered)
 
 
-def _fault(
+def _cause_fault(
     process: subprocess.Popen[str], steps: Path, said: list[tuple[float, str]], number: int
 ) -> tuple[float, float]:
     """Signals the second worker; the seconds until the launcher named it, and until a step that was not yet done."""
-    _wait_for_step(process, steps, _newest(steps) + STEPS_BEFORE_A_FAULT)
+    _wait_for_step(process, steps, _read_newest(steps) + STEPS_BEFORE_A_FAULT)
     (victim,) = [child for child in psutil.Process(process.pid).children(recursive=True) if _is_second_worker(child)]
     already_said = len(said)
     struck = time.time()
@@ -107,16 +111,16 @@ def _fault(
     word = " hangs: " if number == signal.SIGSTOP else " ended with status 137"
     _wait(process, lambda: any(word in line for _, line in said[already_said:]), word)
     noticed = next(moment for moment, line in said[already_said:] if word in line)
-    before = max(step for moment, step in _lines(steps) if moment <= noticed)
+    before = max(step for moment, step in _read_lines(steps) if moment <= noticed)
     return noticed - struck, _wait_for_step(process, steps, before) - struck
 
 
 @contextlib.contextmanager
-def _launched(
+def _launch(
     launcher: str, scratch: Path, steps: Path
 ) -> Iterator[tuple[subprocess.Popen[str], list[tuple[float, str]]]]:
     """A launcher at work, and what it says of its own accord, with the moments."""
-    gin_files = [str(HERE / "recovery.gin"), f"configs/strategies/{_strategy(launcher)}.gin"]
+    gin_files = [str(HERE / "recovery.gin"), f"configs/strategies/{_name_strategy(launcher)}.gin"]
     worker = [f"--gin_file={name}" for name in gin_files] + [f"--run_dir={scratch / 'run'}"]
     options = ["--workers=2", f"--launcher={launcher}", "--max_restarts=10"]
     paths = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -145,7 +149,7 @@ def _launched(
         listener.join()
 
 
-def _strategy(launcher: str) -> str:
+def _name_strategy(launcher: str) -> str:
     return "horovod" if launcher == "horovod" else "multi_worker"
 
 
@@ -157,8 +161,8 @@ def _is_second_worker(process: psutil.Process) -> bool:
 
 def _wait_for_step(process: subprocess.Popen[str], steps: Path, before: int) -> float:
     """The moment of the first step behind `before`."""
-    _wait(process, lambda: _newest(steps) > before, f"step {before + 1}")
-    return next(moment for moment, step in _lines(steps) if step > before)
+    _wait(process, lambda: _read_newest(steps) > before, f"step {before + 1}")
+    return next(moment for moment, step in _read_lines(steps) if step > before)
 
 
 def _wait(process: subprocess.Popen[str], has_come: object, what: str) -> None:
@@ -169,11 +173,11 @@ def _wait(process: subprocess.Popen[str], has_come: object, what: str) -> None:
         time.sleep(0.01)
 
 
-def _newest(steps: Path) -> int:
-    return max((step for _, step in _lines(steps)), default=0)
+def _read_newest(steps: Path) -> int:
+    return max((step for _, step in _read_lines(steps)), default=0)
 
 
-def _lines(steps: Path) -> list[tuple[float, int]]:
+def _read_lines(steps: Path) -> list[tuple[float, int]]:
     text = steps.read_text() if steps.exists() else ""
     pairs = [line.split() for line in text.split("\n")[:-1]]
     return [(float(moment), int(step)) for moment, step in pairs]

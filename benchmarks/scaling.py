@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
-from measuring import Figure, choose_size, figures_of, interleaved, ratio, report
-from trainings import Train, handwritten_training, tfdist_training
+from measuring import Figure, choose_size, make_ratio, measure_part, report, take_samples, time_call
+from trainings import Train, build_handwritten, build_training
 from workloads import Workload, convnet, deep_convnet, mlp
 
 from tfdist.strategies.base import Strategy
@@ -34,7 +34,7 @@ ROUNDS = choose_size(21, 1)
 
 
 def measure(parts: Sequence[str]) -> list[Figure]:
-    return [figure for part in parts for figure in figures_of("scaling", part, launch=LAUNCH[part])]
+    return [figure for part in parts for figure in measure_part("scaling", part, launch=LAUNCH[part])]
 
 
 def dense(batch: int) -> Workload:
@@ -61,84 +61,74 @@ FIRST_WORKLOAD = choose_size(0, -1)
 
 
 def multi_worker() -> list[Figure]:
-    alone, together = connected(MultiWorker())
-    figures = all_with_and_without(alone, together)
-    ours = tfdist_training(together, dense(512), tell=said_by_chief(together))
-    peer = handwritten_training(dense(512), together.distribution)
-    steps = steps_per_sample(together, ours)
-    samples = interleaved([sampled(together, ours, steps), sampled(together, peer, steps)], ROUNDS)
+    alone, together = connect(MultiWorker())
+    figures = compare_all(alone, together)
+    _, ours = build_training(together, dense(512))
+    peer = build_handwritten(dense(512), together.distribution)
+    steps = count_steps(together, ours)
+    samples = take_samples([build_sample(together, ours, steps), build_sample(together, peer, steps)], ROUNDS)
     name = f"{dense(512).name}, multi_worker: tfdist ÷ default packing"
-    return of_chief(together, [*figures, ratio(name, *samples, 1.5)])
+    return keep_chiefs(together, [*figures, make_ratio(name, *samples, 1.5)])
 
 
 def horovod() -> list[Figure]:
-    alone, together = connected(Horovod())
-    return of_chief(together, all_with_and_without(alone, together))
+    alone, together = connect(Horovod())
+    return keep_chiefs(together, compare_all(alone, together))
 
 
-def all_with_and_without(alone: OneDevice, together: Strategy) -> list[Figure]:
-    figures = [with_and_without(alone, together, workload, goal) for workload, goal in WITH_GOALS[FIRST_WORKLOAD:]]
-    return [*figures, with_and_without(alone, together, dense(512), None, reduce_precision="bfloat16")]
+def compare_all(alone: OneDevice, together: Strategy) -> list[Figure]:
+    figures = [compare_communication(alone, together, workload, goal) for workload, goal in WITH_GOALS[FIRST_WORKLOAD:]]
+    return [*figures, compare_communication(alone, together, dense(512), None, reduce_precision="bfloat16")]
 
 
-def connected(strategy: Strategy) -> tuple[OneDevice, Strategy]:
+def connect(strategy: Strategy) -> tuple[OneDevice, Strategy]:
     """One device for this worker alone, and the strategy of both."""
-    one_thread()
+    limit_threads()
     alone = OneDevice()
     alone.connect()
     strategy.connect()
     return alone, strategy
 
 
-def one_thread() -> None:
+def limit_threads() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
 
 
-def with_and_without(
+def compare_communication(
     alone: OneDevice, together: Strategy, workload: Workload, goal: float | None, *, reduce_precision: str | None = None
 ) -> Figure:
     """Training with communication, in this precision, ÷ without."""
-    ours = tfdist_training(together, workload, tell=said_by_chief(together), reduce_precision=reduce_precision)
-    peer = tfdist_training(alone, workload, share=together.topology.num_workers)
-    steps = steps_per_sample(together, ours)
-    samples = interleaved([sampled(together, ours, steps), sampled(together, peer, steps)], ROUNDS)
+    _, ours = build_training(together, workload, reduce_precision=reduce_precision)
+    _, peer = build_training(alone, workload, share=together.topology.num_workers)
+    steps = count_steps(together, ours)
+    samples = take_samples([build_sample(together, ours, steps), build_sample(together, peer, steps)], ROUNDS)
     how = "with" if reduce_precision is None else f"with {reduce_precision}"
-    return ratio(f"{workload.name}, {together.name}: {how} ÷ without communication", *samples, goal)
+    return make_ratio(f"{workload.name}, {together.name}: {how} ÷ without communication", *samples, goal)
 
 
-def sampled(together: Strategy, train: Train, steps: int) -> Callable[[], float]:
+def build_sample(together: Strategy, train: Train, steps: int) -> Callable[[], float]:
     """A function that takes one sample of `train` in all workers at once: their mean steps/s."""
     train(steps)
 
     def sample() -> float:
         together.any_worker(False)  # all begin together
-        rate = steps / seconds_of(train, steps)
+        rate = steps / time_call(train, steps)
         return float(together.sum_over_workers([rate])[0]) / together.topology.num_workers
 
     return sample
 
 
-def steps_per_sample(together: Strategy, train: Train) -> int:
+def count_steps(together: Strategy, train: Train) -> int:
     """As many steps as take about SAMPLE_SECONDS, the same for all workers."""
     steps = 1
     train(steps)
-    while (seconds := float(together.from_chief([seconds_of(train, steps)])[0])) < SAMPLE_SECONDS / 2:
+    while (seconds := float(together.from_chief([time_call(train, steps)])[0])) < SAMPLE_SECONDS / 2:
         steps *= 2
     return max(1, round(steps * SAMPLE_SECONDS / seconds))
 
 
-def seconds_of(train: Train, steps: int) -> float:
-    started = time.perf_counter()
-    train(steps)
-    return time.perf_counter() - started
-
-
-def said_by_chief(strategy: Strategy) -> Callable[[str], None]:
-    return print if strategy.topology.is_chief else lambda message: None
-
-
-def of_chief(strategy: Strategy, figures: list[Figure]) -> list[Figure]:
+def keep_chiefs(strategy: Strategy, figures: list[Figure]) -> list[Figure]:
     """What the first worker leaves; nobody goes before all are done."""
     strategy.any_worker(False)
     time.sleep(1.0)  # a process that ends at once takes what it still had to send with it

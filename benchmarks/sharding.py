@@ -1,28 +1,26 @@
 """What sharded state costs and saves, and what sums in one order cost.
 
 The parts `times` and `times_horovod` divide, in the same processes and interleaved, a step with `train.sharding` by one
-without, one with sharded weights by one that computes blocks again, one with canonical replicas by one with as many
-microbatches, and some by PyTorch's FSDP2 over gloo where tools/peers.sh has been run: a transformer encoder of 9.5
-million weights with Adam, two workers with a core and one thread for operations each. The part `peak` tells what a
-process grows by in two steps of an encoder of 59 million weights (0.94 GB of weights, gradients and slots), with 2 and
-4 workers, in processes of their own. The part `checkpoint` stores one of 113 MB from 4 workers into a store that takes
-20 MB/s a stream.
+without, one with sharded weights by one that computes blocks again, and one with canonical replicas by one with as many
+microbatches: a transformer encoder of 9.5 million weights with Adam, two workers with a core and one thread for
+operations each. The part `peak` tells what a process grows by in two steps of an encoder of 59 million weights (0.94 GB
+of weights, gradients and slots), with 2 and 4 workers, in processes of their own. The part `checkpoint` stores one of
+113 MB from 4 workers into a store that takes 20 MB/s a stream.
 
     python benchmarks/sharding.py [--part=PART] [--json=FILE]
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from emulator import BUCKET, emulator
-from measuring import Figure, choose_size, figures_of, interleaved, peak_growth, ratio, report
-from peer import PYTHON, Peer
-from step import sampled
-from trainings import tfdist_learner_and_training
+from measuring import Figure, choose_size, make_ratio, measure_part, measure_peak, report, take_samples
+from step import build_sample
+from trainings import build_training
 from workloads import NUM_CLASSES, Workload
 
 from tfdist.checkpoint.policy import CheckpointPolicy
@@ -49,7 +47,6 @@ STREAM_BYTES_PER_SECOND = 20e6
 LAYERS, LENGTH, BATCH = choose_size((12, 32, 16), (1, 8, 8))
 MOST_FILE_BYTES = 8 * 2**20  # a fourteenth of the checkpoint, as 256 MiB, the default, are of 3.5 GiB
 TIMES_ROUNDS, STEPS = 9, 3
-FSDP2 = "fsdp2_recomputed"
 CANONICAL_REPLICAS = 4
 BLOCKS = ["block_*"]
 
@@ -60,11 +57,11 @@ def measure(parts: Sequence[str]) -> list[Figure]:
 
 
 def times() -> list[Figure]:
-    return figures_of("sharding", "step_times", "multi_worker", launch=LAUNCH)
+    return measure_part("sharding", "step_times", "multi_worker", launch=LAUNCH)
 
 
 def times_horovod() -> list[Figure]:
-    return figures_of("sharding", "step_times", "horovod", launch=(*LAUNCH, "--launcher=horovod"))
+    return measure_part("sharding", "step_times", "horovod", launch=(*LAUNCH, "--launcher=horovod"))
 
 
 def peaks() -> list[Figure]:
@@ -75,18 +72,12 @@ def peaks() -> list[Figure]:
         for _ in range(PEAK_ROUNDS):
             for sharding, grown in found.items():
                 launch = (f"--workers={workers}",)
-                (figure,) = figures_of("sharding", "peak_with", sharding, LARGE_WIDTH, launch=launch)
+                (figure,) = measure_part("sharding", "peak_with", sharding, LARGE_WIDTH, launch=launch)
                 grown.append(figure.ours)
         for sharding in ways[1:]:
             name = f"{workers} workers, {sharding}: peak memory ÷ without"
             goal = 1 / workers + 0.05 if sharding == "weights" else None
-            figures.append(ratio(name, found[sharding], found["none"], goal, unit="MB", at_most=True))
-    if PYTHON.exists():
-        ours, theirs = [], []
-        for _ in range(PEAK_ROUNDS):
-            ours.append(figures_of("sharding", "peak_with", "weights", WIDTH, launch=LAUNCH)[0].ours)
-            theirs.append(figures_of("sharding", "peak_of_fsdp2")[0].ours)
-        figures.append(ratio("weights: peak memory ÷ FSDP2", ours, theirs, 1.0, unit="MB", at_most=True))
+            figures.append(make_ratio(name, found[sharding], found["none"], goal, unit="MB", at_most=True))
     return figures
 
 
@@ -96,15 +87,10 @@ def checkpoints() -> list[Figure]:
     for _ in range(CHECKPOINT_ROUNDS):
         for writers, found in seconds.items():
             with emulator(slow):
-                (figure,) = figures_of("sharding", "checkpoint", writers, launch=(f"--workers={MOST_WORKERS}",))
+                (figure,) = measure_part("sharding", "checkpoint", writers, launch=(f"--workers={MOST_WORKERS}",))
             found.append(figure.ours)
     name = f"checkpoint by all of {MOST_WORKERS} workers ÷ by the chief"
-    return [ratio(name, seconds["all"], seconds["chief"], 0.4, unit="s", at_most=True)]
-
-
-def fsdp2_peer(way: str) -> Peer:
-    """PyTorch's sharding of the same encoder; it tells by how many MB its peak memory had grown after two steps."""
-    return Peer("sharding_peer.py", way, LAYERS, LENGTH, WIDTH, BATCH, workers=2)
+    return [make_ratio(name, seconds["all"], seconds["chief"], 0.4, unit="s", at_most=True)]
 
 
 def encoder(width: int = WIDTH) -> Workload:
@@ -117,14 +103,14 @@ def encoder(width: int = WIDTH) -> Workload:
     return Workload("encoder", build, (LENGTH, width), BATCH, 8 * BATCH)
 
 
-def connected(name: str) -> Strategy:
+def connect(name: str) -> Strategy:
     strategy = {"multi_worker": MultiWorker, "horovod": Horovod}[name]()
     strategy.connect()
     return strategy
 
 
 def step_times(name: str) -> list[Figure]:
-    strategy = connected(name)
+    strategy = connect(name)
     own = CANONICAL_REPLICAS // strategy.topology.num_replicas
     ways: dict[str, dict[str, Any]] = {
         "without": {},
@@ -134,57 +120,40 @@ def step_times(name: str) -> list[Figure]:
         "microbatches": {"num_microbatches": own},
         "canonical": {"num_microbatches": own, "in_order": True},
     }
-    fsdp2 = {FSDP2: fsdp2_peer(FSDP2)} if strategy.topology.is_chief and PYTHON.exists() else {}
     pairs: list[tuple[str, str, float]] = [
         ("optimizer", "without", 1.05),
         ("canonical", "microbatches", 1.1),
         *choose_size([("weights", "recomputed", 1.1)], []),
     ]
     ways = {way: each for way, each in ways.items() if any(way in pair for pair in pairs)}
-    made = {way: tfdist_learner_and_training(strategy, encoder(), **each) for way, each in ways.items()}
-    contenders = [sampled(train, STEPS) for _, train in made.values()]
+    made = {way: build_training(strategy, encoder(), **each) for way, each in ways.items()}
+    contenders = [build_sample(train, STEPS) for _, train in made.values()]
     for sample in contenders:  # canonical sums change an option of TensorFlow's, after which all is optimized anew
         sample()
-    with_peers = strategy.any_worker(bool(fsdp2))
-
-    def peer(way: str) -> Callable[[int], None]:
-        def train(steps: int) -> None:
-            if way in fsdp2:
-                fsdp2[way](steps)
-            strategy.any_worker(False)  # the other worker waits
-
-        return train
-
-    peers = (FSDP2,) if with_peers else ()
-    contenders += [sampled(peer(way), STEPS) for way in peers]
-    rates = dict(zip([*made, *peers], interleaved(contenders, TIMES_ROUNDS), strict=True))
-    for each in fsdp2.values():
-        each.close()
+    rates = dict(zip(made, take_samples(contenders, TIMES_ROUNDS), strict=True))
     seconds = {way: [1e3 / rate for rate in found] for way, found in rates.items()}
-    pairs += [("weights", FSDP2, 1.0)]
     figures = [
-        ratio(f"{name}, {way}: step time ÷ {peer}", seconds[way], seconds[peer], goal, unit="ms", at_most=True)
+        make_ratio(f"{name}, {way}: step time ÷ {peer}", seconds[way], seconds[peer], goal, unit="ms", at_most=True)
         for way, peer, goal in pairs
-        if {way, peer} <= {*seconds}
     ]
     if not strategy.topology.is_chief:
         return []
     held = {way: sum(4 * int(np.prod(v.shape)) for v in made[way][0].optimizer.variables) / 2**20 for way in ways}
     slots = f"{name}, optimizer: slots of worker 0 ÷ without"
-    return [*figures, ratio(slots, [held["optimizer"]], [held["without"]], 0.55, unit="MB", at_most=True)]
+    return [*figures, make_ratio(slots, [held["optimizer"]], [held["without"]], 0.55, unit="MB", at_most=True)]
 
 
 def peak_with(sharding: str, width: str) -> list[Figure]:
     """What the peak of this process grows by in two steps, in MB."""
-    strategy = connected("multi_worker")
+    strategy = connect("multi_worker")
     settings = {} if sharding == "none" else {"sharding": sharding}
     workload = encoder(int(width))
-    return peak_growth(sharding, lambda: tfdist_learner_and_training(strategy, workload, **settings)[1](2))
+    return measure_peak(sharding, lambda: build_training(strategy, workload, **settings)[1](2))
 
 
 def checkpoint(writers: str) -> list[Figure]:
     """The seconds until a checkpoint is stored that these workers write into a store whose streams are slow."""
-    strategy = connected("multi_worker")
+    strategy = connect("multi_worker")
     directory = f"gs://{BUCKET}/{writers}"
     policy = CheckpointPolicy(
         every_epochs=10**6, writers=writers, max_file_bytes=MOST_FILE_BYTES
@@ -206,14 +175,6 @@ def checkpoint(writers: str) -> list[Figure]:
     events = [from_json(line) for line in files.read(RunDirectory(directory).events).splitlines()]
     (seconds,) = [each["details"]["write_seconds"] for each in events if each["event"] == "checkpoint_saved"]
     return [Figure(writers, seconds, None, (seconds, seconds), seconds, seconds, "s")]
-
-
-def peak_of_fsdp2() -> list[Figure]:
-    """The same of PyTorch's first process."""
-    peer = fsdp2_peer(FSDP2)
-    peer.close()
-    grown = float(peer.told)
-    return [Figure("fsdp2", grown, None, (grown, grown), grown, grown, "MB")]
 
 
 if __name__ == "__main__":

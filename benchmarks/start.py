@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import keras
-from measuring import HERE, Figure, interleaved, ratio, report
+from measuring import HERE, Figure, make_ratio, report, take_samples
 
 ROUNDS, QUICK_ROUNDS = 11, 3
 GOAL = 0.9
@@ -27,28 +27,32 @@ STEP_FILE = "TFDIST_BENCHMARK_STEP"  # in the environment: where to tell of the 
 def measure(_: object = None, *, quick: bool) -> list[Figure]:
     rounds = QUICK_ROUNDS if quick else ROUNDS
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        peer = functools.partial(_seconds, scratch, [sys.executable, "-c", "import start; start.train_by_keras()"])
+        peer = functools.partial(
+            _time_first_step, scratch, [sys.executable, "-c", "import start; start.train_by_keras()"]
+        )
         killed = f"{scratch}/killed"
-        _seconds(scratch, _command(killed), "45")
+        _time_first_step(scratch, _build_command(killed), "45")
         begun = [0]
 
         def anew() -> float:
             begun[0] += 1
-            return _seconds(scratch, _command(f"{scratch}/{begun[0]}"))
+            return _time_first_step(scratch, _build_command(f"{scratch}/{begun[0]}"))
 
-        samples = interleaved([anew, functools.partial(_seconds, scratch, _command(killed)), peer], rounds)
+        samples = take_samples(
+            [anew, functools.partial(_time_first_step, scratch, _build_command(killed)), peer], rounds
+        )
     told = {"unit": "s", "at_most": True}
     return [
-        ratio("from the command to the first step ÷ a plain Keras script", samples[0], samples[2], GOAL, **told),
-        ratio("… of a run that was killed, from its checkpoint", samples[1], samples[2], GOAL, **told),
+        make_ratio("from the command to the first step ÷ a plain Keras script", samples[0], samples[2], GOAL, **told),
+        make_ratio("… of a run that was killed, from its checkpoint", samples[1], samples[2], GOAL, **told),
     ]
 
 
-def _command(run_dir: str) -> list[str]:
+def _build_command(run_dir: str) -> list[str]:
     return [sys.executable, "-m", "tfdist.main", "--gin_file=benchmarks/start.gin", f"--run_dir={run_dir}"]
 
 
-def _seconds(scratch: str, command: list[str], steps: str = "1") -> float:
+def _time_first_step(scratch: str, command: list[str], steps: str = "1") -> float:
     """Until a process has done so many steps, after which it ends itself as a kill would."""
     path = Path(scratch) / "step"
     path.unlink(missing_ok=True)

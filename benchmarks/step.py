@@ -9,11 +9,10 @@ strategy. One strategy a process; within it the samples are interleaved. Takes u
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
-from measuring import Figure, choose_size, figures_of, interleaved, ratio, report
-from trainings import Train, fit_training, handwritten_training, tfdist_training
+from measuring import Figure, choose_size, make_ratio, measure_part, report, take_samples, time_call
+from trainings import Train, build_fit, build_handwritten, build_training
 from workloads import Workload, mlp
 
 from tfdist.strategies.base import Strategy
@@ -30,60 +29,53 @@ MEDIUM = mlp("medium", num_features=256, hidden_units=(512, 512), batch=128, num
 
 
 def measure(parts: Sequence[str]) -> list[Figure]:
-    return [figure for part in parts for figure in figures_of("step", part)]
+    return [figure for part in parts for figure in measure_part("step", part)]
 
 
 def one_device() -> list[Figure]:
     strategy = OneDevice()
     strategy.connect()
     return [
-        *compared(strategy, SMALL, "small", over_loop=0.98, over_fit=3.0),
-        *compared(strategy, MEDIUM, "medium", over_loop=0.98, over_fit=1.4),
+        *compare_training(strategy, SMALL, "small", over_loop=0.98, over_fit=3.0),
+        *compare_training(strategy, MEDIUM, "medium", over_loop=0.98, over_fit=1.4),
     ]
 
 
 def mirrored() -> list[Figure]:
     strategy = Mirrored(num_cpu_devices=2)
     strategy.connect()
-    return compared(strategy, SMALL, "small, Mirrored 2", over_loop=None, over_fit=5.0)
+    return compare_training(strategy, SMALL, "small, Mirrored 2", over_loop=None, over_fit=5.0)
 
 
-def compared(
+def compare_training(
     strategy: Strategy, workload: Workload, name: str, *, over_loop: float | None, over_fit: float
 ) -> list[Figure]:
     """tfdist ÷ the hand-written loop and ÷ `fit`, with these goals."""
     distribution = strategy.distribution if strategy.topology.num_replicas > 1 else None
-    tfdist = tfdist_training(strategy, workload, tell=print, tries_xla=True)
-    steps = steps_per_call(strategy, tfdist)
-    loop = handwritten_training(workload, distribution)
-    ours, peer = interleaved([sampled(tfdist, steps), sampled(loop, steps)], LOOP_ROUNDS)
-    figures = [ratio(f"{name}: tfdist ÷ hand-written loop", ours, peer, over_loop)]
+    _, tfdist = build_training(strategy, workload, tell=print)
+    steps = find_steps_per_call(strategy, tfdist)
+    loop = build_handwritten(workload, distribution)
+    ours, peer = take_samples([build_sample(tfdist, steps), build_sample(loop, steps)], LOOP_ROUNDS)
+    figures = [make_ratio(f"{name}: tfdist ÷ hand-written loop", ours, peer, over_loop)]
     steps = workload.num_examples // workload.global_batch_size
-    fit = fit_training(workload, distribution)
-    ours, peer = interleaved([sampled(tfdist, steps), sampled(fit, steps)], FIT_ROUNDS)
-    return [*figures, ratio(f"{name}: tfdist ÷ fit", ours, peer, over_fit)]
+    fit = build_fit(workload, distribution)
+    ours, peer = take_samples([build_sample(tfdist, steps), build_sample(fit, steps)], FIT_ROUNDS)
+    return [*figures, make_ratio(f"{name}: tfdist ÷ fit", ours, peer, over_fit)]
 
 
-def sampled(train: Train, steps: int) -> Callable[[], float]:
+def build_sample(train: Train, steps: int) -> Callable[[], float]:
     """A function that takes one sample of `train`, in steps/s; what is traced first is not counted."""
     train(steps)
 
-    def sample() -> float:
-        started = time.perf_counter()
-        train(steps)
-        return steps / (time.perf_counter() - started)
-
-    return sample
+    return lambda: steps / time_call(train, steps)
 
 
-def steps_per_call(strategy: Strategy, train: Train) -> int:
+def find_steps_per_call(strategy: Strategy, train: Train) -> int:
     """The number of steps a call that tfdist's loop would settle on."""
     pace = Pace(strategy, choose_size(None, 1))
     while not pace.settled:
         steps = pace.steps_per_call
-        started = time.perf_counter()
-        train(steps)
-        pace.observe(steps, time.perf_counter() - started)
+        pace.observe(steps, time_call(train, steps))
     return pace.steps_per_call
 
 

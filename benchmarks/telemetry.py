@@ -2,8 +2,7 @@
 
 report: the page of a run of 200,000 points, drawn by a process of its own: its seconds, imports included, and the size
 of the page. sinks: a step of a few milliseconds with every sink ÷ one without, each training in a process of its own,
-in turn, and the processor time of all that the sinks start ÷ the training's; and a step while a sink hangs ÷ one while
-it does not, epochs of one training.
+in turn, and the processor time of all that the sinks start ÷ the training's.
 
     python benchmarks/telemetry.py [--json=FILE] [--part=PART] [--points=200000] [--rounds=5]
 """
@@ -29,7 +28,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import psutil
-from measuring import Figure, choose_size, figures_of, ratio, report
+from measuring import Figure, choose_size, make_ratio, measure_part, report, time_call
 from step import MEDIUM
 from workloads import loss, metric
 
@@ -38,7 +37,6 @@ from tfdist.experiment import train
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry.console.console import NullConsole
-from tfdist.telemetry.facts import Point, Sample
 from tfdist.telemetry.sinks.mlflow import MLflow
 from tfdist.telemetry.sinks.opentelemetry import OpenTelemetry
 from tfdist.telemetry.sinks.prometheus import Prometheus
@@ -51,14 +49,13 @@ PARTS = ("report", "sinks")
 MOST_SECONDS, MOST_MEGABYTES = 5.0, 5.0
 NUM_EXAMPLES = choose_size(5, 50) * MEDIUM.num_examples  # an epoch of some seconds
 WORKLOAD = dataclasses.replace(MEDIUM, num_examples=NUM_EXAMPLES)
-BLOCKS = choose_size(6, 4)  # of a training with all sinks or none
-BLOCK, WARM_BLOCKS = 2, 2  # epochs that are alike: the first one of a block still has to do with the facts before it
+EPOCHS, WARM_EPOCHS = choose_size(12, 6), 4
 
 
 def measure(parts: Sequence[str], *, points: int, rounds: int) -> list[Figure]:
     figures = draw_report(points, rounds) if "report" in parts else []
     if "sinks" in parts:
-        figures += [*_every_sink(rounds), *figures_of("telemetry", "hangs", rounds)]
+        figures += _measure_every_sink(rounds)
     return figures
 
 
@@ -70,102 +67,68 @@ def draw_report(points: int, rounds: int) -> list[Figure]:
                 metrics = {"loss": 1 / math.sqrt(step), "accuracy": 1 - 1 / step, "gradient_norm": step % 97 / 97}
                 place = {"step": step, "epoch": 1, "split": "train", "learning_rate": 1e-3}
                 log.write(json.dumps(place | metrics) + "\n")
-        seconds = [_seconds([sys.executable, "-m", "tfdist.report", scratch]) for _ in range(rounds)]
+        command = [sys.executable, "-m", "tfdist.report", scratch]
+        seconds = [time_call(subprocess.check_output, command) for _ in range(rounds)]
         size = (run_dir / "report" / "index.html").stat().st_size / 1e6
     name = f"report of {points:,} points"
     return [
-        _at_most(f"{name}, seconds", seconds, MOST_SECONDS, "s"),
-        _at_most(f"{name}, megabytes", [size], MOST_MEGABYTES, "MB"),
+        _make_figure(f"{name}, seconds", seconds, MOST_SECONDS, "s"),
+        _make_figure(f"{name}, megabytes", [size], MOST_MEGABYTES, "MB"),
     ]
 
 
-def _seconds(command: list[str]) -> float:
-    began = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - began
-
-
-def _at_most(name: str, values: list[float], goal: float, unit: str) -> Figure:
+def _make_figure(name: str, values: list[float], goal: float, unit: str) -> Figure:
     value = statistics.median(values)
     ends = min(values), max(values)
     return Figure(name, value, goal, ends, value, goal, unit, at_most=True, value_unit=unit, rounds=len(values))
 
 
-def _every_sink(rounds: int) -> list[Figure]:
+def _measure_every_sink(rounds: int) -> list[Figure]:
     found: dict[str, list[list[Figure]]] = {"none": [], "all": []}
     for _ in range(rounds):
         for which, figures in found.items():
-            figures.append(figures_of("telemetry", "steps", which))
+            figures.append(measure_part("telemetry", "steps", which))
     with_all, without = ([step.ours for step, _ in found[which]] for which in ("all", "none"))
     sinks, training = ([getattr(beside, side) for _, beside in found["all"]] for side in ("ours", "peer"))
     return [
-        ratio("a step with every sink ÷ without", with_all, without, 1.01, unit="ms", at_most=True),
-        ratio("what every sink computes ÷ the training", sinks, training, 0.01, unit="s of CPU", at_most=True),
+        make_ratio("a step with every sink ÷ without", with_all, without, 1.01, unit="ms", at_most=True),
+        make_ratio("what every sink computes ÷ the training", sinks, training, 0.01, unit="s of CPU", at_most=True),
     ]
 
 
-class Switch(keras.callbacks.Callback):
-    """Turns a sink on and off, a block of epochs each, and times the last epoch of each block."""
+class Clock(keras.callbacks.Callback):
+    """Times the epochs, the first ones aside."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_off = threading.Event()
-        self.seconds: dict[bool, list[float]] = {True: [], False: []}  # by whether they are off
+        self.seconds: list[float] = []
         self.computed: list[np.ndarray] = []
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
-        block, place = divmod(epoch, BLOCK)
-        if place == 0:
-            (self.is_off.clear if block % 2 else self.is_off.set)()
         self._began = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
-        block, place = divmod(epoch, BLOCK)
-        if place == BLOCK - 1 and block >= WARM_BLOCKS:
-            self.seconds[self.is_off.is_set()].append(time.perf_counter() - self._began)
-            self.computed.append(computed())
-
-
-class Hangs(Sink):
-    """Does not return from a point or a sample while it is on."""
-
-    def __init__(self, switch: Switch) -> None:
-        self._switch = switch
-
-    def point(self, point: Point) -> None:
-        self._switch.is_off.wait()
-
-    def sample(self, sample: Sample) -> None:
-        self._switch.is_off.wait()
-
-
-def hangs(rounds: str) -> list[Figure]:
-    """A step while a sink hangs ÷ one while it does not, in turn in one training."""
-    switch = Switch()
-    on, off = _trained([Hangs(switch)], switch, WARM_BLOCKS + 2 * int(rounds))
-    return [ratio("a step with a sink that hangs ÷ without", on, off, 1.01, unit="ms", at_most=True)]
+        if epoch >= WARM_EPOCHS:
+            self.seconds.append(time.perf_counter() - self._began)
+            self.computed.append(read_processor_times())
 
 
 def steps(which: str) -> list[Figure]:
-    """Milliseconds a step with "all" sinks or "none", and what is computed beside the training ÷ by it.
-
-    What sinks do later is theirs too, so nothing is switched.
-    """
-    switch = Switch()
+    """Milliseconds a step with "all" sinks or "none", and what is computed beside the training ÷ by it."""
+    clock = Clock()
     opened: contextlib.AbstractContextManager[Sequence[Sink]] = contextlib.nullcontext([])
     if which == "all":
         opened = open_sinks()
     with opened as sinks:
-        on, off = _trained(sinks, switch, BLOCKS)
-    step = statistics.median([*on, *off])
-    beside, training = (switch.computed[-1] - switch.computed[0]).tolist()
+        step = statistics.median(_train(sinks, clock))
+    beside, training = (clock.computed[-1] - clock.computed[0]).tolist()
     return [
         Figure(which, step, None, (step, step), step, step, "ms"),
-        ratio("beside the training", [beside], [training], 0.01, unit="s of CPU", at_most=True),
+        make_ratio("beside the training", [beside], [training], 0.01, unit="s of CPU", at_most=True),
     ]
 
 
-def computed() -> np.ndarray:
+def read_processor_times() -> np.ndarray:
     """Seconds of processor time: of Python's threads but the main one with child processes, and of the rest."""
     process = psutil.Process()
     seconds = {each.id: each.user_time + each.system_time for each in process.threads()}
@@ -175,8 +138,8 @@ def computed() -> np.ndarray:
     return np.array([beside + children, sum(seconds.values())])
 
 
-def _trained(sinks: Sequence[Sink], switch: Switch, blocks: int) -> tuple[list[float], list[float]]:
-    """Milliseconds a step of epochs in which the switch was on, and in which it was off."""
+def _train(sinks: Sequence[Sink], clock: Clock) -> list[float]:
+    """Milliseconds a step, by epoch."""
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
         settings = TrainSettings(
             model=WORKLOAD.build_model,
@@ -185,23 +148,22 @@ def _trained(sinks: Sequence[Sink], switch: Switch, blocks: int) -> tuple[list[f
             task=Supervised(loss=loss(), metrics=[metric]),
             strategy=OneDevice(),
             global_batch_size=WORKLOAD.global_batch_size,
-            epochs=BLOCK * blocks,
+            epochs=EPOCHS,
             checkpoint="off",
             xla="off",
-            callbacks=[switch],
+            callbacks=[clock],
             sinks=sinks,
         )
         result = train(settings, Request(run_dir=f"{scratch}/run", console=lambda is_chief: NullConsole()))
     assert result is not None
-    on, off = ([1e3 * t / result.steps_per_epoch for t in switch.seconds[is_off]] for is_off in (False, True))
-    return on, off
+    return [1e3 * seconds / result.steps_per_epoch for seconds in clock.seconds]
 
 
 @contextlib.contextmanager
 def open_sinks() -> Iterator[Sequence[Sink]]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch, _collector() as endpoint:
+    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch, _serve_collector() as endpoint:
         os.environ["WANDB_DIR"] = scratch
         os.chdir(scratch)  # where MLflow lays down its artifacts
         yield [
@@ -223,7 +185,7 @@ class _Accepts(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def _collector() -> Iterator[str]:
+def _serve_collector() -> Iterator[str]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Accepts) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"

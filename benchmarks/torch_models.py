@@ -43,12 +43,12 @@ class Recurrent(nn.Module):
         return self.lstm(inputs)[0][:, -1]
 
 
-def dense_layers(size: Size) -> tuple[list[nn.Module], int]:
+def build_dense(size: Size) -> tuple[list[nn.Module], int]:
     widths = (size.input_shape[-1], *size.units)
     return [module for pair in itertools.pairwise(widths) for module in (nn.Linear(*pair), nn.ReLU())], widths[-1]
 
 
-def convolutions(size: Size) -> tuple[list[nn.Module], int]:
+def build_convolutions(size: Size) -> tuple[list[nn.Module], int]:
     modules: list[nn.Module] = []
     channels = size.input_shape[-1]
     for width, stride in zip((16, 32, 64), (1, 2, 2), strict=True):
@@ -58,25 +58,25 @@ def convolutions(size: Size) -> tuple[list[nn.Module], int]:
     return [*modules, nn.AdaptiveAvgPool2d(1), nn.Flatten()], channels
 
 
-def blocks(size: Size) -> tuple[list[nn.Module], int]:
+def build_blocks(size: Size) -> tuple[list[nn.Module], int]:
     return [*map(Block, size.units), Mean()], size.units[-1]
 
 
-def recurrent(size: Size) -> tuple[list[nn.Module], int]:
+def build_recurrent(size: Size) -> tuple[list[nn.Module], int]:
     return [Recurrent(size.input_shape[-1], *size.units)], size.units[-1]
 
 
-def embedded(size: Size) -> tuple[list[nn.Module], int]:
+def build_embedded(size: Size) -> tuple[list[nn.Module], int]:
     width, units = size.units
     return [nn.Embedding(size.vocabulary, width), Mean(), nn.Linear(width, units), nn.ReLU()], units
 
 
 BODIES = {
-    "mlp": dense_layers,
-    "convnet": convolutions,
-    "transformer": blocks,
-    "lstm": recurrent,
-    "embedding": embedded,
+    "mlp": build_dense,
+    "convnet": build_convolutions,
+    "transformer": build_blocks,
+    "lstm": build_recurrent,
+    "embedding": build_embedded,
 }
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from measuring import choose_size
+from measuring import choose_size, time_call
 from workloads import Workload, loss, metric, optimizer
 
 from tfdist.data.order.batches import BatchPlan
@@ -37,48 +36,28 @@ SHUFFLE_BUFFER = 10_000  # examples
 ENDLESS = 10**12  # steps
 
 
-def tfdist_training(
+def build_training(
     strategy: Strategy,
     workload: Workload,
     *,
     share: int = 1,
-    tell: Callable[[str], None] = lambda message: None,
     recompute: Sequence[str] | None = None,
+    sharding: str | None = None,
+    num_microbatches: int = 1,
+    in_order: bool = False,
+    tell: Callable[[str], None] | None = None,
     **step_settings: Any,
-) -> Train:
-    """tfdist as `experiment.train` puts it together.
+) -> tuple[Learner, Train]:
+    """tfdist as `experiment.train` puts it together: what is trained, and a function that trains it.
 
     Args:
       strategy: connected.
       workload: what to train.
       share: takes one part of so many of the global batch.
-      tell: is told what was left to "auto".
-      recompute: as the setting of this name.
-      **step_settings: of `TrainStep`.
-    """
-    recipes = {"recompute": recompute, **step_settings}
-    return tfdist_learner_and_training(strategy, workload, share=share, tell=tell, **recipes)[1]
-
-
-def tfdist_learner_and_training(
-    strategy: Strategy,
-    workload: Workload,
-    *,
-    share: int = 1,
-    tell: Callable[[str], None] = lambda message: None,
-    recompute: Sequence[str] | None = None,
-    sharding: str | None = None,
-    num_microbatches: int = 1,
-    in_order: bool = False,
-    tries_xla: bool = False,
-    **step_settings: Any,
-) -> tuple[Learner, Train]:
-    """As `tfdist_training`, with what is trained.
-
-    Args:
-      tries_xla: has XLA compile what is quickest, as `train.xla = "auto"` does in a long run.
-      sharding, num_microbatches: as the settings of these names.
+      recompute, sharding, num_microbatches: as the settings of these names.
       in_order: sums as with `train.deterministic = N`, of which a replica has `num_microbatches`.
+      tell: has XLA compile what is quickest, as `train.xla = "auto"` does in a long run, and gets what was chosen.
+      **step_settings: of `TrainStep`.
     """
     source = ArraySource(workload.arrays())
     plan = BatchPlan(
@@ -100,40 +79,46 @@ def tfdist_learner_and_training(
         batch_size=plan.global_batch_size,
         sharding=sharding,
     )
-
     recompute_layers(learner.model, recompute, patches)
 
-    def step_of(xla: str) -> TrainStep:
+    def build_step(xla: str) -> TrainStep:
         compiles_pass, compiles_update = COMPILED[xla]
         local = LocalGradients(strategy, learner, task, plan, jit_compile=compiles_pass, in_order=in_order)
         return TrainStep(strategy, learner, local, compiles_update=compiles_update, **step_settings)
 
-    def batches() -> Iterator[Any]:
-        return strategy.distribute(lambda topology: build_pipeline(source, plan, topology))
-
-    step = step_of(UNCOMPILED)
-    iterator = batches()
-
-    def train(num_steps: int) -> None:
+    def train(step: TrainStep, num_steps: int) -> None:
         with keep_arithmetic() if in_order else contextlib.nullcontext():
             totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Vote().tensor(), tf.zeros([3], tf.float64))
-        _on_host(totals.steps, totals.sums, *metrics.values())
+        _copy_to_host(totals.steps, totals.sums, *metrics.values())
 
-    if tries_xla:
-        names = xla_variants(strategy, learner)[: choose_size(None, 1)]
-        variants = {name: functools.partial(step_of, name) for name in names}
-        trial = XlaTrial(strategy, step, variants, ENDLESS, lambda choice, seconds: tell(f"XLA {choice}: {seconds}"))
-        pace = Pace(strategy, choose_size(None, 1))
-        while not trial.is_over:
-            started = time.perf_counter()
-            train(pace.steps_per_call)
-            seconds = time.perf_counter() - started
-            pace.observe(pace.steps_per_call, seconds)
-            step = trial.after(Call(0, pace.steps_per_call, seconds))
-    return learner, train
+    step = build_step(UNCOMPILED)
+    iterator = strategy.distribute(lambda topology: build_pipeline(source, plan, topology))
+    if tell is not None:
+        step = choose_step(strategy, learner, step, build_step, train, tell)
+    return learner, functools.partial(train, step)
 
 
-def handwritten_training(workload: Workload, distribution: tf.distribute.Strategy | None = None) -> Train:
+def choose_step(
+    strategy: Strategy,
+    learner: Learner,
+    step: TrainStep,
+    build_step: Callable[[str], TrainStep],
+    train: Callable[[TrainStep, int], None],
+    tell: Callable[[str], None],
+) -> TrainStep:
+    """Trains until XLA's trial has found the quickest variant of the step."""
+    names = xla_variants(strategy, learner)[: choose_size(None, 1)]
+    variants = {name: functools.partial(build_step, name) for name in names}
+    trial = XlaTrial(strategy, step, variants, ENDLESS, lambda choice, seconds: tell(f"XLA {choice}: {seconds}"))
+    pace = Pace(strategy, choose_size(None, 1))
+    while not trial.is_over:
+        seconds = time_call(train, step, pace.steps_per_call)
+        pace.observe(pace.steps_per_call, seconds)
+        step = trial.after(Call(0, pace.steps_per_call, seconds))
+    return step
+
+
+def build_handwritten(workload: Workload, distribution: tf.distribute.Strategy | None = None) -> Train:
     """A loop as a careful person writes it for one model: `tf.range` inside one `tf.function`.
 
     Under a distribution the optimizer sums the gradients over the replicas, as Keras does by itself.
@@ -162,17 +147,17 @@ def handwritten_training(workload: Workload, distribution: tf.distribute.Strateg
             total += distribution.experimental_local_results(value)[0] if distribution else value
         return total / tf.cast(num_steps, tf.float32), accuracy.result()
 
-    iterator = iter(handwritten_pipeline(workload, distribution))
-    return lambda num_steps: _on_host(*steps(iterator, tf.constant(num_steps)))
+    iterator = iter(build_pipeline_by_hand(workload, distribution))
+    return lambda num_steps: _copy_to_host(*steps(iterator, tf.constant(num_steps)))
 
 
-def handwritten_pipeline(workload: Workload, distribution: tf.distribute.Strategy | None) -> Any:
+def build_pipeline_by_hand(workload: Workload, distribution: tf.distribute.Strategy | None) -> Any:
     dataset = tf.data.Dataset.from_tensor_slices(workload.arrays()).shuffle(SHUFFLE_BUFFER).repeat()
     dataset = dataset.batch(workload.global_batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
     return distribution.experimental_distribute_dataset(dataset) if distribution else dataset
 
 
-def fit_training(workload: Workload, distribution: tf.distribute.Strategy | None = None) -> Train:
+def build_fit(workload: Workload, distribution: tf.distribute.Strategy | None = None) -> Train:
     """`compile` and `fit` with their defaults on arrays, but without a progress bar, which would take its time.
 
     `num_steps` has to be an epoch's.
@@ -189,6 +174,6 @@ def fit_training(workload: Workload, distribution: tf.distribute.Strategy | None
     return train
 
 
-def _on_host(*tensors: tf.Tensor) -> None:
+def _copy_to_host(*tensors: tf.Tensor) -> None:
     for tensor in tensors:
         keras.ops.convert_to_numpy(tensor)

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from measuring import HERE, Figure, as_table, choose_size, ratio, report
+from measuring import HERE, Figure, choose_size, format_table, make_ratio, report
 
 PARTS = {
     "busy": ({"rounds": 3, "num_trials": 17, "seconds": 2.0}, {"rounds": 1, "num_trials": 9, "seconds": 2.0}),
@@ -44,12 +44,12 @@ def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
     found = []
     for part in parts:
         figures = MEASURES[part](**choose_size(PARTS[part][quick], SMOKE[part]))
-        print(as_table(figures), flush=True)  # the whole takes long, and may be cut off
+        print(format_table(figures), flush=True)  # the whole takes long, and may be cut off
         found += figures
     return found
 
 
-def busy(*, rounds: int, num_trials: int, seconds: float) -> list[Figure]:
+def measure_busy(*, rounds: int, num_trials: int, seconds: float) -> list[Figure]:
     """How much of their time two workers have a trial while one of the trials takes twice as long as the others.
 
     The work can be divided evenly: `num_trials` is odd, and how long a trial takes in all is found by a sweep of six,
@@ -60,7 +60,7 @@ def busy(*, rounds: int, num_trials: int, seconds: float) -> list[Figure]:
         numbers = f"tune.space = {{'tuning_experiment.Pause.number': @space.choice(values={list(range(count))})}}"
         pause = ("train.callbacks = [@tuning_experiment.Pause()]", f"tuning_experiment.Pause.seconds = {seconds}")
         search = ("tune.search = @search.Grid()", "tune.num_workers = 2", "train.epochs = 1", numbers)
-        with tfdist_sweep(*search, *pause, *parameters) as done:
+        with run_sweep(*search, *pause, *parameters) as done:
             return done
 
     usual = statistics.median(event["seconds"] for event in sweep(choose_size(6, 3)).of("trial_ended")[2:])
@@ -74,10 +74,10 @@ def busy(*, rounds: int, num_trials: int, seconds: float) -> list[Figure]:
         ours.append(sum(event["seconds"] for event in done.of("trial_ended")))
         available.append(2 * (done.of("sweep_ended")[-1]["at"] - done.of("trial_started")[0]["at"]))
     name = f"busy ÷ (2 workers × wall), {num_trials} trials, one of them 2×"
-    return [ratio(name, ours, available, 0.97, unit="s")]
+    return [make_ratio(name, ours, available, 0.97, unit="s")]
 
 
-def added(*, rounds: int, num_trials: int, epochs: int) -> list[Figure]:
+def measure_added(*, rounds: int, num_trials: int, epochs: int) -> list[Figure]:
     """What a trial takes besides its training; one worker, the same model and epochs, random values.
 
     Training is what `fit` takes on the one side and the loop on the other, tracing included. What is added is all else
@@ -87,10 +87,10 @@ def added(*, rounds: int, num_trials: int, epochs: int) -> list[Figure]:
     whole: list[list[float]] = [[], []]
     settings = ("tune.search = @search.Random()", f"tune.max_trials = {num_trials}", f"train.epochs = {epochs}", SPACE)
     for seed in range(rounds):
-        with tfdist_sweep(*settings, f"tune.seed = {seed}") as ours:
+        with run_sweep(*settings, f"tune.seed = {seed}") as ours:
             results = [ours.directory / "sweep" / "trials" / f"{i:04d}" / "result.json" for i in range(num_trials)]
             training = [[json.loads(result.read_text())["wall_seconds"] for result in results]]
-        with keras_sweep(epochs, seed, num_trials) as theirs:
+        with run_keras_sweep(epochs, seed, num_trials) as theirs:
             training.append([event["seconds"] for event in theirs.of("fit")])
         for who, sweep in enumerate((ours, theirs)):
             ends = [event["at"] for event in sweep.of("trial_ended")]
@@ -99,8 +99,8 @@ def added(*, rounds: int, num_trials: int, epochs: int) -> list[Figure]:
             outside[who].append(statistics.median(besides))
             whole[who].append(statistics.median(lasted))
     return [
-        ratio("time added per trial ÷ KerasTuner's", *outside, 1.0, unit="s", at_most=True),
-        ratio(f"time of a trial of {epochs} epochs ÷ KerasTuner's", *whole, None, unit="s"),
+        make_ratio("time added per trial ÷ KerasTuner's", *outside, 1.0, unit="s", at_most=True),
+        make_ratio(f"time of a trial of {epochs} epochs ÷ KerasTuner's", *whole, None, unit="s"),
     ]
 
 
@@ -122,7 +122,7 @@ class Sweep:
 
 
 @contextlib.contextmanager
-def tfdist_sweep(*parameters: str) -> Iterator[Sweep]:
+def run_sweep(*parameters: str) -> Iterator[Sweep]:
     """A sweep by the command, of tuning.gin with these parameters."""
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-", ignore_cleanup_errors=True) as scratch:
         given = [f"--gin_param={parameter}" for parameter in parameters]
@@ -131,7 +131,7 @@ def tfdist_sweep(*parameters: str) -> Iterator[Sweep]:
 
 
 @contextlib.contextmanager
-def keras_sweep(max_epochs: int, seed: int, max_trials: int) -> Iterator[Sweep]:
+def run_keras_sweep(max_epochs: int, seed: int, max_trials: int) -> Iterator[Sweep]:
     """A random search by tuning_peer.py."""
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-", ignore_cleanup_errors=True) as scratch:
         arguments = map(str, (f"{scratch}/log", scratch, max_epochs, seed, max_trials))
@@ -155,14 +155,14 @@ def _run(arguments: Sequence[str], directory: str, log: str) -> Sweep:
     if ended.returncode:
         sys.exit(f"a sweep ended with status {ended.returncode}:\n{Path(directory, 'output').read_text()[-3000:]}")
     events = [json.loads(line) for line in Path(directory, log).read_text().splitlines()]
-    return Sweep(Path(directory), [{**event, "at": _seconds(event["time"])} for event in events])
+    return Sweep(Path(directory), [{**event, "at": _parse_moment(event["time"])} for event in events])
 
 
-def _seconds(moment: float | str) -> float:
+def _parse_moment(moment: float | str) -> float:
     return moment if isinstance(moment, float) else datetime.datetime.fromisoformat(moment).timestamp()
 
 
-MEASURES = {"busy": busy, "added": added}
+MEASURES = {"busy": measure_busy, "added": measure_added}
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class Workload:
         return examples(self.num_examples, tuple(self.input_shape), self.vocabulary)
 
 
-def of_size(name: str, size: Size) -> Workload:
+def build_workload(name: str, size: Size) -> Workload:
     """A model and its examples as sizes.py has them."""
 
     def build() -> keras.Model:
@@ -42,13 +42,13 @@ def of_size(name: str, size: Size) -> Workload:
     return Workload(name, build, size.input_shape, size.batch, size.num_examples, size.vocabulary)
 
 
-def dense_layers(x: Any, size: Size) -> Any:
+def apply_dense(x: Any, size: Size) -> Any:
     for units in size.units:
         x = layers.Dense(units, activation="relu")(x)
     return x
 
 
-def convolutions(x: Any, size: Size) -> Any:
+def apply_convolutions(x: Any, size: Size) -> Any:
     """Nine 3×3 convolutions in three stages of 16, 32 and 64 channels, and an average over places."""
     for width, stride in zip((16, 32, 64), (1, 2, 2), strict=True):
         for index in range(3):
@@ -57,7 +57,7 @@ def convolutions(x: Any, size: Size) -> Any:
     return layers.GlobalAveragePooling2D()(x)
 
 
-def blocks(x: Any, size: Size) -> Any:
+def apply_blocks(x: Any, size: Size) -> Any:
     """As tfdist.models.transformer.TransformerBlock, one for each of `units`, and an average over places."""
     for width in size.units:
         here = layers.LayerNormalization(epsilon=NORM_EPSILON)(x)
@@ -67,11 +67,11 @@ def blocks(x: Any, size: Size) -> Any:
     return layers.GlobalAveragePooling1D()(x)
 
 
-def recurrent(x: Any, size: Size) -> Any:
+def apply_recurrent(x: Any, size: Size) -> Any:
     return layers.LSTM(*size.units)(x)
 
 
-def embedded(x: Any, size: Size) -> Any:
+def apply_embedding(x: Any, size: Size) -> Any:
     """Vectors of tokens, averaged, and a dense layer."""
     width, units = size.units
     x = layers.GlobalAveragePooling1D()(layers.Embedding(size.vocabulary, width)(x))
@@ -79,16 +79,16 @@ def embedded(x: Any, size: Size) -> Any:
 
 
 BODIES = {
-    "mlp": dense_layers,
-    "convnet": convolutions,
-    "transformer": blocks,
-    "lstm": recurrent,
-    "embedding": embedded,
+    "mlp": apply_dense,
+    "convnet": apply_convolutions,
+    "transformer": apply_blocks,
+    "lstm": apply_recurrent,
+    "embedding": apply_embedding,
 }
 
 
 def mlp(name: str, num_features: int, hidden_units: Sequence[int], batch: int, num_examples: int) -> Workload:
-    return of_size(name, Size("mlp", (num_features,), batch, num_examples, units=tuple(hidden_units)))
+    return build_workload(name, Size("mlp", (num_features,), batch, num_examples, units=tuple(hidden_units)))
 
 
 def convnet(name: str, input_shape: Sequence[int], batch: int, num_examples: int) -> Workload:
@@ -103,12 +103,12 @@ def convnet(name: str, input_shape: Sequence[int], batch: int, num_examples: int
 def deep_convnet(name: str, batch: int, num_examples: int) -> Workload:
     """Nine convolutions over 32×32 color images: 121,226 weights and 17 million multiplications an image, the
     proportion of a ResNet-20 on CIFAR."""
-    return of_size(name, Size("convnet", (32, 32, 3), batch, num_examples))
+    return build_workload(name, Size("convnet", (32, 32, 3), batch, num_examples))
 
 
 def heavy_mlp(batch: int = HEAVY.batch, num_examples: int = HEAVY.num_examples) -> Workload:
     """Four dense layers of 2048 × 2048."""
-    return of_size("heavy", dataclasses.replace(HEAVY, batch=batch, num_examples=num_examples))
+    return build_workload("heavy", dataclasses.replace(HEAVY, batch=batch, num_examples=num_examples))
 
 
 def loss() -> keras.losses.Loss:

@@ -14,10 +14,7 @@ from support import REPOSITORY, run_python
 
 BENCHMARKS = REPOSITORY / "benchmarks"
 # Other parts run the same lines with --smoke.
-ALIKE = (
-    *("checkpoint-goodput_long", "recovery-horovod", "scaling-multi_worker", "sharding-times_horovod"),
-    *("plan-mlp", "plan-convnet", "plan-embedding"),
-)
+ALIKE = (*("checkpoint-goodput_long", "recovery-horovod", "scaling-multi_worker", "sharding-times_horovod"),)
 NOT_INSTALLED = 69  # exit status, as benchmarks/measuring.py has it
 
 

@@ -62,7 +62,7 @@ MAY_IMPORT = {
     "user_code": {"errors"},
     "command_line": {"telemetry", "requirements", "errors"},
     "requirements": {"errors"},
-    "xla_cache": {"storage", "errors"},
+    "xla_cache": {"errors"},
     "errors": set(),
     "keras_patches": set(),
     "models": set(),

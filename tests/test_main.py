@@ -364,15 +364,6 @@ def test_a_terminal_that_lacks_a_character_is_told_all_the_same(encoding: str) -
     assert "--gin_file=FILE" in about.stdout
 
 
-def test_a_gin_file_in_a_bucket_is_read(answer: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch) -> None:
-    from tfdist.storage import files
-
-    text = f"include '{CONFIGS}/experiments/digits.gin'\ntrain.epochs = -7\n"
-    objects = {"gs://bucket/mine.gin": text.encode()}  # stands for a bucket, which a test cannot reach
-    monkeypatch.setattr(files, "read", objects.__getitem__)
-    check_refused(answer("--gin_file=gs://bucket/mine.gin"), "train.epochs is -7")
-
-
 def test_evaluating_without_trained_weights_is_told(answer: Callable[..., Finished], tmp_path: Path) -> None:
     check_refused(answer(DIGITS, "--mode=evaluate", "--run_dir=empty"), "empty/export/model.keras", "Train first")
     assert not (tmp_path / "empty").exists()

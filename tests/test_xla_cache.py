@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import stat
@@ -34,7 +35,9 @@ def test_the_flag_is_set_where_it_can_be(
     assert (f"{FLAG}={tmp_path}/run/xla_cache/" in environment[FLAGS]) == is_kept
 
 
-def test_the_cache_is_this_users_alone_and_nothing_that_others_may_have_written_is_used(tmp_path: pathlib.Path) -> None:
+def test_the_cache_is_this_users_alone_and_nothing_that_others_may_have_written_is_used(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = tmp_path / NAME
     for mode, is_kept in ((0o755, True), (0o700, True), (0o777, False)):
         (cache / "x86").mkdir(parents=True, exist_ok=True)
@@ -43,6 +46,9 @@ def test_the_cache_is_this_users_alone_and_nothing_that_others_may_have_written_
         keep_compiled(str(tmp_path), {})
         assert stat.S_IMODE(cache.stat().st_mode) == 0o700
         assert (cache / "x86" / "entry.pb").exists() == is_kept
+    with monkeypatch.context() as patch, pytest.raises(PermissionError, match="it has to be this user's"):
+        patch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+        keep_compiled(str(tmp_path), {})
     cache.rename(tmp_path / "elsewhere")
     cache.symlink_to(tmp_path / "elsewhere")
     environment: dict[str, str] = {}

@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return exit_status_of(lambda: start(given))
     finally:
-        _tell_end()
+        _report_leaving()
 
 
 def start(arguments: Sequence[str]) -> int | None:
@@ -133,7 +133,7 @@ def ignore_profile_signal() -> None:
         signal.signal(PROFILE_SIGNAL, signal.SIG_IGN)
 
 
-def _tell_end() -> None:
+def _report_leaving() -> None:
     from tfdist.telemetry import heartbeat
 
     heartbeat.beat(heartbeat.LEAVING)
@@ -146,7 +146,7 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
             raise UserError(f"{argument!r} is no text in UTF-8. Write file names and values in UTF-8.")
     values, others = command_line.parse_with_operands(FLAGS, arguments, about=ABOUT)
     if others:
-        raise UserError(_why_no_flag(others))
+        raise UserError(_explain_flag(others))
     if values.run_dir is not None and not values.run_dir.strip():
         raise UserError(
             f"--run_dir={values.run_dir} is empty; a variable in it may have no value. Write a directory, or leave "
@@ -158,9 +158,9 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
         raise UserError(
             f"There is no --mode={values.mode}; the modes are {', '.join(MODES)}.{suggest(values.mode, MODES)}"
         )
-    profiled_steps(values)
+    parse_profile(values)
     if not values.gin_file and values.mode in USES and values.run_dir is not None:
-        values["gin_file"].value = [config_of(values.run_dir)]
+        values["gin_file"].value = [find_config(values.run_dir)]
     if not values.gin_file:
         run_dir = "--run_dir=DIR of a training, or " if values.mode in USES else ""
         raise UserError(
@@ -169,7 +169,7 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
     return values
 
 
-def profiled_steps(given: flags.FlagValues) -> ProfiledSteps | None:
+def parse_profile(given: flags.FlagValues) -> ProfiledSteps | None:
     """The steps to profile; raises UserError."""
     if given.profile is None:
         return None
@@ -178,7 +178,7 @@ def profiled_steps(given: flags.FlagValues) -> ProfiledSteps | None:
     return ProfiledSteps.parse(given.profile)
 
 
-def config_of(run_dir: str) -> str:
+def find_config(run_dir: str) -> str:
     """The configuration that a run was trained with; raises UserError where there is none."""
     from tfdist.storage import files
     from tfdist.telemetry.records import check_line_count, damaged
@@ -197,7 +197,7 @@ def config_of(run_dir: str) -> str:
     return path
 
 
-def _why_no_flag(others: Sequence[str]) -> str:
+def _explain_flag(others: Sequence[str]) -> str:
     if others[0].endswith(".gin") and "=" not in others[0]:
         return f"{others[0]!r} stands alone. Write --gin_file={others[0]}"
     return (
@@ -256,7 +256,7 @@ def end_at_once() -> NoReturn:
     os._exit(EXIT_INTERRUPTED)
 
 
-def run_dir_of(given: flags.FlagValues) -> str:
+def choose_run_dir(given: flags.FlagValues) -> str:
     """As given, or runs/ and the first gin file's name."""
     return given.run_dir or os.path.join("runs", pathlib.PurePath(given.gin_file[0]).stem)
 
@@ -264,7 +264,7 @@ def run_dir_of(given: flags.FlagValues) -> str:
 def keep_compiled(given: flags.FlagValues) -> None:
     """Has the TensorFlow of a training keep what XLA compiles, if this process imports it."""
     if given.mode == "train":
-        run_dir = os.path.expanduser(run_dir_of(given))
+        run_dir = os.path.expanduser(choose_run_dir(given))
         if "tensorflow" not in sys.modules:
             try:
                 xla_cache.keep_compiled(run_dir, os.environ)
@@ -283,7 +283,7 @@ def run_mode(given: flags.FlagValues, loaded: Any, load: Callable[[Sequence[str]
     from tfdist.tuning import find_rate
     from tfdist.tuning.schedule import sweep
 
-    run_dir = run_dir_of(given)
+    run_dir = choose_run_dir(given)
     arguments = [f"--gin_file={name}" for name in given.gin_file]
     arguments += [f"--gin_param={text}" for text in given.gin_param]
     trials = sweep.Experiment(
@@ -297,7 +297,7 @@ def run_mode(given: flags.FlagValues, loaded: Any, load: Callable[[Sequence[str]
         settings=loaded.settings,
         abort=end_at_once,
         console=json_log.JsonLog if given.log == "json" else open_console,
-        profile=profiled_steps(given),
+        profile=parse_profile(given),
     )
     modes: dict[str, Callable[[Any], object]] = {
         "train": lambda settings: train(settings, request),
@@ -330,7 +330,7 @@ def run_mode(given: flags.FlagValues, loaded: Any, load: Callable[[Sequence[str]
             raise xla_cache.UnreadableCacheError(
                 f"What XLA had compiled for {run_dir} could not be read and was removed: the next start compiles again."
             ) from error
-        users = loaded.user_error(error) or troubles.failed(error)
+        users = loaded.user_error(error) or troubles.explain_failure(error)
         if users is None:
             raise
         raise users from error

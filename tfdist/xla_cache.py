@@ -10,6 +10,7 @@ unchecked, so it is looked for only where nobody but this user can have written.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pathlib
@@ -19,7 +20,6 @@ import stat
 from collections.abc import MutableMapping
 
 from tfdist.errors import TfdistError
-from tfdist.storage import private_directory
 
 FLAGS = "TF_XLA_FLAGS"
 FLAG = "--tf_xla_persistent_cache_directory"
@@ -50,7 +50,10 @@ def keep_compiled(run_dir: str, environment: MutableMapping[str, str]) -> None:
 
 
 def _make_private(cache: str) -> None:
-    """Makes the directory for this user alone, without what others may have written there."""
+    """Makes the directory for this user alone, without what others may have written there.
+
+    Where the parent has the sticky bit, nobody else can put another one in its place afterwards.
+    """
     if os.path.lexists(cache):
         found = os.lstat(cache)
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
@@ -58,7 +61,13 @@ def _make_private(cache: str) -> None:
                 shutil.rmtree(cache, ignore_errors=True)  # another worker may be doing so
             else:
                 os.chmod(cache, 0o700)
-    private_directory.make(cache)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(cache, mode=0o700)
+    found = os.lstat(cache)
+    if not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(f"{cache} is not used: it is no directory, or a link to one")
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{cache} is not used: it has to be this user's, with mode 0700")
 
 
 def remove_unreadable(error: BaseException, run_dir: str) -> bool:

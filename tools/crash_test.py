@@ -55,7 +55,7 @@ def main() -> int:
     root = pathlib.Path(tempfile.mkdtemp(prefix="tfdist-crash-"))
     print(f"seed {options.seed}; runs in {root}", flush=True)
     if options.faults:
-        return mix(options, root)
+        return run_faults(options, root)
     strategies = options.strategies.split(",")
     rows = {"both": [*strategies, TRIED], "none": strategies, "only": [TRIED]}[options.trials]
     accounts = []
@@ -94,7 +94,7 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def mix(options: argparse.Namespace, root: pathlib.Path) -> int:
+def run_faults(options: argparse.Namespace, root: pathlib.Path) -> int:
     """Has faults befall works, as many as `--count` says; the exit status."""
     works, faults = options.works.split(","), options.faults.split(",")
     if "disk" in faults and not can_mount(root):
@@ -116,7 +116,7 @@ def torture(strategy: str, root: pathlib.Path, kills: int, options: argparse.Nam
     began = time.monotonic()
     account = Account(strategy)
     tries = strategy == TRIED
-    engines = engines_of(options.strategies.split(",")) if tries else []
+    engines = choose_engines(options.strategies.split(",")) if tries else []
     reference = undisturbed(strategy, root)
     told = 0
     dice = random.Random(f"{options.seed} {strategy}")
@@ -146,7 +146,7 @@ def torture(strategy: str, root: pathlib.Path, kills: int, options: argparse.Nam
     return account
 
 
-def engines_of(strategies: list[str]) -> list[tuple[str, int]]:
+def choose_engines(strategies: list[str]) -> list[tuple[str, int]]:
     """Strategies with numbers of workers."""
     return [(name, workers) for name in strategies for workers in ([2, 1] if name in LAUNCHERS else [1])]
 

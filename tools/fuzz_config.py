@@ -77,7 +77,7 @@ def fuzz(
     wrong = []
     root = pathlib.Path(tempfile.mkdtemp(prefix="tfdist-fuzz-"))
     try:
-        commands = (written(case, root / str(index)) for index, case in zip(indices, made, strict=True))
+        commands = (write_case(case, root / str(index)) for index, case in zip(indices, made, strict=True))
         for place, ending in runner.run_all(commands, at_once=at_once, seconds=seconds):
             index, case = indices[place], made[place]
             problems = cases.judge(case, ending.status, ending.stdout, ending.stderr)
@@ -96,7 +96,7 @@ def fuzz(
     return counts, wrong
 
 
-def written(case: cases.Case, directory: pathlib.Path) -> runner.Command:
+def write_case(case: cases.Case, directory: pathlib.Path) -> runner.Command:
     """The case's command, with its files in a directory of its own."""
     directory.mkdir(parents=True)
     for name, data in case.files.items():

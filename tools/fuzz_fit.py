@@ -89,7 +89,7 @@ def main() -> int:
     began, counts = time.monotonic(), Counter[str]()
     numbers = range(options.first, options.first + options.count) if options.only is None else [options.only]
     with contextlib.ExitStack() as stack:
-        run_by = {WORKERS: stack.enter_context(Workers(options.workers))} if options.workers else engines()
+        run_by = {WORKERS: stack.enter_context(Workers(options.workers))} if options.workers else list_engines()
         findings = fuzz(options.seed, numbers, counts, goes_on=options.all, engines=run_by)
     told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     print(f"seed {options.seed}: {(time.monotonic() - began) / 60:.1f} min: {told}; {len(findings)} findings")
@@ -148,7 +148,7 @@ def fuzz(
         if problems and not goes_on:
             program, problems = shrink(seed, number, engines) or (program, problems)
         if problems:
-            findings.append(f"# --seed={seed} --only={number}\n{told(program, problems)}")
+            findings.append(f"# --seed={seed} --only={number}\n{format_finding(program, problems)}")
             print(f"\n{findings[-1]}", flush=True)
             if not goes_on:
                 break
@@ -158,7 +158,7 @@ def fuzz(
     return findings
 
 
-def drawing(seed: int, number: int, *phases: hypothesis.Phase) -> Callable[[Callable[[Program], None]], None]:
+def make_drawing(seed: int, number: int, *phases: hypothesis.Phase) -> Callable[[Callable[[Program], None]], None]:
     """Calls a function with the simplest program, then with the one of this number, then with what `phases` draw."""
 
     def draw(run: Callable[[Program], None]) -> None:
@@ -182,7 +182,7 @@ def draw_program(seed: int, number: int) -> Program:
     def keep(program: Program) -> None:
         drawn.append(program)
 
-    drawing(seed, number)(keep)
+    make_drawing(seed, number)(keep)
     return drawn[-1]
 
 
@@ -197,11 +197,11 @@ def shrink(seed: int, number: int, engines: dict[str, Callable[[Program], Any]])
             raise Finding
 
     with contextlib.suppress(Finding, hypothesis.errors.Flaky):
-        drawing(seed, number, hypothesis.Phase.shrink)(run)
+        make_drawing(seed, number, hypothesis.Phase.shrink)(run)
     return smallest
 
 
-def told(program: Program, problems: list[str]) -> str:
+def format_finding(program: Program, problems: list[str]) -> str:
     facts = ", ".join(f"{name} {value}" for name, value in vars(program).items() if name != "code")
     listed = "\n".join(f"# {line}" for problem in problems[:8] for line in problem[:1500].splitlines())
     return f"{listed}\n# {facts}\n{HEAD}{program.code}"
@@ -219,14 +219,14 @@ def check(program: Program, engines: dict[str, Callable[[Program], Any]], counts
             continue
         found = engine(program)
         if isinstance(found, Exception):
-            kind = "refused" if diverges(found, expected) else judge_error(found, expected)
+            kind = "refused" if is_diverged(found, expected) else judge_error(found, expected)
             counts[f"{kind} ({name})"] += 1
             if kind == "error":
                 problems.append(f"{name}: {type(found).__name__}: {found}")
         elif not isinstance(expected, Exception):
             counts[f"agree ({name})"] += 1
             tolerance = COARSE if program.is_coarse else TOLERANCE
-            one, other = (shared(each, name, program) for each in (expected, found))
+            one, other = (select_shared(each, name, program) for each in (expected, found))
             apart = differences(one, other, tolerance=tolerance, relative=True)
             if apart and is_unstable(program, expected, tolerance):
                 apart = [each for each in apart if not each.startswith(COMPUTED)]
@@ -237,7 +237,7 @@ def check(program: Program, engines: dict[str, Callable[[Program], Any]], counts
     return problems
 
 
-def diverges(found: Exception, expected: Any) -> bool:
+def is_diverged(found: Exception, expected: Any) -> bool:
     """Whether the run ends where `fit` goes on with numbers that are not finite, as docs/fit.md says."""
     if not isinstance(found, DivergedError) or isinstance(expected, Exception):
         return False
@@ -266,7 +266,7 @@ def is_unstable(program: Program, expected: Seen, tolerance: float) -> bool:
     )
 
 
-def shared(seen: Seen, engine: str, program: Program) -> Seen:
+def select_shared(seen: Seen, engine: str, program: Program) -> Seen:
     """What an engine shows as `fit` does: attributes on one device alone, where no variable is one of several."""
     calls = seen["calls"]
     if program.parts_differ:  # docs/fit.md has a row for them
@@ -274,14 +274,14 @@ def shared(seen: Seen, engine: str, program: Program) -> Seen:
     return seen | {"calls": calls} | ({} if engine == "one device" else {"attributes": []})
 
 
-def by_tfdist(scope: Callable[[], Any]) -> Callable[[Program], Any]:
+def run_by_tfdist(scope: Callable[[], Any]) -> Callable[[Program], Any]:
     return lambda program: observe(program, tfdist.fit, scope)
 
 
-def engines() -> dict[str, Callable[[Program], Any]]:
+def list_engines() -> dict[str, Callable[[Program], Any]]:
     return {
-        "one device": by_tfdist(contextlib.nullcontext),
-        "two replicas": by_tfdist(Mirrored(num_cpu_devices=2).scope),
+        "one device": run_by_tfdist(contextlib.nullcontext),
+        "two replicas": run_by_tfdist(Mirrored(num_cpu_devices=2).scope),
     }
 
 

@@ -41,18 +41,23 @@ def main(arguments: list[str]) -> None:
     if FLAGS.program:
         pack(FLAGS.program, FLAGS.gin_file, FLAGS.gin_param)
         return
-    gpus = [] if FLAGS.cpu else gpu_names()
+    gpus = [] if FLAGS.cpu else list_gpus()
     if not gpus and not FLAGS.cpu:
         print("error: nvidia-smi lists no GPU on this machine. With --cpu the CPU takes its place.", file=sys.stderr)
         sys.exit(2)
     os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"  # this process and those that it starts share the GPUs
     print(f"{len(gpus)} GPUs: {', '.join(gpus)}" if gpus else "no GPU: the CPU in its place", flush=True)
-    found = {"machine": machine(gpus), "differences": differences(len(gpus)), "speed": speed(), "profile": profile()}
+    found = {
+        "machine": describe_machine(gpus),
+        "differences": measure_differences(len(gpus)),
+        "speed": measure_speed(),
+        "profile": profile_steps(),
+    }
     Path(FLAGS.json).write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
     print(f"written: {FLAGS.json}")
 
 
-def gpu_names() -> list[str]:
+def list_gpus() -> list[str]:
     try:
         told = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True)
     except OSError:
@@ -60,7 +65,7 @@ def gpu_names() -> list[str]:
     return told.stdout.splitlines() if told.returncode == 0 else []
 
 
-def machine(gpus: list[str]) -> dict[str, Any]:
+def describe_machine(gpus: list[str]) -> dict[str, Any]:
     from importlib.metadata import version
 
     query = ["nvidia-smi", "--query-gpu=driver_version,memory.total,compute_cap", "--format=csv"]
@@ -72,13 +77,13 @@ def machine(gpus: list[str]) -> dict[str, Any]:
     }
 
 
-def differences(num_gpus: int) -> dict[str, dict[str, float]]:
+def measure_differences(num_gpus: int) -> dict[str, dict[str, float]]:
     """The largest difference of a weight from the CPU's, by strategy and case of the equivalence suite."""
     strategies = ["one_device", *(["mirrored_gpus"] if num_gpus > 1 else [])]
     with tempfile.TemporaryDirectory(prefix="tfdist-gpu-") as directory:
-        expected = weights(f"{directory}/cpu", "one_device", {"CUDA_VISIBLE_DEVICES": ""})
+        expected = train_cases(f"{directory}/cpu", "one_device", {"CUDA_VISIBLE_DEVICES": ""})
         # TensorFloat-32 keeps ten bits of a factor, which is not what the two are compared for.
-        found = {each: weights(f"{directory}/{each}", each, {"NVIDIA_TF32_OVERRIDE": "0"}) for each in strategies}
+        found = {each: train_cases(f"{directory}/{each}", each, {"NVIDIA_TF32_OVERRIDE": "0"}) for each in strategies}
     return {
         strategy: {
             case: max(float(abs(a - b).max()) for a, b in zip(ours[case], expected[case], strict=True))
@@ -88,7 +93,7 @@ def differences(num_gpus: int) -> dict[str, dict[str, float]]:
     }
 
 
-def weights(directory: str, strategy: str, variables: dict[str, str]) -> dict[str, list[Any]]:
+def train_cases(directory: str, strategy: str, variables: dict[str, str]) -> dict[str, list[Any]]:
     print(f"training {len(CASES)} cases: {strategy} {variables}", flush=True)
     paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     command = [sys.executable, "-m", "equivalence.cases", strategy, directory, *CASES]
@@ -98,27 +103,27 @@ def weights(directory: str, strategy: str, variables: dict[str, str]) -> dict[st
     return {case: keras.models.load_model(f"{directory}/{case}/export/model.keras").get_weights() for case in CASES}
 
 
-def speed() -> dict[str, Any]:
+def measure_speed() -> dict[str, Any]:
     """The figures of benchmarks/step.py for one device."""
-    from measuring import as_table, figures_of
+    from measuring import format_table, measure_part
 
-    figures = figures_of("step", "one_device")
-    print(as_table(figures), flush=True)
+    figures = measure_part("step", "one_device")
+    print(format_table(figures), flush=True)
     return {figure.name: dataclasses.asdict(figure) for figure in figures}
 
 
-def profile() -> dict[str, Any]:
+def profile_steps() -> dict[str, Any]:
     """Where the time of some steps of a convolutional network went, by operation of the device or else of the host."""
     import tensorflow as tf
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
-    from trainings import tfdist_training
+    from trainings import build_training
     from workloads import deep_convnet
 
     from tfdist.strategies.one_device import OneDevice
 
     strategy = OneDevice()
     strategy.connect()
-    train = tfdist_training(strategy, deep_convnet("convnet", batch=256, num_examples=2048))
+    _, train = build_training(strategy, deep_convnet("convnet", batch=256, num_examples=2048))
     train(PROFILED_STEPS)
     with tempfile.TemporaryDirectory(prefix="tfdist-profile-") as directory:
         tf.profiler.experimental.start(directory)
@@ -157,7 +162,7 @@ def pack(path: str, gin_files: list[str], gin_params: list[str]) -> None:
     arrays: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="tfdist-pack-") as run_dir:
         for precision in PRECISIONS:
-            packed = loaded.run("train", lambda settings, p=precision: packed_step(settings, p), run_dir=run_dir)
+            packed = loaded.run("train", lambda settings, p=precision: pack_step(settings, p), run_dir=run_dir)
             arrays |= {f"{precision}/{name}": value for name, value in packed.items()}
             losses = packed["losses"]
             print(f"{precision}: {len(packed['hlo']):,} bytes; loss {losses[0]:.4f} → {losses[-1]:.4f}", flush=True)
@@ -165,7 +170,7 @@ def pack(path: str, gin_files: list[str], gin_params: list[str]) -> None:
     print(f"written: {path}")
 
 
-def packed_step(settings: Any, precision: str) -> dict[str, Any]:
+def pack_step(settings: Any, precision: str) -> dict[str, Any]:
     """One replica's step: `hlo`, what it takes (`batch_…` by number of the batch, then `variable_…`), `aliases` (places
     among the results and the arguments of each variable that it changes), and the `losses` of the CPU, the first
     result."""

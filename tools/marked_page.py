@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 
-def filled(page: pathlib.Path, begin: str, end: str, text: str) -> str:
+def fill_page(page: pathlib.Path, begin: str, end: str, text: str) -> str:
     """The page's text with `text` between its marks; ends the program where the page lacks them."""
     head, _, rest = page.read_text().partition(begin)
     _, found, tail = rest.partition(end)

@@ -31,7 +31,7 @@ SPLITS = ("train", "test")
 NUM_SHARDS = 4
 
 
-def digits_builder() -> type:
+def make_builder() -> type:
     """The builder class of the data set, which TFDS knows as "digits" from then on."""
     tfds = import_tfds()
 
@@ -66,7 +66,7 @@ def digits_builder() -> type:
 def prepare_tfds(directory: str, file_format: str, num_shards: int) -> str:
     """Prepares the data set in `directory`, which may then be a `data_dir`; returns its own directory."""
     tfds = import_tfds()
-    builder = digits_builder()(data_dir=directory, file_format=file_format)
+    builder = make_builder()(data_dir=directory, file_format=file_format)
     builder.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=num_shards))
     return str(builder.data_dir)
 
@@ -83,12 +83,12 @@ def prepare_tfrecords(directory: str, num_files: int) -> list[str]:
             path = os.path.join(directory, f"digits-{split}-{number:05d}-of-{num_files:05d}.tfrecord")
             with tf.io.TFRecordWriter(path) as writer:
                 for image, label in zip(images[begin:end], labels[begin:end], strict=True):
-                    writer.write(_example(image, label))
+                    writer.write(_serialize(image, label))
             written.append(path)
     return written
 
 
-def _example(image: np.ndarray, label: int) -> bytes:
+def _serialize(image: np.ndarray, label: int) -> bytes:
     pixels = tf.train.Feature(float_list=tf.train.FloatList(value=image.ravel()))
     number = tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))
     return tf.train.Example(features=tf.train.Features(feature={"image": pixels, "label": number})).SerializeToString()

@@ -33,7 +33,7 @@ def write_wine(folder: pathlib.Path) -> list[pathlib.Path]:
     from pyarrow import parquet
     from sklearn.datasets import load_wine
 
-    names, values, labels = _named(load_wine())
+    names, values, labels = _name_columns(load_wine())
     draw = np.random.default_rng(SEED)
     values = np.where(draw.random(values.shape) < MISSING_SHARE, np.nan, values)
     return _write(
@@ -47,11 +47,11 @@ def write_iris(folder: pathlib.Path) -> list[pathlib.Path]:
     from pyarrow import csv
     from sklearn.datasets import load_iris
 
-    names, values, labels = _named(load_iris())
+    names, values, labels = _name_columns(load_iris())
     return _write(folder, "csv", names, values, labels, IRIS_SHARES, target="species", write=csv.write_csv)
 
 
-def _named(data) -> tuple[list[str], np.ndarray, list[str]]:
+def _name_columns(data) -> tuple[list[str], np.ndarray, list[str]]:
     """Column names without units, float64 [n, columns], and the labels as words."""
     names = [name.removesuffix(" (cm)").replace("/", "_").replace(" ", "_") for name in data.feature_names]
     return names, data.data, [str(data.target_names[label]) for label in data.target]

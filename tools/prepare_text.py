@@ -31,7 +31,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, list[str]] = {f"{name}.tsv": [] for name in (*(f"train-{i}" for i in range(FILES)), "test")}
     for library in LIBRARIES:
-        for sentence in chosen(library):
+        for sentence in choose_sentences(library):
             mark = zlib.crc32(sentence.encode())
             part = "test" if mark % TEST_EVERY == 0 else f"train-{mark // TEST_EVERY % FILES}"
             files[f"{part}.tsv"].append(f"{library}\t{sentence}\n")
@@ -40,14 +40,14 @@ def main() -> None:
         print(f"{folder / name}: {len(lines)} lines")
 
 
-def chosen(library: str) -> list[str]:
+def choose_sentences(library: str) -> list[str]:
     """Different sentences of a library, spread evenly over its modules."""
-    found = list(dict.fromkeys(sentences(library)))
+    found = list(dict.fromkeys(read_sentences(library)))
     step = max(1.0, len(found) / MOST_SENTENCES)
     return [found[int(i * step)] for i in range(min(MOST_SENTENCES, len(found)))]
 
 
-def sentences(library: str) -> Iterator[str]:
+def read_sentences(library: str) -> Iterator[str]:
     """The sentences of all docstrings, by module and line."""
     spec = importlib.util.find_spec(library)
     assert spec is not None and spec.origin is not None, f"{library} is not installed"
@@ -56,10 +56,10 @@ def sentences(library: str) -> Iterator[str]:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                yield from prose(ast.get_docstring(node) or "")
+                yield from split_prose(ast.get_docstring(node) or "")
 
 
-def prose(docstring: str) -> Iterator[str]:
+def split_prose(docstring: str) -> Iterator[str]:
     """Whole sentences of running text; neither code nor tables nor headings."""
     for paragraph in re.split(r"\n\s*\n", docstring):
         if re.search(r">>>|```|---|===|\.\. |\|", paragraph):

@@ -47,10 +47,10 @@ def main() -> None:
 def run(packed: dict[str, Any]) -> dict[str, float]:
     """What one program comes to."""
     device = jax.devices()[0]
-    program = compiled(packed["hlo"].tobytes(), device)
-    variables = [packed[f"variable_{i}"] for i in range(count(packed, "variable_"))]
-    num_inputs = count(packed, "batch_0_")
-    num_batches = count(packed, "batch_") // num_inputs
+    program = compile_program(packed["hlo"].tobytes(), device)
+    variables = [packed[f"variable_{i}"] for i in range(count_arrays(packed, "variable_"))]
+    num_inputs = count_arrays(packed, "batch_0_")
+    num_batches = count_arrays(packed, "batch_") // num_inputs
     batches = [[packed[f"batch_{i}_{j}"] for j in range(num_inputs)] for i in range(num_batches)]
     on_device = [[jax.device_put(each, device) for each in batch] for batch in batches]
     state = [jax.device_put(each, device) for each in variables]
@@ -77,7 +77,7 @@ def run(packed: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def compiled(hlo: bytes, device: Any) -> Any:
+def compile_program(hlo: bytes, device: Any) -> Any:
     """The executable of a serialized HloModuleProto."""
     text = _jax.mlir.xla_computation_to_mlir_module(xla_client.XlaComputation(hlo))
     with mlir.make_ir_context():
@@ -85,7 +85,7 @@ def compiled(hlo: bytes, device: Any) -> Any:
         return device.client.compile_and_load(module, xla_client.DeviceList((device,)), xla_client.CompileOptions())
 
 
-def count(packed: dict[str, Any], beginning: str) -> int:
+def count_arrays(packed: dict[str, Any], beginning: str) -> int:
     return sum(name.startswith(beginning) for name in packed)
 
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(REPOSITORY))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-from marked_page import filled  # noqa: E402 (found only now)
+from marked_page import fill_page  # noqa: E402 (found only now)
 
 from tfdist.checkpoint.policy import CheckpointPolicy  # noqa: E402
 from tfdist.serving.settings import ExportSettings, PredictSettings  # noqa: E402
@@ -38,13 +38,15 @@ PARTS = (
 )
 
 
-def written() -> str:
+def render_page() -> str:
     """The page's text with the tables between its marks."""
-    parts = [f"### `{part.NAME}`\n\n{(part.__doc__ or '').strip().splitlines()[0]}\n\n{table(part)}" for part in PARTS]
-    return filled(PAGE, BEGIN, END, "\n".join(parts))
+    parts = [
+        f"### `{part.NAME}`\n\n{(part.__doc__ or '').strip().splitlines()[0]}\n\n{format_table(part)}" for part in PARTS
+    ]
+    return fill_page(PAGE, BEGIN, END, "\n".join(parts))
 
 
-def table(part: type[Settings]) -> str:
+def format_table(part: type[Settings]) -> str:
     """A row for each setting: required ones first, the others as they are declared."""
     declared = part.declared()
     resumes = any(about.may_change for about in declared.values())
@@ -61,4 +63,4 @@ def table(part: type[Settings]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written())
+    PAGE.write_text(render_page())

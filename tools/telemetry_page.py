@@ -12,7 +12,7 @@ import sys
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from marked_page import filled  # noqa: E402 (found only now)
+from marked_page import fill_page  # noqa: E402 (found only now)
 
 from tfdist.telemetry.account.time_account import SHARES  # noqa: E402
 from tfdist.telemetry.registry import EVENTS, METRICS  # noqa: E402
@@ -21,7 +21,7 @@ PAGE = REPOSITORY / "docs" / "telemetry.md"
 BEGIN, END = "<!-- the registry begins -->", "<!-- the registry ends -->"
 
 
-def written() -> str:
+def render_page() -> str:
     """The page's text with the tables between its marks."""
     metrics = ["| metric | kind | unit | labels | meaning |", "|---|---|---|---|---|"]
     for metric in METRICS.values():
@@ -32,12 +32,12 @@ def written() -> str:
     events = ["| event | level | meaning |", "|---|---|---|"]
     events += [f"| `{name}` | {level} | {meaning} |" for name, (level, meaning) in EVENTS.items()]
     tables = ["### Metrics", *metrics, "", "### Shares of time", *shares, "", "### Events", *events]
-    return filled(PAGE, BEGIN, END, "\n".join(_spaced(tables)))
+    return fill_page(PAGE, BEGIN, END, "\n".join(_space_headings(tables)))
 
 
-def _spaced(lines: list[str]) -> list[str]:
+def _space_headings(lines: list[str]) -> list[str]:
     return [part for line in lines for part in ([line, ""] if line.startswith("#") else [line])]
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written())
+    PAGE.write_text(render_page())

@@ -25,9 +25,9 @@ sys.path[:0] = [str(REPOSITORY), str(TOOLS)]
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-from marked_page import filled  # noqa: E402 (found only now)
+from marked_page import fill_page  # noqa: E402 (found only now)
 from zoo_cases import collection  # noqa: E402
-from zoo_cases.comparing import Row, compared, table  # noqa: E402
+from zoo_cases.comparing import Row, compare_cases, format_tables  # noqa: E402
 from zoo_cases.training import result_path  # noqa: E402
 
 MODULE = "zoo_cases.training"
@@ -81,23 +81,23 @@ def main() -> int:
     parser.add_argument("--work_dir", help="where what was trained is kept; a temporary directory otherwise")
     arguments = parser.parse_args()
     try:
-        keys = collection.matching(arguments.only)
+        keys = collection.match_cases(arguments.only)
     except KeyError as error:
         parser.error(f"--only={error.args[0]}: no case covers it; write a class of Keras such as Dense or losses/Dice.")
     strategies = [name for name in arguments.strategies.split(",") if name]
     if set(strategies) - set(LAUNCH):
         parser.error(f"--strategies={arguments.strategies}: write some of {','.join(LAUNCH)}, or nothing for a table.")
-    missing = collection.uncovered()
+    missing = collection.find_uncovered()
     with tempfile.TemporaryDirectory(prefix="tfdist-zoo-") as scratch:
         root = pathlib.Path(arguments.work_dir or scratch).resolve()
         for strategy in strategies:
             (root / strategy).mkdir(parents=True, exist_ok=True)
             train_all(strategy, root / strategy, keys)
-        rows = compared(root, keys)
-    text = table(rows)
+        rows = compare_cases(root, keys)
+    text = format_tables(rows)
     print(text)
     if not arguments.only:
-        PAGE.write_text(filled(PAGE, BEGIN, END, text))
+        PAGE.write_text(fill_page(PAGE, BEGIN, END, text))
     return _conclude(missing, rows)
 
 

@@ -60,6 +60,7 @@ def train(
 def evaluate(
     status: int, command: list, read: list, run_dir: str, model: dsl.Input[dsl.Model], metrics: dsl.Output[dsl.Metrics]
 ):
+    """Evaluates the trained model and logs its metrics."""
     import json
     import subprocess
 
@@ -92,6 +93,7 @@ def export(command: list, run_dir: str, model: dsl.Input[dsl.Model], exported: d
 
 @dsl.pipeline(name=NAME)
 def pipeline(run_dir: str = RUN_DIR):
+    """Validates, trains, evaluates, and exports what passes the gate."""
     validated = configure(validate(command=[*TFDIST, "--mode=validate"], run_dir=run_dir))
     trained = configure(train(command=[*TFDIST, "--mode=train"], read=READ, run_dir=run_dir)).after(validated)
     trained.set_retry(RETRIES, backoff_duration="30s", backoff_factor=2, backoff_max_duration="600s")

@@ -84,10 +84,7 @@ def test_list_tells_unfinished_and_damaged_ones(run_dir: pathlib.Path, capsys: p
         (["list"], "RUN_DIR"),
         (["list", "nowhere"], "There is no directory 'nowhere'"),
         (["list", "RUN", "--verfy"], "verify ?"),
-        (["verify", "RUN"], "write list RUN_DIR --verify"),
-        (["show", "RUN"], "manifest.json"),
-        (["prune", "RUN"], "policy.CheckpointPolicy.keep_last"),
-        (["copy", "RUN", "gs://bucket/run"], "gcloud storage cp --recursive"),
+        (["verify", "RUN"], "Write: python -m tfdist.checkpoint list RUN_DIR [--verify]"),
         (["list", "s3://bucket/run"], "'s3:/'"),
     ],
 )

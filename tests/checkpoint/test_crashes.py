@@ -35,7 +35,7 @@ def test_wherever_a_save_is_cut_off_the_newest_whole_checkpoint_restores(
 
     def check(index: int, crash: faulty.Boundary | None) -> None:
         directory, listener = tmp_path / str(index), Listener()
-        restored = restore.newest(str(directory), tell=listener)
+        restored = restore.load_newest(str(directory), tell=listener)
         assert_same(restored, state_of(restored.step))
         assert listener.warnings == []  # a torn checkpoint does not exist, so there is nothing to pass over
         restored_steps.append(restored.step)

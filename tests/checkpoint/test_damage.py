@@ -29,13 +29,13 @@ def test_damage_is_always_noticed_and_the_checkpoint_before_is_used(tmp_path: pa
         for content in _damages(whole, random.Random(name)):
             (damaged / name).write_bytes(content)
             listener = Listener()
-            assert_same(restore.newest(str(tmp_path), tell=listener), state_of(1))
+            assert_same(restore.load_newest(str(tmp_path), tell=listener), state_of(1))
             assert len(listener.warnings) == 1
             assert f"Passed over the checkpoint of step 2: {name}" in listener.warnings[0]
             num_cases += 1
         (damaged / name).write_bytes(whole)
     assert num_cases == len(names) * (CUTS_PER_FILE + FLIPS_PER_FILE)
-    assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(2))
+    assert_same(restore.load_newest(str(tmp_path), tell=Listener()), state_of(2))
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_what_is_wrong_is_said_with_its_figures(tmp_path: pathlib.Path) -> None:
         restore.load(entry.path)
     (path.parent / "manifest.json").write_bytes(b"")
     listener = Listener()
-    assert restore.newest(str(tmp_path), tell=listener) is None and len(listener.warnings) == 1
+    assert restore.load_newest(str(tmp_path), tell=listener) is None and len(listener.warnings) == 1
 
 
 def _damages(whole: bytes, chance: random.Random) -> Iterator[bytes]:

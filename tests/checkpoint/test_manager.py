@@ -40,7 +40,7 @@ def test_what_was_saved_is_restored_with_its_manifest(tmp_path: pathlib.Path) ->
     manager = new_manager(tmp_path)
     stalled = manager.save(state_of(7), metrics={"val_loss": 0.5, "odd": float("nan")})
     manager.close()
-    restored = restore.newest(str(tmp_path), tell=Listener())
+    restored = restore.load_newest(str(tmp_path), tell=Listener())
     assert_same(restored, state_of(7))
     assert restored.manifest.identity == IDENTITY
     assert restored.manifest.metrics["val_loss"] == 0.5
@@ -73,7 +73,7 @@ def test_a_checkpoint_holds_the_values_of_the_moment_of_save(tmp_path: pathlib.P
 def test_a_save_waits_while_the_one_before_is_being_written_and_says_so_if_that_is_long(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, told_from_seconds: float, warned: list[object]
 ) -> None:
-    monkeypatch.setattr(manager_module, "TOLD_WAIT_SECONDS", told_from_seconds)
+    monkeypatch.setattr(manager_module, "LEAST_WAIT_SECONDS", told_from_seconds)
     listener, gate = Listener(), Gate()
     manager = new_manager(tmp_path, listener, keep_last=3)
     with faulty.installed(gate):
@@ -131,10 +131,10 @@ def test_a_disk_that_is_full_costs_a_checkpoint_and_nothing_else(tmp_path: pathl
     assert "The checkpoint of step 2 failed" in listener.warnings[0]
     assert "No space left on device" in listener.warnings[0]
     assert steps(list_checkpoints(str(tmp_path))) == [1]  # not even a directory of the second
-    assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(1))
+    assert_same(restore.load_newest(str(tmp_path), tell=Listener()), state_of(1))
     manager.save(state_of(3))  # with room again
     manager.close()
-    assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(3))
+    assert_same(restore.load_newest(str(tmp_path), tell=Listener()), state_of(3))
     assert manager.last_committed_step == 3
 
 
@@ -170,7 +170,7 @@ def test_a_store_that_refuses_is_told_once_a_save(
     assert [why in warning for warning in listener.warnings] == [True, True]
     assert manager.last_committed_step is None
     assert steps(list_checkpoints(str(tmp_path))) == [1]
-    assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(1))
+    assert_same(restore.load_newest(str(tmp_path), tell=Listener()), state_of(1))
 
 
 def test_a_failed_checkpoint_stops_the_training_that_asked_for_it(tmp_path: pathlib.Path) -> None:
@@ -306,7 +306,7 @@ def test_what_cannot_be_removed_is_told_and_tried_again(tmp_path: pathlib.Path) 
 def test_going_back_abandons_the_checkpoints_ahead(tmp_path: pathlib.Path) -> None:
     """Otherwise the next start would take up a future that training has left because it diverged."""
     save_steps(tmp_path, 10, 20, 30)
-    assert restore.newest(str(tmp_path), tell=Listener(), before_step=20).step == 10
+    assert restore.load_newest(str(tmp_path), tell=Listener(), before_step=20).step == 10
     listener = Listener()
     manager = new_manager(tmp_path, listener, keep_last=5)
     manager.save(state_of(20))

@@ -15,8 +15,8 @@ from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format.manifest import StoredFile
 from tfdist.checkpoint.state import State
 from tfdist.checkpoint.write import parts
+from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.parts import Part
-from tfdist.checkpoint.write.writer_thread import WriterThread
 
 
 def manager(
@@ -35,11 +35,11 @@ def test_a_checkpoint_is_there_once_all_parts_are(tmp_path: pathlib.Path) -> Non
     for index in (0, 1):
         managers[index].save(state(7, index))
     managers[1].wait()
-    assert restore.newest(str(tmp_path), tell=Listener()) is None
+    assert restore.load_newest(str(tmp_path), tell=Listener()) is None
     managers[2].save(state(7, 2))
     for each in managers:
         each.close()
-    found = restore.newest(str(tmp_path), tell=Listener())
+    found = restore.load_newest(str(tmp_path), tell=Listener())
     assert found is not None and found.step == 7 and found.values == {"loss": 0.5}
     assert {name: float(array[0]) for name, array in found.tensors.items()} == {
         f"tensor_{i}": 7.0 + i for i in range(3)
@@ -63,7 +63,7 @@ def test_the_notes_of_many_workers_are_read_several_at_once(
         return read(path, name)
 
     monkeypatch.setattr(parts, "_read", waiting)
-    stored, num_tensors, num_bytes = Part(0, 65, "a1").others(str(tmp_path), lambda: True)
+    stored, num_tensors, num_bytes = Part(0, 65, "a1").collect_others(str(tmp_path), lambda: True)
     assert [file.name for file in stored] == [f"{index}" for index in range(1, 65)]
     assert (num_tensors, num_bytes) == (64, 256)
 
@@ -84,13 +84,13 @@ def test_of_a_worker_that_cannot_write_there_is_no_checkpoint(
     managers[1].wait()
     managers[0].wait()
     assert "worker 1 could not write its part: OSError: no space left" in told.warnings[0]
-    assert restore.newest(str(tmp_path), tell=Listener()) is None
+    assert restore.load_newest(str(tmp_path), tell=Listener()) is None
     monkeypatch.setattr(Part, "note", note)
     for index, each in enumerate(managers):
         each.save(state(4, index))
     for each in managers:
         each.close()
-    found = restore.newest(str(tmp_path), tell=Listener())
+    found = restore.load_newest(str(tmp_path), tell=Listener())
     assert found is not None and found.step == 4
 
 
@@ -98,15 +98,15 @@ def test_a_worker_whose_first_start_failed_writes_its_part_of_the_next_checkpoin
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own checkpoints have the numbers of the others' all the same."""
-    start, failures = WriterThread._start, [1, 1]
+    start, failures = CheckpointManager._start, [1, 1]
 
-    def fail_twice(thread: WriterThread) -> None:
+    def fail_twice(thread: CheckpointManager) -> None:
         if not thread._part.is_chiefs and failures:
             failures.pop()
             raise OSError("the store does not answer")
         start(thread)
 
-    monkeypatch.setattr(WriterThread, "_start", fail_twice)
+    monkeypatch.setattr(CheckpointManager, "_start", fail_twice)
     monkeypatch.setattr(parts, "PATIENCE_SECONDS", 1.0)
     managers = [manager(tmp_path, index, count=2) for index in range(2)]
     for step in (2, 3):
@@ -136,7 +136,7 @@ def test_nobody_waits_for_a_worker_that_is_gone(tmp_path: pathlib.Path, monkeypa
     chief.save(state(4, 0))
     chief.close()
     assert len(told.warnings) == 2
-    assert restore.newest(str(tmp_path), tell=Listener()) is None
+    assert restore.load_newest(str(tmp_path), tell=Listener()) is None
 
 
 def test_a_new_start_tidies_up_and_leaves_its_own_alone(tmp_path: pathlib.Path) -> None:

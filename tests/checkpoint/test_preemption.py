@@ -115,16 +115,12 @@ def test_the_watch_goes_on_after_the_server_failed(told: queue.SimpleQueue[str])
     with MetadataServer() as server:
         server.broken = True
         with Preemption(tell=told.put, metadata_address=server.address) as preemption:
-            message = next_of(told)
-            assert server.address in message
-            assert "503" in message
-            seen = len(server.requests)
-            server.wait_until(lambda: len(server.requests) > seen)
+            server.wait_until(lambda: len(server.requests) > 3)
             server.set("preempted", "TRUE")
             server.broken = False
             assert next_of(told).startswith("This VM is being preempted")
             assert preemption.reason is not None
-    assert told.empty()  # the trouble was told once, not once a request
+    assert told.empty()
 
 
 def test_a_process_does_not_wait_for_the_server_when_it_ends() -> None:

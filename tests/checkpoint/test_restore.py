@@ -23,17 +23,17 @@ TENSORS = {"kernel": np.zeros((2, 3), np.float32), "bias": np.zeros(3, np.float3
 
 def test_the_newest_step_is_restored_or_the_newest_before_another(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 5, 50, 500)
-    assert_same(restore.newest(str(tmp_path), tell=Listener()), state_of(500))
-    assert_same(restore.newest(str(tmp_path), tell=Listener(), before_step=500), state_of(50))
-    assert_same(restore.newest(str(tmp_path), tell=Listener(), before_step=50), state_of(5))
-    assert restore.newest(str(tmp_path), tell=Listener(), before_step=5) is None
+    assert_same(restore.load_newest(str(tmp_path), tell=Listener()), state_of(500))
+    assert_same(restore.load_newest(str(tmp_path), tell=Listener(), before_step=500), state_of(50))
+    assert_same(restore.load_newest(str(tmp_path), tell=Listener(), before_step=50), state_of(5))
+    assert restore.load_newest(str(tmp_path), tell=Listener(), before_step=5) is None
 
 
 def test_without_checkpoints_there_is_nothing_to_restore(tmp_path: pathlib.Path) -> None:
-    assert restore.newest(str(tmp_path / "missing"), tell=Listener()) is None
+    assert restore.load_newest(str(tmp_path / "missing"), tell=Listener()) is None
     (tmp_path / "step-000000000001-0123456789ab").mkdir()
     listener = Listener()
-    assert restore.newest(str(tmp_path), tell=listener) is None
+    assert restore.load_newest(str(tmp_path), tell=listener) is None
     assert listener.told == []
 
 
@@ -45,15 +45,15 @@ def test_of_two_checkpoints_of_a_step_the_later_is_restored_and_the_other_in_nee
     save_steps(tmp_path, 1)
     (second,) = list_checkpoints(str(tmp_path))
     aside.rename(first.path)
-    assert restore.newest(str(tmp_path), tell=Listener()).manifest == second.manifest
+    assert restore.load_newest(str(tmp_path), tell=Listener()).manifest == second.manifest
     (pathlib.Path(second.path) / "manifest.json").write_text("{}")
-    assert restore.newest(str(tmp_path), tell=Listener()).manifest == first.manifest
+    assert restore.load_newest(str(tmp_path), tell=Listener()).manifest == first.manifest
 
 
 def test_what_is_restored_cannot_be_written_to(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 1)
     with pytest.raises(ValueError, match="read-only"):
-        restore.newest(str(tmp_path), tell=Listener()).tensors["model/bias"][0] = 1
+        restore.load_newest(str(tmp_path), tell=Listener()).tensors["model/bias"][0] = 1
 
 
 def test_a_path_that_is_no_checkpoint_is_the_users_error(tmp_path: pathlib.Path) -> None:
@@ -65,8 +65,8 @@ def test_a_path_that_is_no_checkpoint_is_the_users_error(tmp_path: pathlib.Path)
 
 def test_what_fits_is_matched_whoevers_dtype_is_given() -> None:
     wanted = {"kernel": ((2, 3), "float32"), "bias": (tf.TensorShape([3]), tf.float32), "old": ([4], np.int64)}
-    assert restore.match(TENSORS, wanted, partial=False) == TENSORS
-    assert restore.differences(TENSORS, wanted) == []
+    assert restore.match_tensors(TENSORS, wanted, partial=False) == TENSORS
+    assert restore.list_differences(TENSORS, wanted) == []
 
 
 def test_every_difference_is_in_one_message() -> None:
@@ -76,7 +76,7 @@ def test_every_difference_is_in_one_message() -> None:
         "odd": ((4,), "int64"),
     }
     with pytest.raises(UserError) as refusal:
-        restore.match(TENSORS, wanted, partial=False)
+        restore.match_tensors(TENSORS, wanted, partial=False)
     assert str(refusal.value).splitlines() == [
         "The checkpoint does not fit this program (4 differences):",
         "  kernel: float32[2, 3] in the checkpoint, float32[3, 3] here",
@@ -89,15 +89,15 @@ def test_every_difference_is_in_one_message() -> None:
 
 def test_many_differences_are_cut_short() -> None:
     with pytest.raises(UserError, match=r"(?s)103 differences.*\n  and 63 more\n"):
-        restore.match(TENSORS, {f"layer_{n}": ((1,), "float32") for n in range(100)}, partial=False)
+        restore.match_tensors(TENSORS, {f"layer_{n}": ((1,), "float32") for n in range(100)}, partial=False)
 
 
 def test_a_partial_match_takes_what_fits() -> None:
     wanted = {"kernel": ((3, 3), "float32"), "bias": ((3,), "float32"), "head": ((1,), "float32")}
-    found = restore.match(TENSORS, wanted, partial=True)
+    found = restore.match_tensors(TENSORS, wanted, partial=True)
     assert found.keys() == {"bias"}
     assert found["bias"] is TENSORS["bias"]
-    assert len(restore.differences(TENSORS, wanted)) == 3
+    assert len(restore.list_differences(TENSORS, wanted)) == 3
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(tmp_path: pa
     second = pathlib.Path(list_checkpoints(str(tmp_path))[1].path)
     second.rename(tmp_path / "step-000000000009-0123456789ab")
     listener = Listener()
-    assert_same(restore.newest(str(tmp_path), tell=listener), state_of(1))
+    assert_same(restore.load_newest(str(tmp_path), tell=listener), state_of(1))
     assert "manifest.json is of step 2" in listener.warnings[0]
 
 

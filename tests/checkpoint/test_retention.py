@@ -35,20 +35,20 @@ def entry(step: int, *, created: str = "2026", **metrics: float) -> Entry:
 )
 def test_the_policy_says_what_stays(settings: dict[str, object], kept: list[int]) -> None:
     entries = [entry(step, val_loss=abs(step - 30), val_accuracy=-abs(step - 50)) for step in range(10, 100, 10)]
-    expired = catalog.expired(entries, CheckpointPolicy(**settings), newest=entries[-1])
+    expired = catalog.find_expired(entries, CheckpointPolicy(**settings), newest=entries[-1])
     assert steps([each for each in entries if each not in expired]) == kept
 
 
 def test_of_equally_good_checkpoints_the_newest_stays_and_nan_is_never_best() -> None:
     entries = [entry(10, val_loss=1.0), entry(20, val_loss=1.0), entry(30, val_loss=float("nan")), entry(40)]
-    expired = catalog.expired(entries, CheckpointPolicy(keep_last=1, keep_best="val_loss"), newest=entries[-1])
+    expired = catalog.find_expired(entries, CheckpointPolicy(keep_last=1, keep_best="val_loss"), newest=entries[-1])
     assert steps(expired) == [10, 30]
 
 
 def test_damaged_manifests_go_and_what_is_being_written_is_not_touched() -> None:
     damaged, in_flight = Entry(10, "a", None, "cut off"), Entry(40, "b", None, NO_MANIFEST)
     newest = entry(30)
-    assert catalog.expired([damaged, newest, in_flight], CheckpointPolicy(), newest=newest) == [damaged]
+    assert catalog.find_expired([damaged, newest, in_flight], CheckpointPolicy(), newest=newest) == [damaged]
 
 
 @pytest.mark.slow

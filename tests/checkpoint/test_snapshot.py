@@ -34,7 +34,7 @@ def test_every_kind_of_variable_and_tensor_is_saved(tmp_path: pathlib.Path) -> N
     }
     expected = {name: np.asarray(getattr(tensor, "numpy", lambda t=tensor: t)()) for name, tensor in tensors.items()}
     save_state(tmp_path, State(1, tensors, {}))
-    assert_same(restore.newest(str(tmp_path), tell=Listener()), State(1, expected, {}))
+    assert_same(restore.load_newest(str(tmp_path), tell=Listener()), State(1, expected, {}))
 
 
 def test_large_variables_are_copied_at_the_moment_of_save(tmp_path: pathlib.Path) -> None:
@@ -48,7 +48,7 @@ def test_large_variables_are_copied_at_the_moment_of_save(tmp_path: pathlib.Path
     manager.close()
     expected = first
     for step in range(3):
-        state = restore.newest(str(tmp_path), tell=Listener(), before_step=step + 1)
+        state = restore.load_newest(str(tmp_path), tell=Listener(), before_step=step + 1)
         np.testing.assert_array_equal(state.tensors["weights"], expected)
         expected = expected + np.float32(1)
 

@@ -15,8 +15,8 @@ from checkpoint.checkpoints import Listener, assert_same, save_state
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
-from tfdist.checkpoint.format.slices import cut, joined, marked, whole_name, whole_shape
-from tfdist.checkpoint.format.tensor_files import TensorSpec, plan, read
+from tfdist.checkpoint.format.slices import cut_slice, join_slices, mark_slice, whole_name, whole_shape
+from tfdist.checkpoint.format.tensor_files import TensorSpec, plan_files, read
 from tfdist.checkpoint.state import State
 from tfdist.errors import UserError
 from tfdist.storage import contents
@@ -44,14 +44,14 @@ def tensors_of_all_kinds() -> dict[str, np.ndarray]:
 def test_every_type_and_shape_comes_back_bit_for_bit(tmp_path: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
     state = State(1, tensors, {"position": 3})
     save_state(tmp_path, state)
-    assert_same(restore.newest(str(tmp_path), tell=Listener()), state)
+    assert_same(restore.load_newest(str(tmp_path), tell=Listener()), state)
 
 
 def test_arrays_that_do_not_lie_in_one_piece_or_are_of_the_other_byte_order_come_back(tmp_path: pathlib.Path) -> None:
     square = np.arange(12, dtype=np.float32).reshape(3, 4)
     odd = {"transposed": square.T, "strided": square[::2, 1::2], "swapped": square.astype(">f4")}
     save_state(tmp_path, State(1, odd, {}))
-    restored = restore.newest(str(tmp_path), tell=Listener()).tensors
+    restored = restore.load_newest(str(tmp_path), tell=Listener()).tensors
     for name, array in odd.items():
         np.testing.assert_array_equal(restored[name], array)
 
@@ -73,7 +73,7 @@ def test_the_safetensors_library_reads_the_files(tmp_path: pathlib.Path) -> None
 def test_files_are_split_at_the_size_and_a_larger_tensor_stands_alone() -> None:
     sizes = {"a": 3000, "b": 1000, "c": 96, "d": 9000, "e": 1}
     specs = [TensorSpec(name, np.dtype("int8"), (size,)) for name, size in sizes.items()]
-    files = plan(specs, max_file_bytes=4096)
+    files = plan_files(specs, max_file_bytes=4096)
     assert [[spec.name for spec, _ in file.offsets] for file in files] == [["a", "b", "c"], ["d"], ["e"]]
     assert [file.num_bytes for file in files] == [4096, 9000, 1]
 
@@ -81,7 +81,7 @@ def test_files_are_split_at_the_size_and_a_larger_tensor_stands_alone() -> None:
 def test_tensors_lie_without_holes_each_at_a_multiple_of_its_items_size() -> None:
     """Those of whole units of 64 bytes at such units, so that TensorFlow can take over the memory of a file."""
     specs = [TensorSpec(f"{dtype.name}/{n}", dtype, (n,)) for dtype in DTYPES for n in (1, 3, 0, 17, 64, 640)]
-    (file,) = plan(specs, max_file_bytes=2**20)
+    (file,) = plan_files(specs, max_file_bytes=2**20)
     assert len(file.header) % 64 == 0
     end = 0
     for spec, offset in file.offsets:
@@ -95,7 +95,7 @@ def test_tensors_lie_without_holes_each_at_a_multiple_of_its_items_size() -> Non
 @pytest.mark.parametrize("dtype", [np.dtype("complex128"), np.dtype("U3"), np.dtype(ml_dtypes.int4)])
 def test_a_type_that_the_format_lacks_is_named(dtype: np.dtype) -> None:
     with pytest.raises(UserError, match=rf"cannot keep the tensor 'odd' of type {dtype.name}"):
-        plan([TensorSpec("odd", dtype, (2,))], max_file_bytes=4096)
+        plan_files([TensorSpec("odd", dtype, (2,))], max_file_bytes=4096)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x02" + bytes(7) + b"[]", b"\x02" + bytes(7) + b"{"])
@@ -107,20 +107,20 @@ def test_what_is_no_such_file_is_refused(content: bytes) -> None:
 def test_slices_are_put_together_under_the_name_of_the_whole() -> None:
     whole = np.arange(24.0).reshape(2, 12)
     kernel, slot = "model/dense/kernel", "optimizer/dense/kernel"
-    names = [marked(kernel, i, count=3, axis=1) for i in range(3)]
-    slots = [f"{marked(slot, i, count=3, axis=1)}/momentum" for i in range(3)]
-    tensors = {name: cut(whole, name) for name in [*names, *slots]} | {"model/dense/bias": whole}
+    names = [mark_slice(kernel, i, count=3, axis=1) for i in range(3)]
+    slots = [f"{mark_slice(slot, i, count=3, axis=1)}/momentum" for i in range(3)]
+    tensors = {name: cut_slice(whole, name) for name in [*names, *slots]} | {"model/dense/bias": whole}
     assert tensors[names[1]].tolist() == whole[:, 4:8].tolist()
     assert {whole_name(name) for name in tensors} == {kernel, f"{slot}/momentum", "model/dense/bias"}
     assert whole_shape((2, 4), names[0]) == (2, 12) and whole_shape((2, 12), "model/dense/bias") == (2, 12)
-    found = joined(tensors)
+    found = join_slices(tensors)
     assert found.keys() == {kernel, f"{slot}/momentum", "model/dense/bias"}
     for array in found.values():
         np.testing.assert_array_equal(array, whole)
     assert not found[kernel].flags.writeable
     del tensors[names[2]]
     with pytest.raises(DamagedCheckpoint, match="of the 3 parts of model/dense/kernel it has 2"):
-        joined(tensors)
+        join_slices(tensors)
 
 
 def test_the_checksum_is_the_published_one_in_pieces_too() -> None:

@@ -220,7 +220,7 @@ class Run:
 
     def state(self) -> Any:
         """The newest checkpoint's."""
-        return restore.newest(str(self.checkpoints), tell=_Silent())
+        return restore.load_newest(str(self.checkpoints), tell=_Silent())
 
 
 class _Silent:

@@ -52,7 +52,7 @@ def test_tensorflow_may_be_any_one_of_its_packages() -> None:
         "tensorflow-tpu": "2.20.0"
     }
     assert by_level(versions.check_versions(version_of=tpu.get), "problem") == []
-    assert versions.all_versions(tpu.get)["tensorflow"] == "2.20.0"
+    assert versions.list_versions(tpu.get)["tensorflow"] == "2.20.0"
     both = versions.check_versions(version_of=(FITTING | tpu).get)
     assert by_level(both, "warning") == ["tensorflow and tensorflow-tpu are both installed"]
     none = {package: version for package, version in FITTING.items() if package != "tensorflow"}
@@ -154,16 +154,16 @@ def test_the_digest_of_the_code_follows_every_file(tmp_path: Path) -> None:
 def test_the_later_statement_of_a_setting_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(support.REPOSITORY)
     digits = ["configs/experiments/digits.gin"]
-    before = loading.stated(gin_files=digits, gin_params=[])
+    before = loading.read_statements(gin_files=digits, gin_params=[])
     assert before["train.epochs"] == "12" and "import keras" in before
-    assert loading.stated(gin_files=digits, gin_params=["train.epochs = 12"]) == before
-    assert loading.stated(gin_files=digits, gin_params=["train.epochs = 13"])["train.epochs"] == "13"
+    assert loading.read_statements(gin_files=digits, gin_params=["train.epochs = 12"]) == before
+    assert loading.read_statements(gin_files=digits, gin_params=["train.epochs = 13"])["train.epochs"] == "13"
 
 
 @pytest.mark.slow
 def test_findings_are_lines_that_say_why_and_what_to_do() -> None:
     found = [findings.fine("machine", "good"), Finding("problem", "ports", "taken\nby x", "It is needed.", "End x.")]
-    assert findings.as_text(found[1]).splitlines() == [
+    assert findings.format_finding(found[1]).splitlines() == [
         "problem  ports     taken",
         "                   by x",
         "                   why: It is needed.",

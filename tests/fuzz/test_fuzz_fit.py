@@ -27,8 +27,11 @@ def test_what_differs_is_seen() -> None:
 def test_the_losses_of_outputs_are_left_out_where_the_page_says_that_they_differ() -> None:
     seen = {"calls": [{"history": {"loss": [1.0], "out0_loss": [2.0]}}], "attributes": [{}]}
     differ = dataclasses.replace(PROGRAM, parts_differ=True)
-    assert fuzz_fit.shared(seen, "one device", PROGRAM) == seen
-    assert fuzz_fit.shared(seen, "two replicas", differ) == {"calls": [{"history": {"loss": [1.0]}}], "attributes": []}
+    assert fuzz_fit.select_shared(seen, "one device", PROGRAM) == seen
+    assert fuzz_fit.select_shared(seen, "two replicas", differ) == {
+        "calls": [{"history": {"loss": [1.0]}}],
+        "attributes": [],
+    }
 
 
 def test_an_error_is_judged_by_what_fit_does_and_by_what_the_pages_refuse() -> None:

@@ -76,7 +76,7 @@ def test_what_may_change_on_resume_is_what_is_declared_so() -> None:
 @pytest.mark.slow
 def test_the_page_of_all_settings_is_what_they_declare() -> None:
     page = settings_page.PAGE.read_text()
-    assert settings_page.written() == page, "run: python tools/settings_page.py"
+    assert settings_page.render_page() == page, "run: python tools/settings_page.py"
     assert (REPOSITORY / "docs" / "configuration.md").samefile(settings_page.PAGE)
     for part in settings_page.PARTS:
         assert all(f"| `{name}` |" in page for name in part.declared())

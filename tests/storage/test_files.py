@@ -1,9 +1,8 @@
-"""Local files and logs, through the functions that everything else uses, and directories in shared places."""
+"""Local files and logs, through the functions that everything else uses."""
 
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import random
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 from support import clean_environment
 
 from tfdist.errors import UserError
-from tfdist.storage import files, private_directory
+from tfdist.storage import files
 
 _WRITE_FOREVER = """
 import itertools, json, sys
@@ -135,22 +134,3 @@ def test_a_torn_last_line_does_not_swallow_the_next(tmp_path: pathlib.Path) -> N
     assert path.read_text() == '{"whole": 1}\n{"to\n{"whole": 2}\n'
     with pytest.raises(ValueError, match="closed"):
         log.write_line("late")
-
-
-@pytest.mark.slow
-def test_what_belongs_to_somebody_else_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = str(tmp_path / "shared" / "mine")
-    private_directory.make(path)
-    private_directory.make(path)
-    assert os.stat(path).st_mode & 0o777 == 0o700
-    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
-    with pytest.raises(PermissionError, match=f"it belongs to user {os.geteuid()}"):
-        private_directory.make(path)
-    monkeypatch.undo()
-    os.chmod(path, 0o770)
-    with pytest.raises(PermissionError, match=r"others may use it \(mode 0770\)"):
-        private_directory.make(path)
-    os.rmdir(path)
-    os.symlink(tmp_path, path)
-    with pytest.raises(PermissionError, match="a link to one"):
-        private_directory.make(path)

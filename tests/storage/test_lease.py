@@ -194,7 +194,7 @@ def test_a_renewal_that_was_stored_and_never_answered_is_still_ones_own(
     held, _ = take("gs://bucket/run")
     gcs.faults.add(Fault("lost_reply", method="POST", count=None))
     held._renewed -= 1000  # type: ignore[attr-defined]
-    with files.impatient(0.1), pytest.raises(OSError):
+    with files.limit_patience(0.1), pytest.raises(OSError):
         held.check()
     gcs.faults.clear()
     held.check()
@@ -241,7 +241,7 @@ def test_the_lease_of_another_machine_is_taken_when_it_lapses(gcs: GcsServer, mo
 
 
 def test_a_process_of_another_start_or_boot_is_told_apart() -> None:
-    me = lease.Owner("me", socket.gethostname(), os.getpid(), "now", lease._process(os.getpid()))
+    me = lease.Owner("me", socket.gethostname(), os.getpid(), "now", lease._identify_process(os.getpid()))
     boot, namespace, _ = me.process
 
     def with_process(*process: str) -> lease.Owner:

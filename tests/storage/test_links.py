@@ -57,5 +57,5 @@ def test_a_lease_or_a_log_that_is_a_link_is_refused_and_its_target_is_whole(tmp_
         lease.acquire(tmp_path, owner="a training", wait_seconds=0, notify=print)
     with pytest.raises(OSError) as raised:
         files.open_log(tmp_path / "events.jsonl")
-    assert "symbolic link: remove it" in str(troubles.failed(raised.value))
+    assert "symbolic link: remove it" in str(troubles.explain_failure(raised.value))
     assert target.read_text() == "two years of work"

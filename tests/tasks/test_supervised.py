@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.errors import UserError
-from tfdist.serving.inputs import named_outputs
+from tfdist.serving.inputs import name_outputs
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.base import Task
 from tfdist.tasks.supervised import Supervised
@@ -268,7 +268,7 @@ def test_two_outputs_of_one_name_are_refused_wherever_outputs_are_named() -> Non
     with pytest.raises(UserError, match=refusal):
         evaluated(Supervised(loss={"head": "mse"}), model, (x, {"head": y}))
     with pytest.raises(UserError, match=refusal):
-        named_outputs(model, x)
+        name_outputs(model, x)
     model.compile("sgd", ["mse", "mae"])
     structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), (x, (y, y)))
     with pytest.raises(UserError, match=refusal):

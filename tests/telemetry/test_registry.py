@@ -71,4 +71,4 @@ def test_operators_find_the_names_that_they_alert_on() -> None:
 
 
 def test_the_page_has_the_tables_of_the_registry() -> None:
-    assert telemetry_page.written() == telemetry_page.PAGE.read_text(), "run: python tools/telemetry_page.py"
+    assert telemetry_page.render_page() == telemetry_page.PAGE.read_text(), "run: python tools/telemetry_page.py"

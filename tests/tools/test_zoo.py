@@ -16,25 +16,25 @@ SAMPLE = ("BatchNormalization", "Dropout", "losses/Huber", "AUC", "optimizers/Ad
 
 
 def test_every_public_class_has_a_case_or_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert collection.uncovered() == []
+    assert collection.find_uncovered() == []
     monkeypatch.setattr(keras.layers, "Novel", type("Novel", (keras.layers.Layer,), {}), raising=False)
     monkeypatch.delattr(keras.losses, "Dice")
-    assert collection.uncovered() == ["layers/Novel: no case", "losses/Dice: not in Keras"]
+    assert collection.find_uncovered() == ["layers/Novel: no case", "losses/Dice: not in Keras"]
 
 
 @pytest.mark.slow
 def test_every_case_builds_its_parts() -> None:
-    for key, case in collection.all_cases().items():
+    for key, case in collection.collect_cases().items():
         assert len(case.data()[0]) == 21, key
         case.task()
         case.optimizer()
 
 
 def test_names_choose_cases() -> None:
-    assert collection.matching(["losses/Poisson"]) == ["losses/Poisson"]
-    assert collection.matching(["Poisson"]) == ["losses/Poisson", "metrics/metrics of classes"]
+    assert collection.match_cases(["losses/Poisson"]) == ["losses/Poisson"]
+    assert collection.match_cases(["Poisson"]) == ["losses/Poisson", "metrics/metrics of classes"]
     with pytest.raises(KeyError, match="Desne"):
-        collection.matching(["Desne"])
+        collection.match_cases(["Desne"])
 
 
 def test_what_differs_has_to_be_explained() -> None:
@@ -44,16 +44,16 @@ def test_what_differs_has_to_be_explained() -> None:
             strategy: {"draws": np.array(draws), "weight_000": np.array([value])}
             for strategy, value in zip(comparing.STRATEGIES, values, strict=True)
         }
-        return comparing._row(name, results, None)
+        return comparing._make_row(name, results, None)
 
     assert row("layers/Fine", 1.000001).is_explained
     assert not row("layers/Far", 1.1).is_explained
     assert row("layers/Random", 1.1, draws=True).remark == comparing.DRAWS
     assert not row("layers/Apart", 1.0, third=1.0000001).is_explained
     failed = {strategy: {"error": np.array("ValueError: no")} for strategy in comparing.STRATEGIES}
-    refused = comparing._row("layers/No", failed, None)
+    refused = comparing._make_row("layers/No", failed, None)
     assert (refused.remark, refused.is_explained) == ("fails everywhere: ValueError: no", False)
-    text = comparing.table([row("layers/Dense", 1.0), refused])
+    text = comparing.format_tables([row("layers/Dense", 1.0), refused])
     assert "2 classes, 1 trained: 1 of 1 bit-identical between the strategies, 1 within 1e-05 of one device." in text
     assert "| Dense | same bits | ≤ 1e-05 |  |" in text
 

@@ -22,8 +22,8 @@ from equivalence.cases import STRATEGIES, clipped_adam, deep_convnet_model, digi
 from training.trainings import run_program, train_base
 
 from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.parts import Part
-from tfdist.checkpoint.write.writer_thread import WriterThread
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.training.sharding.shards import SHARDINGS
 
@@ -54,19 +54,19 @@ def die_while_saving(directory: pathlib.Path) -> None:
         return call
 
     Part.note = killing("noting", Part.note, worker=1)  # type: ignore[method-assign]
-    Part.others = killing("gathering", Part.others)  # type: ignore[method-assign]
-    WriterThread._tidy = killing("committed", WriterThread._tidy)  # type: ignore[method-assign]
+    Part.collect_others = killing("gathering", Part.collect_others)  # type: ignore[method-assign]
+    CheckpointManager._tidy = killing("committed", CheckpointManager._tidy)  # type: ignore[method-assign]
 
 
 def die_once_two_are_committed() -> None:
-    tidy, count = WriterThread._tidy, itertools.count(1)
+    tidy, count = CheckpointManager._tidy, itertools.count(1)
 
     def call(*args: Any) -> Any:
         if next(count) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return tidy(*args)
 
-    WriterThread._tidy = call  # type: ignore[method-assign]
+    CheckpointManager._tidy = call  # type: ignore[method-assign]
 
 
 def main(directory: str, strategy_name: str, sharding: str, epochs: str, how: str = "") -> None:

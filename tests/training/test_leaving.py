@@ -12,7 +12,7 @@ from training.test_resume import BASE, Once, assert_same, interrupted, memories,
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.checkpoint.write import writer_thread
+from tfdist.checkpoint.write import manager
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_NOT_SAVED, EXIT_PREEMPTED, NotSavedError, PreemptedError
 
 pytestmark = pytest.mark.slow
@@ -83,7 +83,7 @@ def test_leaving_without_a_store_says_that_all_is_lost(tmp_path: pathlib.Path) -
 def test_leaving_says_from_which_checkpoint_a_start_goes_on(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, written = writer_thread.write_checkpoint, []
+    write, written = manager.write_checkpoint, []
 
     def write_once(path: str, snapshot: Any, **settings: Any) -> Any:
         if written:
@@ -91,7 +91,7 @@ def test_leaving_says_from_which_checkpoint_a_start_goes_on(
         written.append(snapshot.step)
         return write(path, snapshot, **settings)
 
-    monkeypatch.setattr(writer_thread, "write_checkpoint", write_once)
+    monkeypatch.setattr(manager, "write_checkpoint", write_once)
     ended = left(tmp_path, signal.SIGTERM, checkpoint=CheckpointPolicy(every_steps=3))
     assert written == [3]
     assert "The newest checkpoint is of step 3: the work of the 2 steps after it is lost" in str(ended.error)

@@ -20,7 +20,7 @@ from metadata_support import MetadataServer
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.checkpoint.write import snapshot, writer_thread
+from tfdist.checkpoint.write import manager, snapshot
 from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, PreemptedError, UserError
 from tfdist.tasks.supervised import Supervised
 
@@ -210,7 +210,7 @@ def test_a_signal_during_an_evaluation_ends_it_and_costs_no_step(tmp_path: pathl
 def test_a_second_signal_while_saving_tears_nothing(
     tmp_path: pathlib.Path, undisturbed: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, noticed = writer_thread.write_checkpoint, tmp_path / "events.jsonl"
+    write, noticed = manager.write_checkpoint, tmp_path / "events.jsonl"
 
     def is_told_after_another() -> bool:
         send(signal.SIGTERM)()  # one that comes just before the main thread waits is noted only after the wait
@@ -222,7 +222,7 @@ def test_a_second_signal_while_saving_tears_nothing(
 
     once = Once("on_train_batch_end", 4, send(signal.SIGTERM))
     with monkeypatch.context() as patch:
-        patch.setattr(writer_thread, "write_checkpoint", write_with_a_signal)
+        patch.setattr(manager, "write_checkpoint", write_with_a_signal)
         settings = BASE | {"checkpoint": CheckpointPolicy(every_steps=1000)}
         ended = run(tmp_path, may_fail=True, callbacks=[*memories(), once], **settings)
     assert isinstance(ended.error, PreemptedError)

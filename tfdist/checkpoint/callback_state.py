@@ -43,10 +43,10 @@ class Baseline:
     """
 
     def __init__(self, callbacks: Iterable[Any]) -> None:
-        self._callbacks = _by_name(callbacks)
-        self._before = {name: _plain_attributes(callback) for name, callback in self._callbacks.items()}
-        self._left_out = {name: _left_out(callback) for name, callback in self._callbacks.items()}
-        self._told: set[tuple[str, str]] = set()
+        self._callbacks = _name_callbacks(callbacks)
+        self._before = {name: _read_plain_attributes(callback) for name, callback in self._callbacks.items()}
+        self._unkept = {name: _find_unkept(callback) for name, callback in self._callbacks.items()}
+        self._warned: set[tuple[str, str]] = set()
 
     def changes(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Values that JSON can hold, by callback and attribute, and the arrays that they refer to by name.
@@ -58,8 +58,8 @@ class Baseline:
         for name, callback in self._callbacks.items():
             changed = {
                 attribute: _encode(value, f"callbacks/{name}.{attribute}", arrays)
-                for attribute, value in _plain_attributes(callback, copied=False).items()
-                if attribute not in self._before[name] or not _same(value, self._before[name][attribute])
+                for attribute, value in _read_plain_attributes(callback, copied=False).items()
+                if attribute not in self._before[name] or not _is_same(value, self._before[name][attribute])
             }
             if changed:
                 values[name] = changed
@@ -67,10 +67,10 @@ class Baseline:
         return values, arrays
 
     def _warn_of_left_out(self, name: str, callback: Any) -> None:
-        before = self._left_out[name]
-        for attribute, now in _left_out(callback).items():
-            if now != before.get(attribute) and (name, attribute) not in self._told:
-                self._told.add((name, attribute))
+        before = self._unkept[name]
+        for attribute, now in _find_unkept(callback).items():
+            if now != before.get(attribute) and (name, attribute) not in self._warned:
+                self._warned.add((name, attribute))
                 _LOG.warning(
                     "%s.%s cannot be kept in checkpoints: a resumed run begins with what on_train_begin sets. "
                     "Checkpoints keep numbers, texts and arrays, and lists, dicts, sets and variables of them.",
@@ -85,7 +85,7 @@ class Baseline:
                 for attribute, value in attributes.items():
                     if not _is_state(self._callbacks[name], attribute):
                         raise DamagedCheckpoint(f"it gives {name} an attribute {attribute!r}, which is no state of it")
-                    _put(self._callbacks[name], attribute, _decode(value, arrays))
+                    _set_attribute(self._callbacks[name], attribute, _decode(value, arrays))
         return [name for name in values if name not in self._callbacks]
 
 
@@ -95,7 +95,7 @@ def _is_state(callback: Any, attribute: str) -> bool:
     return is_name and attribute not in NO_STATE and not callable(getattr(type(callback), attribute, None))
 
 
-def _by_name(callbacks: Iterable[Any]) -> dict[str, Any]:
+def _name_callbacks(callbacks: Iterable[Any]) -> dict[str, Any]:
     seen: collections.Counter[str] = collections.Counter()
     named = {}
     for callback in callbacks:
@@ -105,23 +105,23 @@ def _by_name(callbacks: Iterable[Any]) -> dict[str, Any]:
     return named
 
 
-def _plain_attributes(callback: Any, *, copied: bool = True) -> dict[str, Any]:
+def _read_plain_attributes(callback: Any, *, copied: bool = True) -> dict[str, Any]:
     left_out = NO_STATE + SET_UP_ONCE if hasattr(callback, "monitor_op") else NO_STATE
-    values = {name: _value(callback, value) for name, value in vars(callback).items() if name not in left_out}
+    values = {name: _plain_value(callback, value) for name, value in vars(callback).items() if name not in left_out}
     found = {name: value for name, value in values.items() if isinstance(value, _Variable) or _is_plain(value)}
     return copy.deepcopy(found) if copied else found
 
 
-def _left_out(callback: Any) -> dict[str, tuple[int, int]]:
+def _find_unkept(callback: Any) -> dict[str, tuple[int, int]]:
     """Which data no checkpoint keeps, by attribute: the object, and how much it holds."""
-    kept = _plain_attributes(callback, copied=False)
+    kept = _read_plain_attributes(callback, copied=False)
     found = {name: value for name, value in vars(callback).items() if name not in kept and isinstance(value, _DATA)}
     found = {name: value for name, value in found.items() if name not in NO_STATE + SET_UP_ONCE}
     return {name: (id(value), len(value) if hasattr(value, "__len__") else 0) for name, value in found.items()}
 
 
-def _value(callback: Any, value: Any) -> Any:
-    """An attribute's value, with what `_put` needs no copy of taken off: a default factory, a variable."""
+def _plain_value(callback: Any, value: Any) -> Any:
+    """An attribute's value, with what `_set_attribute` needs no copy of taken off: a default factory, a variable."""
     if type(value) is collections.defaultdict:
         return dict(value)
     if hasattr(value, "assign") and hasattr(value, "numpy") and not _is_of_model(callback, value):
@@ -129,7 +129,7 @@ def _value(callback: Any, value: Any) -> Any:
     return value
 
 
-def _put(callback: Any, attribute: str, value: Any) -> None:
+def _set_attribute(callback: Any, attribute: str, value: Any) -> None:
     now = getattr(callback, attribute, None)
     if isinstance(value, _Variable):
         setattr(callback, attribute, value.value) if now is None else now.assign(value.value)
@@ -157,16 +157,16 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     match one:
         case np.ndarray():
             return one.dtype == other.dtype and np.array_equal(one, other)
         case list() | tuple() | collections.deque():
-            return len(one) == len(other) and all(map(_same, one, other))
+            return len(one) == len(other) and all(map(_is_same, one, other))
         case dict():
-            return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+            return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
     return bool(one == other)
 
 

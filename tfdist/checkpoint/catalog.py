@@ -71,7 +71,7 @@ def list_checkpoints(directory: str) -> list[Entry]:
     return sorted((read_entry(path) for _, path in list_paths(directory)), key=lambda entry: entry.age_order)
 
 
-def newest_first(directory: str, *, before_step: int | None = None) -> Iterator[Entry]:
+def read_newest_first(directory: str, *, before_step: int | None = None) -> Iterator[Entry]:
     """The same from the newest (below `before_step`) on; a manifest is read when its turn comes."""
     paths = [(step, path) for step, path in list_paths(directory) if before_step is None or step < before_step]
     for _, same_step in itertools.groupby(reversed(paths), key=lambda pair: pair[0]):
@@ -128,7 +128,7 @@ def remove(path: str) -> None:
     files.remove_tree(path, first=manifests.NAME)
 
 
-def expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: Entry) -> list[Entry]:
+def find_expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: Entry) -> list[Entry]:
     """Those of `entries` that the policy does not keep.
 
     Args:
@@ -144,13 +144,13 @@ def expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: Entry
     kept = {entry.path for entry in candidates[: policy.keep_last or KEEP_LAST]}
     if policy.keep_every_steps:
         kept |= {entry.path for entry in candidates if entry.step % policy.keep_every_steps == 0}
-    kept_for_value = best(candidates, policy)
+    kept_for_value = _find_best(candidates, policy)
     if kept_for_value is not None:
         kept.add(kept_for_value.path)
     return [entry for entry in judged if entry.path not in kept]
 
 
-def best(candidates: Sequence[Entry], policy: CheckpointPolicy) -> Entry | None:
+def _find_best(candidates: Sequence[Entry], policy: CheckpointPolicy) -> Entry | None:
     """The one with the best value of the policy's metric; of equal ones the newest, which comes first."""
     if policy.keep_best is None:
         return None

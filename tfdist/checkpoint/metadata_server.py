@@ -7,6 +7,7 @@ https://cloud.google.com/compute/docs/metadata/querying-metadata.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import pathlib
 import threading
@@ -21,7 +22,6 @@ ENDING_VALUES = {
 }
 POLL_SECONDS = 2.0  # a preempted VM has 30 seconds
 ANSWER_SECONDS = 10
-FAILURES_BEFORE_TROUBLE = 3
 
 
 def find_address(given: str | None = None, *, product_name_file: pathlib.Path = PRODUCT_NAME_FILE) -> str | None:
@@ -35,29 +35,17 @@ def find_address(given: str | None = None, *, product_name_file: pathlib.Path = 
     return DEFAULT_ADDRESS if product.strip().startswith("Google") else None
 
 
-def watch(
-    address: str, closing: threading.Event, on_notice: Callable[[str], None], on_trouble: Callable[[str], None]
-) -> None:
+def watch(address: str, closing: threading.Event, on_notice: Callable[[str], None]) -> None:
     """Asks again and again, until `closing` is set or the VM is about to end; a server that fails is asked on.
 
     Args:
       address: `host` or `host:port` of the server; proxies are not used, as Google's documentation asks.
       closing: ends it, after the request that it is in.
       on_notice: called at most once, with a clause such as "this VM is being preempted".
-      on_trouble: called at most once, with a sentence, when the server does not answer.
     """
-    failures = 0
     while not closing.is_set():
-        try:
+        with contextlib.suppress(OSError, http.client.HTTPException):
             reasons = [ENDING_VALUES[key].get(_ask(address, key)) for key in ENDING_VALUES]
-        except (OSError, http.client.HTTPException) as error:
-            failures += 1
-            if failures == FAILURES_BEFORE_TROUBLE and not closing.is_set():
-                on_trouble(
-                    f"The metadata server at {address} does not answer: {error!r}. "
-                    "Until it does, only a signal tells this process that its VM will end."
-                )
-        else:
             if (reason := next(filter(None, reasons), None)) is not None:
                 if not closing.is_set():
                     on_notice(reason)

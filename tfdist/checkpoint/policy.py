@@ -88,7 +88,7 @@ CHECKPOINT = Check(
 )
 
 
-def policy_of(checkpoint: CheckpointPolicy | str) -> CheckpointPolicy | None:
+def resolve_policy(checkpoint: CheckpointPolicy | str) -> CheckpointPolicy | None:
     """What a setting that passed CHECKPOINT means; None: no checkpoints."""
     if isinstance(checkpoint, CheckpointPolicy):
         return checkpoint

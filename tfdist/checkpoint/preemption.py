@@ -95,11 +95,11 @@ class Preemption:
                 self._on_signal(signal.SIGINT, None)
             if self._abort is not None and signal.SIGINT in self._old_handlers:
                 self._watch_interrupts()
-        self._thread = threading.Thread(target=self._tell_notes, name="tfdist-preemption", daemon=True)
+        self._thread = threading.Thread(target=self._report_notes, name="tfdist-preemption", daemon=True)
         self._thread.start()
         if self._metadata_address is not None:
-            asked = (self._metadata_address, self._closing, self.note, self._notes.put)
-            threading.Thread(target=metadata_server.watch, args=asked, name="tfdist-metadata", daemon=True).start()
+            watched = (self._metadata_address, self._closing, self.note)
+            threading.Thread(target=metadata_server.watch, args=watched, name="tfdist-metadata", daemon=True).start()
         return self
 
     def __exit__(
@@ -143,7 +143,7 @@ class Preemption:
                 if count > 1 and self._abort is not None:
                     self._abort()
 
-    def _tell_notes(self) -> None:
+    def _report_notes(self) -> None:
         while (note := self._notes.get()) is not None:
             self._tell(note)
 

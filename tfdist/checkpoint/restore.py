@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.checkpoint.catalog import Entry, newest_first, read_entry
+from tfdist.checkpoint.catalog import Entry, read_entry, read_newest_first
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
-from tfdist.checkpoint.format.slices import joined, whole_name
+from tfdist.checkpoint.format.slices import join_slices, whole_name
 from tfdist.checkpoint.format.stored_files import read_files
 from tfdist.checkpoint.state import EventSink, State
 from tfdist.errors import UserError, suggest
 
 Vote = Mapping[str, tuple[tuple[int, ...], Any]]  # name → shape, dtype
-_MOST_DIFFERENCES = 40  # in one message; `differences` gives all
+_MOST_DIFFERENCES = 40  # in one message; `list_differences` gives all
 
 
-def newest(
+def load_newest(
     directory: str,
     *,
     tell: EventSink,
@@ -38,7 +38,7 @@ def newest(
       UserError: a newer tfdist wrote the newest one.
       OSError: the store does not answer; it is not known then what there is.
     """
-    for entry in newest_first(directory, before_step=before_step):
+    for entry in read_newest_first(directory, before_step=before_step):
         if entry.is_leftover:
             continue
         entry.check_format()
@@ -65,13 +65,13 @@ def load(path: str, *, verify: bool = True, wanted: Callable[[str], bool] = lamb
     return _load(read_entry(path), verify=verify, wanted=wanted)
 
 
-def match(tensors: Mapping[str, np.ndarray], wanted: Vote, *, partial: bool) -> dict[str, np.ndarray]:
+def match_tensors(tensors: Mapping[str, np.ndarray], wanted: Vote, *, partial: bool) -> dict[str, np.ndarray]:
     """Those of `tensors` that `wanted` names.
 
     Raises UserError listing what is missing, left over, or of another shape or type; with `partial` all of this is
-    left out, and `differences` tells it.
+    left out, and `list_differences` names it.
     """
-    found = differences(tensors, wanted)
+    found = list_differences(tensors, wanted)
     if found and not partial:
         listed = "".join(f"\n  {line}" for line in found[:_MOST_DIFFERENCES])
         rest = f"\n  and {len(found) - _MOST_DIFFERENCES:,} more" if len(found) > _MOST_DIFFERENCES else ""
@@ -83,7 +83,7 @@ def match(tensors: Mapping[str, np.ndarray], wanted: Vote, *, partial: bool) -> 
     return {name: tensors[name] for name, kind in wanted.items() if name in tensors and _fits(tensors[name], kind)}
 
 
-def differences(tensors: Mapping[str, np.ndarray], wanted: Vote) -> list[str]:
+def list_differences(tensors: Mapping[str, np.ndarray], wanted: Vote) -> list[str]:
     """One line for each tensor that is missing, left over, or of another shape or type."""
     extra = [name for name in tensors if name not in wanted]
     lines = []
@@ -103,7 +103,7 @@ def _load(entry: Entry, *, verify: bool, wanted: Callable[[str], bool]) -> State
         raise DamagedCheckpoint(f"{entry.problem} ({entry.path})")
     try:
         files = read_files(entry.path, entry.manifest, verify=verify, wanted=lambda name: wanted(whole_name(name)))
-        tensors = joined(files)
+        tensors = join_slices(files)
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(f"{error} ({entry.path})") from error
     return State(entry.step, tensors, entry.manifest.values, entry.manifest, entry.path)

@@ -47,14 +47,14 @@ class Schedule:
         self._write_seconds = 0.0
 
     def begin(self, now: float) -> None:
-        """Training begins; `now` is in seconds of the clock whose readings `due` and `saved` get."""
+        """Training begins; `now` is in seconds of the clock whose readings `is_due` and `note_save` get."""
         self._time = now
 
     def next_boundary(self, step: int) -> int | None:
         """The first step after `step` at which a checkpoint falls by the count of steps; None: by the clock only."""
         return min(_next_multiples(step, self._periods), default=None)
 
-    def due(self, step: int, now: float) -> bool:
+    def is_due(self, step: int, now: float) -> bool:
         """Whether to back up after `step` steps, at the time `now`."""
         if step <= self._step:
             return False
@@ -76,13 +76,13 @@ class Schedule:
             return min(best, FIRST_SECONDS)
         return max(best, wait / LARGEST_SHARE, self._write_seconds)
 
-    def saved(self, step: int, now: float, *, cost_seconds: float) -> None:
+    def note_save(self, step: int, now: float, *, cost_seconds: float) -> None:
         """A checkpoint of `step` was taken by `now` and kept the training waiting for `cost_seconds`."""
         self._step = step
         self._time = now
         self._costs = [*self._costs, cost_seconds][-REMEMBERED_COSTS:]
 
-    def written(self, seconds: float) -> None:
+    def note_write(self, seconds: float) -> None:
         """The last checkpoint took `seconds` from its copy in memory to its commit."""
         self._write_seconds = seconds
 

@@ -33,13 +33,6 @@ FLAGS = flags.FlagValues()
 flags.DEFINE_bool(
     "verify", False, "read every byte, and name each file that is not what was written", flag_values=FLAGS
 )
-# Commands that are gone, with what to do instead.
-INSTEAD = {
-    "verify": "write list RUN_DIR --verify",
-    "show": "open the safetensors files with a viewer, and read manifest.json",
-    "prune": "set policy.CheckpointPolicy.keep_last and the like, or remove directories of checkpoints",
-    "copy": "copy the directories, as with `gcloud storage cp --recursive`, and write list COPY --verify",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,23 +48,21 @@ def _show(text: str) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Prints the checkpoints that the arguments ask for; returns the exit status."""
     values, operands = command_line.parse_with_operands(FLAGS, arguments, about=ABOUT, hint=f"Write: {USAGE}")
-    if operands and operands[0] in INSTEAD:
-        raise UserError(f"The command {operands[0]} is gone: {INSTEAD[operands[0]]}.")
     if len(operands) != 2 or operands[0] != LIST:
         near = suggest(operands[0], [LIST]) if operands else ""
         raise UserError(f"Received {' '.join(operands)!r}.{near} Write: {USAGE}")
     run_dir = operands[1]
-    entries = catalog.list_checkpoints(checkpoints_in(run_dir))
+    entries = catalog.list_checkpoints(find_checkpoints(run_dir))
     if not entries:
         _show(f"no checkpoints in {run_dir}")
         return EXIT_DONE
     problems = {entry.path: catalog.verify(entry) for entry in entries} if values.verify else {}
-    _show(table([entry_row(entry, problems) for entry in reversed(entries)], right=("step", "size", "files")))
+    _show(format_table([format_entry(entry, problems) for entry in reversed(entries)], right=("step", "size", "files")))
     damaged = [entry for entry in entries if not entry.is_leftover and (entry.problem or problems.get(entry.path))]
     return EXIT_DAMAGED if damaged else EXIT_DONE
 
 
-def checkpoints_in(run_dir: str) -> str:
+def find_checkpoints(run_dir: str) -> str:
     """Returns the directory of the checkpoints of `run_dir`, or `run_dir` itself; raises UserError without either."""
     run = RunDirectory(run_dir, find_checkpoint_dir(run_dir))
     for path in (run.checkpoints, run.path):
@@ -80,7 +71,7 @@ def checkpoints_in(run_dir: str) -> str:
     raise UserError(f"There is no directory {run_dir!r}. Write the run's directory, or that of its checkpoints.")
 
 
-def table(rows: Sequence[Mapping[str, str]], *, right: Sequence[str]) -> str:
+def format_table(rows: Sequence[Mapping[str, str]], *, right: Sequence[str]) -> str:
     """Formats the rows under the names of their columns; the columns in `right` end flush."""
     columns = [name for name in rows[0] if name in right or any(row[name] for row in rows)]
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
@@ -94,7 +85,7 @@ def table(rows: Sequence[Mapping[str, str]], *, right: Sequence[str]) -> str:
     return "\n".join(line.rstrip() for line in padded)
 
 
-def entry_row(entry: Entry, verified: Mapping[str, str | None]) -> dict[str, str]:
+def format_entry(entry: Entry, verified: Mapping[str, str | None]) -> dict[str, str]:
     """Formats a checkpoint; `verified` has by path what is wrong with it (None: nothing), where that was examined."""
     manifest = entry.manifest
     if entry.is_leftover:

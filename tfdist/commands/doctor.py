@@ -24,7 +24,7 @@ from tfdist.doctor import facts as facts_of
 from tfdist.doctor import findings as say
 from tfdist.doctor import network
 from tfdist.doctor.findings import NOTE, PROBLEM, Finding, fine
-from tfdist.doctor.machine import check_machine
+from tfdist.doctor.machine import check_devices, check_machine, check_storage
 from tfdist.errors import TfdistError, UserError
 from tfdist.strategies.cluster import environment as marks
 from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config
@@ -83,10 +83,11 @@ class Doctor:
         self.worker = 0
 
     def tell(self, *findings: Finding) -> None:
+        """Keeps findings, and prints them unless all are wanted as JSON."""
         self.findings += findings
         if not self.options.json:
             for each in findings:
-                print(say.as_text(each), flush=True)
+                print(say.format_finding(each), flush=True)
 
     def last_words(self) -> str:
         """The summary, with the worker's name where there are several."""
@@ -95,10 +96,12 @@ class Doctor:
 
     @property
     def is_in_cluster(self) -> bool:
+        """Whether there are other workers."""
         is_horovod = marks.first_set(marks.HOROVOD_MARKS, self.environment) is not None
         return self.cluster.num_workers > 1 if self.cluster is not None else is_horovod
 
     def as_json(self) -> dict[str, Any]:
+        """The findings for machines."""
         return {
             "host": socket.gethostname(),
             "worker": self.worker,
@@ -119,12 +122,12 @@ class Doctor:
         adapters = network.list_adapters()
         self.tell(*check_machine(has_rdma=bool(adapters)))
         num_gpus = self._devices()
-        peers = network.other_hosts(self.cluster) if self.cluster else []
+        peers = network.list_other_hosts(self.cluster) if self.cluster else []
         self.tell(*network.check_network(self.environment, num_gpus=num_gpus or 0, peers=peers, adapters=adapters))
         self._storage()
         if num_gpus is None:
             return  # without TensorFlow there is nothing more to see
-        facts = facts_of.collect(versions=versions.all_versions(), settings=settings, num_devices=num_gpus)
+        facts = facts_of.collect(versions=versions.list_versions(), settings=settings, num_devices=num_gpus)
         if self.cluster is not None and self.cluster.num_workers > 1:
             self._measure("multi_worker", facts)
         elif is_horovod:
@@ -140,7 +143,7 @@ class Doctor:
             return None
         from tfdist.config import loading
 
-        return loading.stated(gin_files=self.options.gin_file, gin_params=self.options.gin_param)
+        return loading.read_statements(gin_files=self.options.gin_file, gin_params=self.options.gin_param)
 
     def _read_cluster(self) -> None:
         try:
@@ -166,15 +169,11 @@ class Doctor:
             why = "Nothing trains without it."
             self.tell(Finding(PROBLEM, "devices", f"TensorFlow cannot be imported: {error}", why, "See `versions`."))
             return None
-        from tfdist.doctor import devices
-
-        found, num_gpus = devices.check_devices(self.environment)
+        found, num_gpus = check_devices(self.environment)
         self.tell(*found)
         return num_gpus
 
     def _storage(self) -> None:
-        from tfdist.doctor.bucket import check_storage
-
         for place in self.options.run_dir:
             self.tell(check_storage(place))
         if not self.options.run_dir:
@@ -201,7 +200,7 @@ class Doctor:
             sizes = [size for size in collectives.SIZES if size <= self.options.largest_mib * collectives.MEBIBYTE]
             if topology.num_replicas > 1 and sizes:
                 timings = collectives.measure(strategy, sizes)
-                self.tell(collectives.report(timings, name, topology))
+                self.tell(collectives.make_finding(timings, name, topology))
         except Exception as error:  # whatever TensorFlow or Horovod raises is what a run would meet
             why = "A run would fail in the same way at its first step."
             hint = "Look at what the other workers say; run with TF_CPP_MIN_LOG_LEVEL=0 and NCCL_DEBUG=INFO."

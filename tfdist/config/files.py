@@ -54,7 +54,7 @@ def find_gin_file(name: str, *, including: Path | None = None) -> Path:
     the directory that holds tfdist, in this order. `tfdist:experiments/digits.gin` is a file that comes with tfdist.
     """
     if name.startswith(SHIPPED):
-        return _shipped(name.removeprefix(SHIPPED))
+        return _find_shipped(name.removeprefix(SHIPPED))
     places = [Path.cwd(), REPOSITORY]
     if including is not None:
         above = including.absolute().parents
@@ -72,10 +72,10 @@ def find_gin_file(name: str, *, including: Path | None = None) -> Path:
         raise UserError(f"{name} is a directory; write the gin file in it that is meant.")
     looked = " and ".join(map(str, places if len(places) < 4 else [*places[:2], f"{len(places) - 2} more directories"]))
     hint = "" if Path(name).is_absolute() else f" Looked for it in {looked}."
-    raise UserError(f"there is no gin file {name!r}.{hint}{_near_files(name, places)}")
+    raise UserError(f"there is no gin file {name!r}.{hint}{_suggest_files(name, places)}")
 
 
-def _shipped(name: str) -> Path:
+def _find_shipped(name: str) -> Path:
     found = CONFIGS / name
     if not name.startswith("/") and ".." not in found.parts and found.is_file():
         return found
@@ -84,7 +84,7 @@ def _shipped(name: str) -> Path:
     raise UserError(f"tfdist comes with no gin file {name!r}.{near}")
 
 
-def _near_files(name: str, places: Iterable[Path]) -> str:
+def _suggest_files(name: str, places: Iterable[Path]) -> str:
     parent = Path(name).parent
     for place in places:
         if (place / parent).is_dir():
@@ -99,7 +99,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the gin file {shown(path)} cannot be read: {error}") from error
+        raise UserError(f"the gin file {shorten_path(path)} cannot be read: {error}") from error
 
 
 def read_url(url: str) -> str:
@@ -110,7 +110,7 @@ def read_url(url: str) -> str:
         raise UserError(f"The gin file {url!r} cannot be read: {' '.join(str(error).split())}") from error
 
 
-def shown(path: Path) -> str:
+def shorten_path(path: Path) -> str:
     """The path as a user would write it: relative when it lies below the working directory."""
     relative = os.path.relpath(path.absolute())
     return str(path.absolute()) if relative.startswith("..") else relative
@@ -123,7 +123,7 @@ def search_modules_in(directories: Iterable[Path]) -> None:
             sys.path.append(str(directory))
 
 
-def directory_of(module: ModuleType) -> Path | None:
+def find_directory(module: ModuleType) -> Path | None:
     """The directory that has to be searched to import a module; None for one that lies in no file."""
     place = next(iter(getattr(module, "__path__", [])), None) or getattr(module, "__file__", None)
     return Path(place).resolve().parent if place else None
@@ -146,13 +146,13 @@ def import_module(statement: str, module: str) -> None:
         raise
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise UserError(_why_not_found(statement, error.name or module)) from error
+            raise UserError(_explain_missing(statement, error.name or module)) from error
         if module.split(".")[0] in FRAMEWORKS:
             raise
-        raise _failure_inside(statement, error) from error
+        raise _explain_failure(statement, error) from error
 
 
-def _why_not_found(statement: str, missing: str) -> str:
+def _explain_missing(statement: str, missing: str) -> str:
     if missing in REMOVED:
         return f"{statement!r}: tfdist has no {missing} any more. {REMOVED[missing]}"
     parent, _, leaf = missing.rpartition(".")
@@ -171,7 +171,7 @@ def _why_not_found(statement: str, missing: str) -> str:
     return f"{statement!r}: {where}{near}{advice}"
 
 
-def _failure_inside(statement: str, error: BaseException) -> UserError:
+def _explain_failure(statement: str, error: BaseException) -> UserError:
     """What the failure of a module of the user's own is reported as: with the lines that led to it."""
     if isinstance(error, SyntaxError):
         places = [f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"]
@@ -182,7 +182,7 @@ def _failure_inside(statement: str, error: BaseException) -> UserError:
     return UserError("\n    ".join([f"{statement!r} failed: {type(error).__name__}: {error}", *places]))
 
 
-def import_line_for(name: str) -> str:
+def guess_import(name: str) -> str:
     """The import that probably gives a name: a module of tfdist, or an installed one; empty when there is none."""
     found = [path for path in (REPOSITORY / "tfdist").rglob(f"{name}.py") if not name.startswith("_")]
     if found:

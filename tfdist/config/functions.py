@@ -39,6 +39,7 @@ class Function:
 
     @property
     def required(self) -> list[str]:
+        """The parameters without a default."""
         return [name for name, default in self.parameters.items() if default is NO_DEFAULT]
 
 
@@ -55,7 +56,7 @@ def describe(called: Callable[..., Any], *, name: str, identity: str) -> Functio
         identity=identity or f"{module}.{getattr(called, '__qualname__', name)}",
         parameters=parameters,
         takes_any=takes_any,
-        builds=_what_it_builds(called),
+        builds=_name_product(called),
         units=_units(called),
     )
 
@@ -104,7 +105,7 @@ def _is_keras_optimizer(called: type) -> bool:
     return issubclass(called, keras.optimizers.Optimizer)
 
 
-def _what_it_builds(called: Callable[..., Any]) -> str:
+def _name_product(called: Callable[..., Any]) -> str:
     """Names the Keras object with variables that a class is, or that a function is annotated to return."""
     keras = sys.modules.get("keras")
     if keras is None:

@@ -10,6 +10,7 @@ macro is a function called in a scope of its own name: what it evaluates runs in
 
 from __future__ import annotations
 
+import graphlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ class Source:
     line: str = ""
 
     def error(self, message: str) -> UserError:
+        """The user's error, with the statement that it is in."""
         line = self.line if len(self.line) <= _MAX_LINE else f"{self.line[:_MAX_LINE]} …"
         return UserError(f"{self.location}: {message}" + (f"\n    {line}" if line else ""))
 
@@ -46,6 +48,7 @@ class Reference:
 
     @property
     def is_required(self) -> bool:
+        """Whether it is `%gin.REQUIRED`."""
         return self.target == CONSTANT and self.scope == ("gin.REQUIRED",)
 
 
@@ -61,6 +64,7 @@ class Setting:
 
     @property
     def key(self) -> tuple[Scope, str, str]:
+        """What a later setting has to share to override it."""
         return self.scope, self.target, self.parameter
 
 
@@ -91,7 +95,7 @@ def references(value: Any) -> list[Reference]:
     return found
 
 
-def winners(settings: Iterable[Setting]) -> list[Setting]:
+def select_winners(settings: Iterable[Setting]) -> list[Setting]:
     """The settings that no later one overrides."""
     return list({setting.key: setting for setting in settings}.values())
 
@@ -157,7 +161,7 @@ class Graph:
         scope = reference.scope or (caller.scope if reference.evaluate else outside)
         return Call(reference.target, scope, scope)
 
-    def used(self, starts: Iterable[Call]) -> set[int]:
+    def find_used(self, starts: Iterable[Call]) -> set[int]:
         """The `id`s of the settings that a call reached from the starts takes."""
         return {id(setting) for call, _ in self.walk(starts) for setting in self.settings_of(call)}
 
@@ -173,16 +177,16 @@ def check_all_used(settings: Sequence[Setting], functions: Mapping[str, Function
     """
     graph = Graph(settings, shadowing=False)
     starts = [Call(root) for root in roots.values()]
-    used = graph.used(starts)
+    used = graph.find_used(starts)
     unused = [setting for setting in settings if id(setting) not in used]
     if unused:
         calls = [call for call, _ in graph.walk(starts)]
-        errors = [str(s.source.error(_why_unused(s, calls, functions, roots))) for s in unused]
+        errors = [str(s.source.error(_explain_unused(s, calls, functions, roots))) for s in unused]
         more = f"\n… and {len(errors) - 10} more of this kind." if len(errors) > 10 else ""
         raise UserError("\n".join(errors[:10]) + more)
 
 
-def _why_unused(
+def _explain_unused(
     setting: Setting, calls: Sequence[Call], functions: Mapping[str, Function], roots: Mapping[str, str]
 ) -> str:
     if setting.target == MACRO:
@@ -212,42 +216,18 @@ def _why_unused(
     )
 
 
-def check_keys(settings: Iterable[Setting]) -> None:
-    """No macro that stands for a list or a dict is the key of a dict."""
-    macros = {setting.scope: setting.value for setting in settings if setting.target == MACRO}
-    for setting in settings:
-        for key in _keys(setting.value):
-            if any(isinstance(macros.get(reference.scope), list | dict) for reference in references(key)):
-                raise setting.source.error("the key of a dict is a text, a number or a tuple of these.")
-
-
-def _keys(value: Any) -> Iterator[Any]:
-    """The keys of all dicts within a value."""
-    if isinstance(value, dict):
-        yield from value
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _keys(part)
-
-
 def check_no_circle(graph: Graph, functions: Mapping[str, Function], roots: Iterable[str]) -> None:
     """No `@f()` needs what it returns itself, which would be called for ever."""
-    done: set[Call] = set()
-    pending: list[tuple[Call, Setting | None, bool]] = [(Call(root), None, False) for root in roots]
-    open_calls: set[Call] = set()
-    while pending:
-        call, setting, is_left = pending.pop()
-        if is_left:
-            open_calls.discard(call)
-            done.add(call)
-        elif setting is not None and call in open_calls:
-            name = functions[call.target].name
-            raise setting.source.error(f"@{name}() is called for its own argument here, and so without end.")
-        elif call not in done:
-            open_calls.add(call)
-            pending.append((call, setting, True))
-            pending += [(inner, by, False) for inner, by in graph.calls_of(call, only_evaluated=True)]
+    calls = {
+        call: graph.calls_of(call, only_evaluated=True) for call, _ in graph.walk(map(Call, roots), only_evaluated=True)
+    }
+    try:
+        graphlib.TopologicalSorter({call: [inner for inner, _ in made] for call, made in calls.items()}).prepare()
+    except graphlib.CycleError as error:
+        inner, call = error.args[1][:2]  # the second needs the first
+        source = next(setting.source for each, setting in calls[call] if each == inner)
+        name = functions[inner.target].name
+        raise source.error(f"@{name}() is called for its own argument here, and so without end.") from None
 
 
 def check_not_built_early(graph: Graph, functions: Mapping[str, Function], roots: Iterable[str]) -> None:
@@ -279,7 +259,7 @@ def check_complete(settings: Sequence[Setting], functions: Mapping[str, Function
         bound = {s.parameter for s in graph.settings_of(call) if s.target == call.target}
         missing = [name for name in functions[call.target].required if name not in bound]
         if missing:
-            error = missing_values(functions[call.target].name, missing)
+            error = explain_missing_values(functions[call.target].name, missing)
             raise error if setting is None else setting.source.error(str(error))
     for call, _ in graph.walk([Call(root)]):
         for setting in graph.settings_of(call):
@@ -291,7 +271,7 @@ def check_complete(settings: Sequence[Setting], functions: Mapping[str, Function
                 )
 
 
-def missing_values(function: str, parameters: Sequence[str]) -> UserError:
+def explain_missing_values(function: str, parameters: Sequence[str]) -> UserError:
     """The error to raise where required parameters of a function have no value."""
     names = [f"{function}.{parameter}" for parameter in parameters]
     verb = "has no value" if len(names) == 1 else "have no values"

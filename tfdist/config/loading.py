@@ -39,7 +39,7 @@ from tfdist.config.statements import (
     Reader,
     Statement,
     check_macros,
-    stated_at,
+    name_source,
 )
 from tfdist.errors import UserError, suggest
 
@@ -94,7 +94,7 @@ class Config:
           UserError: something that the run needs has no value. Whatever the called code raises comes through as it is.
         """
         self.check(root_name)
-        bindings = _placed(self._gin_bindings, run_dir)
+        bindings = _place_run_directory(self._gin_bindings, run_dir)
         with _gin_state(bindings, self._operative), gin_config.config_scope(None):
             return use(self._roots[root_name].wrapper())
 
@@ -104,11 +104,11 @@ class Config:
         Everything that the configuration names is called by gin, so gin's frames tell which of it raised.
         """
         roots = {root.selector for root in self._roots.values()}
-        called = [selector for selector in _calls_by_gin(error) if selector not in roots]
+        called = [selector for selector in _list_calls(error) if selector not in roots]
         if called and called[-1] in self._functions:
             failure = user_code.failed(f"{self._functions[called[-1]].name}()", error)
             settings = [setting for setting in self._used if setting.target == called[-1]][:MAX_SETTINGS_SHOWN]
-            return UserError("\n    ".join([str(failure), *map(self._stated, settings)]))
+            return UserError("\n    ".join([str(failure), *map(self._describe_setting, settings)]))
         if user_code.may_pass(error):
             return None
         refused = user_code.refused_values(error)
@@ -116,7 +116,7 @@ class Config:
             return user_code.failed("Your code", error)
         return refused
 
-    def _stated(self, setting: Setting) -> str:
+    def _describe_setting(self, setting: Setting) -> str:
         value = report.value_text(setting.value, lambda target: self._functions[target].name)
         return f"{graph.setting_name(setting, self._functions)} = {value}  ({setting.source.location})"
 
@@ -179,7 +179,7 @@ def load(
         return _Loader(roots(), reader).load(inherited)
 
 
-def stated(*, gin_files: Sequence[str], gin_params: Sequence[str]) -> dict[str, str]:
+def read_statements(*, gin_files: Sequence[str], gin_params: Sequence[str]) -> dict[str, str]:
     """What files and params state, as text by name, the later winning; nothing that they name is imported.
 
     Raises:
@@ -220,7 +220,7 @@ def _gin_state(
         vars(gin_config).update(before)
 
 
-def _placed(
+def _place_run_directory(
     bindings: dict[tuple[str, str], dict[str, Any]], run_dir: str | None
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """gin's bindings with %RUN_DIR in its place; raises UserError where it is used and there is none."""
@@ -228,7 +228,7 @@ def _placed(
         return bindings
     if run_dir is None:
         raise UserError(f"%{run_directory.NAME} is used, and this command has no run directory.")
-    return {call: run_directory.placed(given, run_dir) for call, given in bindings.items()}
+    return {call: run_directory.place(given, run_dir) for call, given in bindings.items()}
 
 
 def _is_constant(name: str) -> bool:
@@ -261,7 +261,7 @@ class _Loader:
         settings = []
         for (statement, content), target in zip(assignments, targets, strict=True):
             if content.parameter is not None:
-                with stated_at(statement.source):
+                with name_source(statement.source):
                     value = graph.map_references(content.value, functools.partial(self._resolve, file=statement.file))
                 scope, parameter = (content.macro, "value") if content.macro else (content.scope, content.parameter)
                 settings.append(Setting(scope, target, parameter, value, statement.source))
@@ -289,13 +289,13 @@ class _Loader:
                 context.adopt(self._contexts[other])
             for statement, content in imports:
                 if statement.file == file:
-                    with stated_at(statement.source):
+                    with name_source(statement.source):
                         context.run_import(content)
 
     def _target(self, statement: Statement, content: Assignment) -> str:
         if content.macro:
             return MACRO
-        with stated_at(statement.source):
+        with name_source(statement.source):
             configurable = self._find(content.function, statement.file)
             if configurable.selector == MACRO:
                 raise UserError("a macro is defined by its name: NAME = VALUE.")
@@ -330,20 +330,19 @@ class _Loader:
         return Reference(target, reference.scope, reference.evaluate)
 
     def _config(self, settings: Sequence[Setting]) -> Config:
-        imports, names = self._written_names()
+        imports, names = self._name_targets()
         functions = {target: _describe(c, name=names[target]) for target, c in self._configurables.items()}
         roots = {name: root.selector for name, root in self._roots.items()}
         graph.check_all_used(settings, functions, roots)
-        kept = graph.winners(settings)
-        graph.check_keys(kept)
+        kept = graph.select_winners(settings)
         in_force = Graph(kept, shadowing=True)
         graph.check_no_circle(in_force, functions, roots.values())
         graph.check_not_built_early(in_force, functions, roots.values())
-        used_ids = in_force.used([Call(root) for root in roots.values()])
+        used_ids = in_force.find_used([Call(root) for root in roots.values()])
         used = tuple(setting for setting in kept if id(setting) in used_ids)
         return Config(tuple(settings), used, functions, self._roots, imports, _gin_bindings(used))
 
-    def _written_names(self) -> tuple[tuple[str, ...], dict[str, str]]:
+    def _name_targets(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """The imports of the written configuration, and the name that each target has with them."""
         on = config_parser.ImportStatement("__gin__.dynamic_registration", True, None, None)
         manager = gin_config.ImportManager([on])
@@ -366,7 +365,7 @@ class _Loader:
         imported = {
             statement.module.split(".")[0] for context in self._contexts.values() for statement in context.imports
         }
-        found = {files.directory_of(sys.modules[name]) for name in imported if name in sys.modules}
+        found = {files.find_directory(sys.modules[name]) for name in imported if name in sys.modules}
         mine = {directory.resolve() for directory in self._directories} - {files.REPOSITORY}
         yield from (f"{MODULES_IN}{directory}" for directory in sorted(mine & found))
 
@@ -405,7 +404,7 @@ def _describe(configurable: gin_config.Configurable, *, name: str) -> Function:
     return describe(configurable.wrapped, name=name, identity=name if configurable.import_source is _ROOT else "")
 
 
-def _calls_by_gin(error: BaseException) -> list[str]:
+def _list_calls(error: BaseException) -> list[str]:
     """The selectors of the calls by gin that an exception came through, outermost first."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     of_gin = [f for f in frames if f.f_code.co_filename == gin_config.__file__ and f.f_code.co_name == "gin_wrapper"]

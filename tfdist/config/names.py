@@ -66,14 +66,14 @@ class Context(gin_config.ParseContext):
         """The function or class that `module.function` names, registered with gin if it was not yet."""
         first, *rest = selector.split(".")
         if first not in self._symbol_table:
-            raise UserError(self._why_not_imported(selector))
+            raise UserError(self._explain_not_imported(selector))
         if first in self._ambiguous:
             lines = " and ".join(map(repr, self._ambiguous[first]))
             raise UserError(f"the name {first!r} may be of {lines}. Add the line that is meant to this file.")
         holder, path = self._symbol_table[first], first
         for part in rest:
             if not hasattr(holder, part):
-                raise UserError(_why_no_attribute(holder, path, part))
+                raise UserError(_explain_no_attribute(holder, path, part))
             holder, path = getattr(holder, part), f"{path}.{part}"
         if not callable(holder):
             raise UserError(f"{path} is a {type(holder).__name__}, not a function or a class.")
@@ -82,7 +82,7 @@ class Context(gin_config.ParseContext):
         except Exception as error:
             raise UserError(f"gin cannot configure {path}: {error}") from error
 
-    def _why_not_imported(self, selector: str) -> str:
+    def _explain_not_imported(self, selector: str) -> str:
         name = selector.split(".")[0]
         elsewhere = self._imported_elsewhere.get(name)
         if elsewhere:
@@ -90,7 +90,7 @@ class Context(gin_config.ParseContext):
                 f" Add the line {str(elsewhere.content)!r}, as {elsewhere.source.location} does: an import holds in "
                 "its own file and in those that include it."
             )
-        elif line := files.import_line_for(name):
+        elif line := files.guess_import(name):
             advice = f" Add the line {line!r}."
         else:
             advice = suggest(name, [n for n in self._symbol_table if n != "gin"]) or (
@@ -99,7 +99,7 @@ class Context(gin_config.ParseContext):
         return f"the name {name!r} is not imported here.{advice}"
 
 
-def _why_no_attribute(holder: Any, path: str, name: str) -> str:
+def _explain_no_attribute(holder: Any, path: str, name: str) -> str:
     if files.is_submodule(holder, name):
         return f"{path}.{name} is a module of its own. Add the line 'from {holder.__name__} import {name}'."
     return f"{path} has no {name!r}.{suggest(name, [known for known in dir(holder) if not known.startswith('_')])}"

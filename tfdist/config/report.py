@@ -53,7 +53,7 @@ def config_text(
     lines = ["# What a run is configured with: loading this file again configures the same run.", *imports]
     for chosen, used in ((settings, ""), (defaults, ": defaults that the run has used")):
         group = None
-        for setting in _sorted(chosen, functions):
+        for setting in _sort(chosen, functions):
             if group != (group := _group(setting, functions)):
                 lines += ["", f"# {group}{used}"]
             lines.append(_statement(setting, functions))
@@ -72,7 +72,7 @@ def _group(setting: Setting, functions: Mapping[str, Function]) -> str:
     return "/".join([*setting.scope, functions[setting.target].name])
 
 
-def _sorted(settings: Iterable[Setting], functions: Mapping[str, Function]) -> list[Setting]:
+def _sort(settings: Iterable[Setting], functions: Mapping[str, Function]) -> list[Setting]:
     def order(setting: Setting) -> tuple[bool, str, str, str]:
         name = functions[setting.target].name
         return setting.target != MACRO, name, "/".join(setting.scope), setting.parameter
@@ -99,9 +99,10 @@ def explanation(settings: Sequence[Setting], used: Sequence[Setting], functions:
     widths = [min(max((len(row[column]) for row in rows.values()), default=0), MAX_PADDING) for column in (0, 1)]
 
     def table(chosen: Iterable[Setting]) -> list[str]:
+        """Lines of the settings, by function."""
         lines: list[str] = []
         group = None
-        for setting in _sorted(chosen, functions):
+        for setting in _sort(chosen, functions):
             if group != (group := _group(setting, functions)):
                 lines += ["", group]
             name, text = rows[id(setting)]

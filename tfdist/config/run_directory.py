@@ -7,27 +7,17 @@ called by `tfdist.config.loading` and `statements.py`.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from tfdist.config.graph import map_references
-from tfdist.errors import UserError, suggest
 
 NAME = "RUN_DIR"
 _TEXT = f"%{NAME}"
-_LIKE_A_MACRO = re.compile(r"%([A-Za-z]\w+)(?=/|$)")
 
 
 def is_within(macro: str) -> bool:
     """Whether `macro`, without its %, is the run directory or a path below it."""
     return macro == NAME or macro.startswith(f"{NAME}/")
-
-
-def check_text(text: str) -> None:
-    """Raises UserError for a text that begins with what was probably meant as %RUN_DIR."""
-    found = _LIKE_A_MACRO.match(text)
-    if found and found[1] != NAME and suggest(found[1].upper(), [NAME]):
-        raise UserError(f"the text {text!r} begins with %{found[1]}, which is nothing. Did you mean '%{NAME}'?")
 
 
 def is_used(value: Any) -> bool:
@@ -37,7 +27,7 @@ def is_used(value: Any) -> bool:
     return bool(found)
 
 
-def placed(value: Any, run_dir: str) -> Any:
+def place(value: Any, run_dir: str) -> Any:
     """The value, with every text in it that begins with %RUN_DIR become a path."""
     return map_references(value, lambda text: _path(text, run_dir) if _is_path(text) else text, str)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.config import files, run_directory
-from tfdist.config.graph import MACRO, Source, map_references, references
+from tfdist.config.graph import MACRO, Source, references
 from tfdist.errors import UserError, suggest
 
 _MAX_WORD = 60  # characters of a value in a message
@@ -36,6 +36,7 @@ class Import:
 
     @property
     def bound_name(self) -> str:
+        """The name that the import makes known."""
         parts = self.module.split(".")
         return self.alias or parts[-1 if self.is_from else 0]
 
@@ -66,6 +67,7 @@ class Assignment:
 
     @property
     def macro(self) -> tuple[str, ...] | None:
+        """The macro that it defines; None where it sets a parameter."""
         return (*self.scope, self.function) if self.parameter == "" else None
 
 
@@ -83,7 +85,7 @@ Parse = Callable[[str], Iterator[tuple[Import | Include | Assignment, int, str]]
 
 
 @contextmanager
-def stated_at(source: Source) -> Iterator[None]:
+def name_source(source: Source) -> Iterator[None]:
     """Says of a UserError which statement it comes from."""
     try:
         yield
@@ -109,13 +111,14 @@ class Reader:
         self._open: list[str] = []
 
     def read_file(self, name: str) -> None:
+        """Reads a file and what it includes."""
         self._add_file(*self._find(name, None))
 
     def _find(self, name: str, including: Path | None) -> tuple[str, str, Path | None]:
         """The text of a file, how messages call it, and its path unless it is read from a URL."""
         if "://" not in name:
             path = files.find_gin_file(name, including=including)
-            return files.read_text(path), files.shown(path), path
+            return files.read_text(path), files.shorten_path(path), path
         return files.read_url(name), name, None
 
     def _add_file(self, text: str, shown: str, path: Path | None) -> None:
@@ -131,7 +134,7 @@ class Reader:
         self._open.pop()
 
     def _include(self, name: str, source: Source, file: int, including: Path | None) -> None:
-        with stated_at(source):
+        with name_source(source):
             text, shown, path = self._find(name, including)
             if shown in self._open:
                 circle = [*self._open[self._open.index(shown) :], shown]
@@ -142,6 +145,7 @@ class Reader:
         self._add_file(text, shown, path)
 
     def read_params(self, params: Iterable[str]) -> None:
+        """Reads the texts of `--gin_param`."""
         for param in params:
             shown = param.strip()
             source = Source(f"--gin_param {shown if len(shown) <= _MAX_PARAM else shown[:_MAX_PARAM] + ' …'!r}")
@@ -185,7 +189,7 @@ def _syntax_hint(message: str, line: str) -> str:
         "Expected ':'.": "Between braces stand pairs, 'key': value; a list has brackets, [].",
         "Unable to parse value.": "A value is a literal such as 3, 'text' or [1, 2], @module.function, or %MACRO.",
         "Couldn't parse statement, expected ':' or '='.": "Write NAME.PARAMETER = VALUE.",
-        "Unhashable key.": "The key of a dict is a text, a number or a tuple of these.",
+        "No key.": "The key of a dict is a text, a number or a tuple of these.",
         "Not Unicode.": "The text has characters that cannot be stored as UTF-8.",
     }
     if line.lstrip().startswith("%"):
@@ -220,7 +224,6 @@ def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str]
         raise own.source.error(f"the macro {run_directory.NAME} is given by --run_dir. Give yours another name.")
     own_modules = [s for s in statements if isinstance(s.content, Import) and _is_own(s.content.module)]
     for statement in statements:
-        _check_texts(statement)
         for name in _macros_in(statement):
             if name in definitions or is_constant("/".join(name)):
                 continue
@@ -245,12 +248,6 @@ def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str]
 def _macros_in(statement: Statement) -> list[tuple[str, ...]]:
     value = statement.content.value if isinstance(statement.content, Assignment) else None
     return [reference.scope for reference in references(value) if reference.target == MACRO]
-
-
-def _check_texts(statement: Statement) -> None:
-    if isinstance(statement.content, Assignment):
-        with stated_at(statement.source):
-            map_references(statement.content.value, run_directory.check_text, str)
 
 
 def _is_own(module: str) -> bool:

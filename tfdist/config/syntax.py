@@ -13,7 +13,7 @@ from typing import Any
 
 from gin import config_parser
 
-from tfdist.config.graph import MACRO, Reference
+from tfdist.config.graph import MACRO, Reference, references
 from tfdist.config.statements import Assignment, Import, Include
 from tfdist.errors import is_unicode
 
@@ -60,7 +60,9 @@ class _Parser(config_parser.ConfigParser):
         try:
             is_repeated = key in self._keys
         except TypeError:  # a list or a dict
-            self._raise_syntax_error("Unhashable key.", location)
+            self._raise_syntax_error("No key.", location)
+        if references(key):
+            self._raise_syntax_error("No key.", location)
         if is_repeated:
             self._raise_syntax_error(f"The key {key!r} stands there twice.", location)
         self._keys.add(key)

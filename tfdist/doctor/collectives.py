@@ -37,20 +37,22 @@ class Timing:
 
     @property
     def bytes_per_second(self) -> float:
+        """The bandwidth."""
         return self.num_bytes / self.seconds
 
     @property
     def bus_bytes_per_second(self) -> float:
+        """The bandwidth of the network in a ring."""
         return self.bytes_per_second * 2 * (self.num_replicas - 1) / self.num_replicas
 
 
 def measure(strategy: Strategy, sizes: Sequence[int] = SIZES) -> list[Timing]:
     """Times all-reduces of a strategy that is connected; a collective itself."""
     num_replicas = strategy.topology.num_replicas
-    return [_timed(_reduction(strategy, num_bytes), num_bytes, num_replicas) for num_bytes in sizes]
+    return [_time(_build_reduction(strategy, num_bytes), num_bytes, num_replicas) for num_bytes in sizes]
 
 
-def _reduction(strategy: Strategy, num_bytes: int) -> Callable[[], tf.Tensor]:
+def _build_reduction(strategy: Strategy, num_bytes: int) -> Callable[[], tf.Tensor]:
     value = tf.ones([num_bytes // 4])
 
     @tf.function
@@ -61,7 +63,7 @@ def _reduction(strategy: Strategy, num_bytes: int) -> Callable[[], tf.Tensor]:
     return reduce
 
 
-def _timed(reduce: Callable[[], tf.Tensor], num_bytes: int, num_replicas: int) -> Timing:
+def _time(reduce: Callable[[], tf.Tensor], num_bytes: int, num_replicas: int) -> Timing:
     for _ in range(2):  # the first traces and connects
         got = float(reduce())
     assert got == num_replicas, (got, num_replicas)
@@ -74,10 +76,10 @@ def _timed(reduce: Callable[[], tf.Tensor], num_bytes: int, num_replicas: int) -
     return Timing(num_bytes, times, statistics.median(seconds), min(seconds), num_replicas)
 
 
-def report(timings: Sequence[Timing], strategy_name: str, topology: Topology) -> Finding:
+def make_finding(timings: Sequence[Timing], strategy_name: str, topology: Topology) -> Finding:
     """The timings as a finding, with the table on the chief: the others' is the same."""
     what = f"{strategy_name}, {topology.num_workers} workers, {topology.num_replicas} replicas"
-    what += f"\n{table(timings)}" if topology.is_chief else "; worker 0 shows the times"
+    what += f"\n{format_table(timings)}" if topology.is_chief else "; worker 0 shows the times"
     details = {
         "strategy": strategy_name,
         "timings": [
@@ -99,7 +101,7 @@ def report(timings: Sequence[Timing], strategy_name: str, topology: Topology) ->
     )
 
 
-def table(timings: Sequence[Timing]) -> str:
+def format_table(timings: Sequence[Timing]) -> str:
     """The timings, a line each."""
     lines = [f"{'size':>8}  {'median':>10}  {'quickest':>10}  {'bandwidth':>12}  {'bus':>12}"]
     for each in timings:

@@ -47,13 +47,13 @@ def settings_digest(settings: Mapping[str, str]) -> str:
 
 def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> list[Finding]:
     """Findings about how another worker differs from this one."""
-    findings = _versions(mine["versions"], theirs["versions"], name)
+    findings = _compare_versions(mine["versions"], theirs["versions"], name)
     who = f"{name} ({theirs['host']})"
     if mine["code"] != theirs["code"]:
         what = f"{who} has other code of tfdist: {theirs['code']}, here {mine['code']}"
         why = "Workers that run other code wait in other collectives, which hangs or gives wrong sums."
         findings.append(Finding(PROBLEM, GROUP, what, why, "Put one commit, or one image, on all machines."))
-    findings += _settings(mine["settings"], theirs["settings"], name)
+    findings += _compare_settings(mine["settings"], theirs["settings"], name)
     if mine["num_devices"] != theirs["num_devices"]:
         what = f"{who} has {theirs['num_devices']} GPUs, this machine {mine['num_devices']}"
         why = "MultiWorkerMirroredStrategy takes all GPUs of each machine and wants the same number of each."
@@ -65,7 +65,7 @@ def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> li
     return findings
 
 
-def _versions(mine: Mapping[str, str], theirs: Mapping[str, str], name: str) -> list[Finding]:
+def _compare_versions(mine: Mapping[str, str], theirs: Mapping[str, str], name: str) -> list[Finding]:
     differing = [p for p in sorted(mine.keys() | theirs.keys()) if mine.get(p) != theirs.get(p)]
     if not differing:
         return []
@@ -75,7 +75,7 @@ def _versions(mine: Mapping[str, str], theirs: Mapping[str, str], name: str) -> 
     return [Finding(level, GROUP, f"{name} has other versions: {shown}", why, "Install the same on all machines.")]
 
 
-def _settings(mine: Mapping[str, str] | None, theirs: Mapping[str, str] | None, name: str) -> list[Finding]:
+def _compare_settings(mine: Mapping[str, str] | None, theirs: Mapping[str, str] | None, name: str) -> list[Finding]:
     if mine is None and theirs is None:
         return []
     if mine is None or theirs is None:

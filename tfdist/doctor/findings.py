@@ -49,7 +49,7 @@ def exit_status(findings: Iterable[Finding]) -> int:
     return EXIT_USER_ERROR if any(each.level == PROBLEM for each in findings) else EXIT_DONE
 
 
-def as_text(finding: Finding) -> str:
+def format_finding(finding: Finding) -> str:
     """Some lines for people."""
     head = f"{finding.level:<8} {finding.group:<9} "
     first, *more = finding.what.splitlines()

@@ -1,18 +1,27 @@
-"""What this machine gives a process: shared memory, open files, locked memory."""
+"""What this machine gives a process: shared memory, open files, locked memory, devices, the place of a run."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
+import time
+import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 from tfdist.doctor.findings import PROBLEM, WARNING, Finding, fine
+from tfdist.errors import TfdistError, UserError
+from tfdist.storage import files, troubles
+from tfdist.strategies.cluster import environment
 
 GROUP = "machine"
 SHARED_MEMORY = Path("/dev/shm")
 GIBIBYTE = 1 << 30
 ENOUGH_SHARED_BYTES = GIBIBYTE
 FEW_FILES, ENOUGH_FILES = 256, 4096
+GPUS_OF_DRIVER = Path("/proc/driver/nvidia/gpus")
+MEBIBYTES = 4  # that are written and read
 
 
 def check_machine(*, shared_memory: Path = SHARED_MEMORY, has_rdma: bool = False) -> list[Finding]:
@@ -59,3 +68,65 @@ def _locked_memory(soft: int) -> Finding:
     why = "RDMA registers memory by locking it; NCCL then fails with 'ibv_reg_mr failed' or goes by TCP."
     hint = "Run: ulimit -l unlimited (docker run --ulimit=memlock=-1; under Slurm, slurmd's LimitMEMLOCK=infinity)."
     return Finding(WARNING, GROUP, f"only {soft // 1024} KiB of memory can be locked", why, hint)
+
+
+def check_devices(variables: Mapping[str, str]) -> tuple[list[Finding], int]:
+    """Which devices TensorFlow, which the caller has quieted, finds; findings, and the number of GPUs."""
+    import tensorflow as tf
+
+    found = {kind: tf.config.list_physical_devices(kind) for kind in ("CPU", "GPU", "TPU")}
+    gpus_there = len(list(GPUS_OF_DRIVER.glob("*"))) if variables.get("CUDA_VISIBLE_DEVICES") != "" else 0
+    findings = []
+    if gpus_there > len(found["GPU"]):
+        what = f"NVIDIA's driver has {gpus_there} GPUs and TensorFlow finds {len(found['GPU'])}"
+        why = "The run would train on what TensorFlow finds, in the worst case the CPU."
+        hint = (
+            "Set TF_CPP_MIN_LOG_LEVEL=0 and run the doctor again: TensorFlow says which library it misses. CUDA's come "
+            "with: pip install 'tfdist[gpu]'. Is CUDA_VISIBLE_DEVICES set?"
+        )
+        findings.append(Finding(PROBLEM, "devices", what, why, hint))
+    mark = environment.first_set(environment.TPU_MARKS, variables)
+    if mark and not found["TPU"]:
+        what = f"{mark} is set and TensorFlow lists no TPU"
+        hint = "On a TPU VM run: pip install 'tfdist[tpu]' (docs/tpu.md). Elsewhere unset the variable."
+        findings.append(Finding(PROBLEM, "devices", what, "The strategy `auto` would choose the TPU and end.", hint))
+    shown = [f"{len(devices)} {kind}{'s' * (len(devices) > 1)}" for kind, devices in found.items() if devices]
+    names = [tf.config.experimental.get_device_details(gpu).get("device_name", "GPU") for gpu in found["GPU"]]
+    kinds = f" ({', '.join(sorted(set(names)))})" if names else ""
+    counts = {kind: len(devices) for kind, devices in found.items()}
+    return [*findings, fine("devices", ", ".join(shown) + kinds, **counts)], counts["GPU"]
+
+
+def check_storage(path: str) -> Finding:
+    """Writes, reads and deletes some megabytes below `path`; leaves nothing."""
+    name = files.join(path, f".doctor-{uuid.uuid4().hex[:12]}")
+    data = os.urandom(MEBIBYTES << 20)
+    try:
+        troubles.check_writable(path)
+        try:
+            moments = [time.perf_counter()]
+            files.write_new(name, [memoryview(data)])
+            moments.append(time.perf_counter())
+            is_same = files.read(name) == data
+            moments.append(time.perf_counter())
+        finally:
+            files.remove(name)
+        moments.append(time.perf_counter())
+        problem = "" if is_same else "gave back other bytes"
+        problem = "keeps a deleted file" if files.exists(name) else problem
+    except UserError as error:
+        return _refuse_place(path, str(error))
+    except (OSError, TfdistError) as error:
+        problem = " ".join(str(error).split())
+    if problem:
+        return _refuse_place(path, f"{path!r}: {problem}")
+    write, read, delete = (after - before for before, after in itertools.pairwise(moments))
+    rates = f"written at {MEBIBYTES / write:,.0f} MiB/s, read at {MEBIBYTES / read:,.0f} MiB/s"
+    seconds = {"write": write, "read": read, "delete": delete}
+    return fine("storage", f"{path}: {rates}, deleted in {delete * 1e3:.0f} ms", path=path, seconds=seconds)
+
+
+def _refuse_place(path: str, what: str) -> Finding:
+    why = "Checkpoints, logs and the result of a run are written there; a run checks it too and ends before it trains."
+    hint = "Mend what the message names, or give another --run_dir."
+    return Finding(PROBLEM, "storage", what, why, hint, {"path": path})

@@ -31,10 +31,10 @@ def check_network(
       peers: the hosts of the other workers.
       adapters: ports of RDMA adapters.
     """
-    active = [port for port in adapters if "ACTIVE" in _text(port / "state")]
+    active = [port for port in adapters if "ACTIVE" in _read_text(port / "state")]
     findings = []
     if active:
-        shown = ", ".join(f"{p.parents[1].name} port {p.name} ({_text(p / 'link_layer')})" for p in active)
+        shown = ", ".join(f"{p.parents[1].name} port {p.name} ({_read_text(p / 'link_layer')})" for p in active)
         findings.append(fine(GROUP, f"RDMA adapters: {shown}"))
     elif adapters:
         what = f"{len(adapters)} ports of RDMA adapters are there and none is active"
@@ -45,14 +45,14 @@ def check_network(
         what = f"NCCL_IB_DISABLE={disabled} with {len(active)} active RDMA ports"
         why = "NCCL leaves the adapters alone and goes by TCP, several times slower."
         findings.append(Finding(WARNING, GROUP, what, why, "Unset NCCL_IB_DISABLE, or set it to 0, on all workers."))
-    findings += _proxies(environment, peers)
+    findings += _check_proxies(environment, peers)
     given = {name: value for name, value in sorted(environment.items()) if name.startswith("NCCL_")}
     shown = ", ".join(f"{name}={value}" for name, value in given.items()) or "no NCCL_ variable is set"
     uses = "" if num_gpus else "; without a GPU NCCL is not used"
     return [*findings, fine(GROUP, shown + uses, nccl=given, infiniband=[str(port) for port in active])]
 
 
-def _proxies(environment: Mapping[str, str], peers: Sequence[str]) -> list[Finding]:
+def _check_proxies(environment: Mapping[str, str], peers: Sequence[str]) -> list[Finding]:
     """gRPC sends what is meant for the workers through a proxy, unless no_proxy names them."""
     name = next((n for p in PROXIES for n in (p, p.upper()) if environment.get(n)), None)
     direct = [each.strip() for each in (environment.get("no_proxy") or environment.get("NO_PROXY") or "").split(",")]
@@ -65,14 +65,14 @@ def _proxies(environment: Mapping[str, str], peers: Sequence[str]) -> list[Findi
     return [Finding(PROBLEM, GROUP, what, why, f"Set on all workers: no_proxy={','.join(dict.fromkeys(caught))}")]
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError:
         return ""
 
 
-def other_hosts(cluster: Cluster) -> list[str]:
+def list_other_hosts(cluster: Cluster) -> list[str]:
     """The hosts of the other workers."""
     others = [address for i, address in enumerate(cluster.workers) if i != cluster.worker_index]
     return list(dict.fromkeys(split_address(address)[0] for address in others))

@@ -59,7 +59,7 @@ def requirements(package: str = PACKAGE) -> Iterator[tuple[Requirement, bool]]:
             yield requirement, marker is None
 
 
-def all_versions(version_of: Installed = installed) -> dict[str, str]:
+def list_versions(version_of: Installed = installed) -> dict[str, str]:
     """What is here, for comparing with the other workers."""
     needed = [requirement.name for requirement, is_needed in requirements() if is_needed]
     found = {package: version_of(package) for package in [*needed, *COMPARED]}
@@ -78,7 +78,7 @@ def check_versions(
       version_of: gives the version of a package; None where it is not installed.
       driver: the version of NVIDIA's driver, None where there is none.
     """
-    findings = _tensorflow(version_of)
+    findings = _check_tensorflow(version_of)
     wanted = [(HOROVOD, False), *requirements()]
     for tensorflow in installed_tensorflow(version_of):  # with which CUDA's libraries it was built
         wanted += [(each, False) for each, _ in requirements(tensorflow) if each.name.startswith("nvidia-")]
@@ -104,11 +104,11 @@ def check_versions(
         why = f"TensorFlow is built for CUDA 12.5, which runs on drivers from {CUDA_DRIVER}."
         hint = "Install a newer driver on this machine."
         findings.append(Finding(PROBLEM, GROUP, f"NVIDIA's driver is {driver}", why, hint))
-    shown = ", ".join(f"{name} {version}" for name, version in all_versions(version_of).items())
+    shown = ", ".join(f"{name} {version}" for name, version in list_versions(version_of).items())
     return [*findings, fine(GROUP, shown + (f", NVIDIA driver {driver}" if driver else ""))]
 
 
-def _tensorflow(version_of: Installed) -> list[Finding]:
+def _check_tensorflow(version_of: Installed) -> list[Finding]:
     found = installed_tensorflow(version_of)
     releases, hint = " or ".join(TENSORFLOW_RELEASES), f"Run: pip install {TENSORFLOW_EXTRAS}"
     if not found:

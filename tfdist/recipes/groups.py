@@ -16,7 +16,7 @@ from keras import ops
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength, parse_length
-from tfdist.settings.checks import FUNCTION, SWITCH, Check, made, number, or_none, shown
+from tfdist.settings.checks import FUNCTION, SWITCH, Check, format_value, made, number, or_none
 
 GROUPS = "tfdist_groups"  # where an optimizer keeps them
 
@@ -191,7 +191,7 @@ def _check_matches(setting: str, pattern: str, paths: Sequence[str]) -> None:
 
 def _compile_pattern(setting: str, pattern: object) -> re.Pattern[str]:
     if not isinstance(pattern, str):
-        raise UserError(f"{setting} is {shown(pattern)}; write a regular expression in quotes, such as 'bias$'.")
+        raise UserError(f"{setting} is {format_value(pattern)}; write a regular expression in quotes, such as 'bias$'.")
     try:
         return re.compile(pattern)
     except re.error as error:

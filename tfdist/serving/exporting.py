@@ -23,7 +23,7 @@ from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.source import Preprocessing, Source
 from tfdist.errors import UserError, missing_extra
 from tfdist.serving import run_export
-from tfdist.serving.inputs import InputsAlone, named_outputs, uncompiled
+from tfdist.serving.inputs import InputsAlone, name_outputs, without_compilation
 from tfdist.serving.settings import EXPORTS, ExportSettings
 from tfdist.storage import files
 from tfdist.strategies.base import Topology
@@ -52,7 +52,7 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
     Raises:
       UserError: something given is wrong, or the model cannot be had in a format.
     """
-    builder = uncompiled(hypermodel.builder_of_trained(settings, request.run_dir))
+    builder = without_compilation(hypermodel.builder_of_trained(settings, request.run_dir))
     check_packages(settings)
     with open_run(request, OneDevice(), mode="export") as run, tempfile.TemporaryDirectory(prefix="tfdist-") as scratch:
         set_precision(settings.precision)
@@ -61,8 +61,8 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
         task = InputsAlone(settings.task)
         model = build_model(builder, task, source.structure)
         put_weights(run, model, found)
-        inputs = _examples(source, task, settings.num_examples)
-        expected = _outputs(model, inputs)
+        inputs = _draw_examples(source, task, settings.num_examples)
+        expected = _compute_outputs(model, inputs)
         exports = {}
         is_quantized = False
         for kind in sorted(
@@ -74,16 +74,18 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
                     model.quantize(settings.quantize)
             path = os.path.join(scratch, NAMES[kind])
             raw = source.preprocessing() if kind == "saved_model" and task.is_plain else None
-            _exported(model, kind, path, task.inputs(source.structure), raw=raw, quantize=settings.quantize is not None)
-            given = _run_apart(kind, path, _by_name(inputs), scratch)
-            exports[kind] = _compared(expected, given) | {
-                "bytes": _put(path, files.join(run.directory.export, NAMES[kind]))
+            _write_export(
+                model, kind, path, task.inputs(source.structure), raw=raw, quantize=settings.quantize is not None
+            )
+            given = _run_apart(kind, path, _name_inputs(inputs), scratch)
+            exports[kind] = _compare(expected, given) | {
+                "bytes": _copy(path, files.join(run.directory.export, NAMES[kind]))
             }
             if raw is not None:
                 given = _run_apart(RAW, path, dict(raw.first(len(next(iter(expected.values()))))), scratch)
-                exports[kind]["raw"] = _compared(expected, given) | {"inputs": list(raw.inputs)}
+                exports[kind]["raw"] = _compare(expected, given) | {"inputs": list(raw.inputs)}
             exports[kind]["path"] = files.join(run.directory.export, NAMES[kind])
-            _tell(run, kind, exports[kind])
+            _report(run, kind, exports[kind])
         report = {
             "weights": found.path,
             "step": found.step,
@@ -98,7 +100,7 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
 def validate_export(settings: ExportSettings, run_dir: str, tell: Callable[[str], None]) -> None:
     """Checks what can be checked of an export without writing one."""
     check_packages(settings)
-    builder = uncompiled(hypermodel.builder_of_trained(settings, run_dir))
+    builder = without_compilation(hypermodel.builder_of_trained(settings, run_dir))
     checks.check_use(settings, builder, InputsAlone(settings.task), settings.data, OneDevice(), tell)
 
 
@@ -112,7 +114,7 @@ def check_packages(settings: ExportSettings) -> None:
             raise missing_extra("tf2onnx", "onnx", "export.formats = ['onnx']") from error
 
 
-def _examples(source: Source, task: InputsAlone, count: int) -> Any:
+def _draw_examples(source: Source, task: InputsAlone, count: int) -> Any:
     """The inputs of the first examples, a nest of arrays."""
     count = min(count, source.num_examples)
     plan = BatchPlan(num_examples=source.num_examples, global_batch_size=count, num_replicas=1)
@@ -120,7 +122,7 @@ def _examples(source: Source, task: InputsAlone, count: int) -> Any:
     return tf.nest.map_structure(lambda t: t.numpy(), task.inputs(batch))
 
 
-def _by_name(nest: Any) -> Arrays:
+def _name_inputs(nest: Any) -> Arrays:
     """The inputs by the names that exports know them by, in the order in which `tf.nest` goes through them."""
     if isinstance(nest, Mapping):
         return dict(sorted(nest.items()))
@@ -128,12 +130,12 @@ def _by_name(nest: Any) -> Arrays:
     return {"inputs" if len(flat) == 1 else f"inputs_{i}": each for i, each in enumerate(flat)}
 
 
-def _outputs(model: keras.Model, inputs: Any) -> Arrays:
-    given = named_outputs(model, tf.nest.map_structure(tf.constant, inputs))
+def _compute_outputs(model: keras.Model, inputs: Any) -> Arrays:
+    given = name_outputs(model, tf.nest.map_structure(tf.constant, inputs))
     return {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in given.items()}
 
 
-def _exported(
+def _write_export(
     model: keras.Model, kind: str, path: str, structure: Any, *, raw: Preprocessing | None, quantize: bool
 ) -> None:
     """Writes one export to a local path.
@@ -146,19 +148,19 @@ def _exported(
       raw: a SavedModel gets a signature for inputs before this, too.
       quantize: by LiteRT's converter, which takes no int8 layers of Keras.
     """
-    names = iter(_by_name(structure))
+    names = iter(_name_inputs(structure))
     named = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype, name=next(names)), structure)
     try:
         with warnings.catch_warnings(action="ignore"):
             if kind == "saved_model":
                 archive = keras.export.ExportArchive()
                 archive.track(model)
-                archive.add_endpoint("serve", lambda inputs: named_outputs(model, inputs), [named])
+                archive.add_endpoint("serve", lambda inputs: name_outputs(model, inputs), [named])
                 if raw is not None:
                     archive.track(raw.kept)
                     archive.add_endpoint(
                         RAW,
-                        lambda given: named_outputs(model, raw.function(given)),
+                        lambda given: name_outputs(model, raw.function(given)),
                         [dict(raw.inputs)],
                     )
                 archive.write_out(path, verbose=False)
@@ -185,7 +187,7 @@ def _run_apart(kind: str, path: str, inputs: Arrays, scratch: str) -> Arrays:
         return {name: held[name] for name in held.files}
 
 
-def _compared(expected: Arrays, given: Arrays) -> dict[str, Any]:
+def _compare(expected: Arrays, given: Arrays) -> dict[str, Any]:
     """The largest difference of each output; of scores of classes also how often the highest one is the same."""
     if set(given) != set(expected):  # a format with names of its own, in the order of a sorted dict
         given = dict(zip(sorted(expected), (given[name] for name in sorted(given)), strict=True))
@@ -199,7 +201,7 @@ def _compared(expected: Arrays, given: Arrays) -> dict[str, Any]:
     return found
 
 
-def _put(path: str, target: str) -> int:
+def _copy(path: str, target: str) -> int:
     """Copies a file or a tree into the run directory; its bytes."""
     if os.path.isfile(path):
         content = pathlib.Path(path).read_bytes()
@@ -208,7 +210,7 @@ def _put(path: str, target: str) -> int:
     return files.replace_tree(target, path, last="saved_model.pb")
 
 
-def _tell(run: Run, kind: str, found: Mapping[str, Any]) -> None:
+def _report(run: Run, kind: str, found: Mapping[str, Any]) -> None:
     largest = max(found["largest_difference"].values())
     same = "".join(f"; the same class for {share:.1%}" for share in list(found["same_class"].values())[:1])
     message = f"{kind}: {found['bytes']:,} bytes, at most {largest:.2g} from the model's outputs{same}; {found['path']}"

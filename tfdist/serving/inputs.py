@@ -38,7 +38,7 @@ class InputsAlone(Task):
         raise UserError("A model is used here, and nothing is learned.")
 
 
-def uncompiled(builder: ModelBuilder) -> ModelBuilder:
+def without_compilation(builder: ModelBuilder) -> ModelBuilder:
     """Builds the same without loss and optimizer, should the model be compiled with some."""
 
     def build() -> keras.Model:
@@ -50,7 +50,7 @@ def uncompiled(builder: ModelBuilder) -> ModelBuilder:
     return build
 
 
-def named_outputs(model: keras.Model, inputs: Any) -> dict[str, Any]:
+def name_outputs(model: keras.Model, inputs: Any) -> dict[str, Any]:
     """A model's outputs for these inputs by name; one is called "output" where it has no name of its own.
 
     Raises:

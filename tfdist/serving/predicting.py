@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import digest_examples, dispose
 from tfdist.data.sources.source import Source
-from tfdist.serving.inputs import InputsAlone, named_outputs, uncompiled
+from tfdist.serving.inputs import InputsAlone, name_outputs, without_compilation
 from tfdist.serving.prediction_files import PredictionFiles, check_columns, check_format
 from tfdist.serving.settings import PredictSettings
 from tfdist.storage import files
@@ -42,7 +42,7 @@ def predict(settings: PredictSettings, request: Request) -> str:
     """
     check_format(settings.format)
     with open_run(request, settings.strategy, mode="predict") as run:
-        builder = uncompiled(hypermodel.builder_of_trained(settings, request.run_dir, run.strategy))
+        builder = without_compilation(hypermodel.builder_of_trained(settings, request.run_dir, run.strategy))
         set_precision(settings.precision)
         found = find_weights(run, settings.weights, settings.policy, setting="predict.weights")
         source = assembly.open_source(run, settings.data, "prediction")
@@ -56,7 +56,7 @@ def predict(settings: PredictSettings, request: Request) -> str:
             num_replicas=run.topology.num_replicas,
             pad=run.strategy.needs_static_shapes,
         )
-        written = _files(run, settings, found, source, plan)
+        written = _open_files(run, settings, found, source, plan)
         predictor = Predictor(run.strategy, model, task, room=plan.global_batch_size)
         _write(run, predictor, source, plan, written, steps_per_file=_steps_per_file(settings))
         directory = run.directory.predictions
@@ -68,7 +68,7 @@ def predict(settings: PredictSettings, request: Request) -> str:
 def validate_prediction(settings: PredictSettings, run_dir: str, tell: Callable[[str], None]) -> None:
     """Checks what can be checked of a prediction without computing one."""
     check_format(settings.format)
-    builder = uncompiled(hypermodel.builder_of_trained(settings, run_dir))
+    builder = without_compilation(hypermodel.builder_of_trained(settings, run_dir))
     checks.check_use(settings, builder, InputsAlone(settings.task), settings.data, settings.strategy, tell)
 
 
@@ -108,7 +108,7 @@ class Predictor:
         An example that several replicas share is the first one's.
         """
         inputs = self._task.inputs(batch["examples"])
-        outputs = named_outputs(self._model, inputs)
+        outputs = name_outputs(self._model, inputs)
         outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
         mine = tf.fill(tf.shape(tf.nest.flatten(inputs)[0])[:1], True)
         if "shares" in batch:
@@ -124,7 +124,7 @@ def _steps_per_file(settings: PredictSettings) -> int:
     return max(1, settings.examples_per_file // settings.global_batch_size)
 
 
-def _files(run: Run, settings: PredictSettings, found: Found, source: Source, plan: BatchPlan) -> PredictionFiles:
+def _open_files(run: Run, settings: PredictSettings, found: Found, source: Source, plan: BatchPlan) -> PredictionFiles:
     about: dict[str, Any] = {"weights": found.path.removeprefix(f"{run.directory.path}/"), "step": found.step}
     about |= {"num_examples": source.num_examples, "global_batch_size": plan.global_batch_size}
     about["data"] = run.request.settings().get("predict.data")

@@ -14,7 +14,7 @@ from typing import Any
 RAW = "serve_raw"  # the signature of a SavedModel that has its source's preprocessing inside
 
 
-def by_saved_model(path: str, inputs: dict[str, Any], signature: str = "serving_default") -> dict[str, Any]:
+def run_saved_model(path: str, inputs: dict[str, Any], signature: str = "serving_default") -> dict[str, Any]:
     """The outputs of a signature."""
     import tensorflow as tf
 
@@ -24,7 +24,7 @@ def by_saved_model(path: str, inputs: dict[str, Any], signature: str = "serving_
     return {name: value.numpy() for name, value in called(**given).items()}
 
 
-def by_litert(path: str, inputs: dict[str, Any]) -> dict[str, Any]:
+def run_litert(path: str, inputs: dict[str, Any]) -> dict[str, Any]:
     """The outputs of the default signature, one example after the other."""
     import numpy as np
 
@@ -35,32 +35,32 @@ def by_litert(path: str, inputs: dict[str, Any]) -> dict[str, Any]:
 
         Interpreter = tensorflow.lite.Interpreter  # noqa: N806
     runner = Interpreter(model_path=path).get_signature_runner()
-    given = of_names(inputs, list(runner.get_input_details()))
+    given = rename_inputs(inputs, list(runner.get_input_details()))
     count = len(next(iter(inputs.values())))
     rows = [runner(**{name: value[i : i + 1] for name, value in given.items()}) for i in range(count)]
     return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
 
-def by_onnx(path: str, inputs: dict[str, Any]) -> dict[str, Any]:
+def run_onnx(path: str, inputs: dict[str, Any]) -> dict[str, Any]:
     """The outputs of the graph."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    given = of_names(inputs, [each.name for each in session.get_inputs()])
+    given = rename_inputs(inputs, [each.name for each in session.get_inputs()])
     names = [each.name for each in session.get_outputs()]
     return dict(zip(names, session.run(names, given), strict=True))
 
 
-def of_names(inputs: dict[str, Any], names: list[str]) -> dict[str, Any]:
+def rename_inputs(inputs: dict[str, Any], names: list[str]) -> dict[str, Any]:
     """The inputs by the names that an export has for them; one input may have any."""
     return dict(zip(names, inputs.values(), strict=True)) if len(inputs) == 1 else {n: inputs[n] for n in names}
 
 
 RUNS = {
-    "saved_model": by_saved_model,
-    RAW: lambda path, inputs: by_saved_model(path, inputs, RAW),
-    "litert": by_litert,
-    "onnx": by_onnx,
+    "saved_model": run_saved_model,
+    RAW: lambda path, inputs: run_saved_model(path, inputs, RAW),
+    "litert": run_litert,
+    "onnx": run_onnx,
 }
 
 

@@ -38,7 +38,7 @@ class Check:
     def __call__(self, name: str, value: Any) -> None:
         """Raises UserError, with the setting's name, where the value will not do."""
         if not (self.takes_none if value is None else self.accepts(value)):
-            raise UserError(f"{name} is {shown(value)}; write {self.described}.{self.hint(value)}")
+            raise UserError(f"{name} is {format_value(value)}; write {self.described}.{self.hint(value)}")
 
     @property
     def described(self) -> str:
@@ -126,7 +126,7 @@ FUNCTION = Check(
 )
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as a message names it."""
     if isinstance(value, type):
         return f"the class {value.__name__}"

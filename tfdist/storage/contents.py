@@ -33,7 +33,7 @@ class FileVersion:
     changed_nanoseconds: int
 
 
-def each_view(parts: Iterable[Buffer]) -> Iterator[memoryview]:
+def iterate_views(parts: Iterable[Buffer]) -> Iterator[memoryview]:
     """The bytes of each part when it is asked for, without a copy; empty parts are left out.
 
     Raises:
@@ -42,7 +42,7 @@ def each_view(parts: Iterable[Buffer]) -> Iterator[memoryview]:
     return (view for part in parts if (view := memoryview(part).cast("B")).nbytes)
 
 
-def total_bytes(parts: Sequence[memoryview]) -> int:
+def count_bytes(parts: Sequence[memoryview]) -> int:
     """The size of all parts together."""
     return sum(part.nbytes for part in parts)
 
@@ -52,7 +52,7 @@ def crc32c(*parts: Buffer) -> int:
     import google_crc32c  # a command says in one message that it is missing, once it has begun
 
     checksum = 0
-    for view in each_view(parts):
+    for view in iterate_views(parts):
         for first in range(0, view.nbytes, _PIECE_BYTES):
             # numpy's arrays may be written and still pass for the library, other writable buffers do not
             piece = np.frombuffer(view[first : first + _PIECE_BYTES], np.uint8)

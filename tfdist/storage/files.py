@@ -17,8 +17,7 @@ from tfdist.storage import contents, gcs_requests
 from tfdist.storage.contents import Buffer, FileVersion
 from tfdist.storage.gcs import GcsFiles
 from tfdist.storage.local import LocalFiles
-from tfdist.storage.log_sink import LogSink
-from tfdist.storage.mirror import Mirror, MirroredLog
+from tfdist.storage.logs import LogSink, Mirror, MirroredLog
 
 StrPath = str | os.PathLike[str]
 
@@ -73,7 +72,7 @@ def write_new(path: StrPath, parts: Iterable[Buffer], *, crc32c: int | None = No
       FileExistsError: the file is there already, made by another.
       OSError: it could not be written; then `path` does not exist, unless the store cannot be asked any more.
     """
-    views = contents.each_view(parts)
+    views = contents.iterate_views(parts)
     return _store(path).write_new(os.fspath(path), views, crc32c)
 
 
@@ -167,9 +166,9 @@ def replace_tree(path: StrPath, source: str, *, last: str) -> int:
     return sum(_LOCAL.stat(join(source, name)).num_bytes for name in names)
 
 
-def impatient(seconds: float) -> contextlib.AbstractContextManager[None]:
+def limit_patience(seconds: float) -> contextlib.AbstractContextManager[None]:
     """Within it a bucket that does not take a request is not asked again for longer than that."""
-    return gcs_requests.impatient(seconds)
+    return gcs_requests.limit_patience(seconds)
 
 
 def join(path: StrPath, *parts: str) -> str:

@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
-from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion, total_bytes
-from tfdist.storage.gcs_requests import TIMEOUT, client, persist, split
+from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion, count_bytes
+from tfdist.storage.gcs_requests import TIMEOUT, client, persist, split_path
 from tfdist.storage.gcs_transfers import delete, delete_all, download, look_up, upload
 
 _TENSORFLOW_LIMITS = {
@@ -70,7 +70,7 @@ class GcsFiles:
     def write_new(self, path: str, parts: Iterable[memoryview], crc32c: int | None) -> int:
         parts = list(parts)
         upload(path, parts, replaces=0, checksum=crc32c)
-        return total_bytes(parts)
+        return count_bytes(parts)
 
     def exists(self, path: str) -> bool:
         return self.is_dir(path) or self._is_file(path)
@@ -93,7 +93,7 @@ class GcsFiles:
         return FileVersion(path, found.size, found.generation)
 
     def glob(self, pattern: str) -> list[str]:
-        bucket, name = split(pattern)
+        bucket, name = split_path(pattern)
         found = [f"gs://{bucket}"]
         components = name.split("/")
         for depth, component in enumerate(components, 1):
@@ -103,14 +103,14 @@ class GcsFiles:
             elif head == component:
                 found = [each for path in found if self.exists(each := f"{path}/{component}")]
             else:
-                found = [f"{path}/{each}" for path in found for each in self._matching(path, head, component)]
+                found = [f"{path}/{each}" for path in found for each in self._match_names(path, head, component)]
         return sorted(found)
 
     def list_names(self, path: str) -> list[str]:
-        return sorted(_visible(self._names(path, "")))
+        return sorted(_filter_visible(self._list_level(path, "")))
 
     def list_tree(self, path: str) -> list[str]:
-        return sorted(_visible(name for name in self._all_below(path) if not name.endswith("/")))
+        return sorted(_filter_visible(name for name in self._list_below(path) if not name.endswith("/")))
 
     def make_dirs(self, path: str) -> None:
         del path
@@ -121,7 +121,7 @@ class GcsFiles:
     def remove_tree(self, path: str, first: str | None) -> None:
         if first is not None:
             delete(f"{path.rstrip('/')}/{first}")
-        delete_all([f"{path.rstrip('/')}/{name}" for name in self._all_below(path)])
+        delete_all([f"{path.rstrip('/')}/{name}" for name in self._list_below(path)])
 
     def remove_stale(self, path: str) -> None:
         del path  # a put leaves nothing half written
@@ -131,7 +131,7 @@ class GcsFiles:
         for name in sorted(names, key=lambda name: (name == last, name)):
             with open(os.path.join(source, name), "rb") as file:
                 self.write_atomic(f"{path}/{name}", file.read())
-        delete_all([f"{path}/{name}" for name in self._all_below(path) if name not in names])
+        delete_all([f"{path}/{name}" for name in self._list_below(path) if name not in names])
 
     def _is_file(self, path: str) -> bool:
         try:
@@ -140,13 +140,13 @@ class GcsFiles:
             return False
         return True
 
-    def _matching(self, path: str, head: str, component: str) -> Iterator[str]:
+    def _match_names(self, path: str, head: str, component: str) -> Iterator[str]:
         """The names in a directory that match; hidden ones only where that is asked for, as in a shell."""
-        for name in _visible(self._names(path, head)):
+        for name in _filter_visible(self._list_level(path, head)):
             if fnmatch.fnmatchcase(name, component) and name.startswith(".") <= component.startswith("."):
                 yield name
 
-    def _names(self, path: str, head: str) -> set[str]:
+    def _list_level(self, path: str, head: str) -> set[str]:
         """The names in a directory that begin with `head`."""
         prefix = _prefix(path)
         with contextlib.suppress(FileNotFoundError):  # no such bucket
@@ -154,7 +154,7 @@ class GcsFiles:
             return {found.removeprefix(prefix).rstrip("/") for page in pages for found in page} - {""}
         return set()
 
-    def _all_below(self, path: str) -> list[str]:
+    def _list_below(self, path: str) -> list[str]:
         prefix = _prefix(path)
         with contextlib.suppress(FileNotFoundError):
             pages = _pages(path, prefix, delimiter=None, page_size=None)
@@ -168,7 +168,7 @@ def _pages(path: str, prefix: str, *, delimiter: str | None, page_size: int | No
 
     def ask() -> tuple[list[str], str | None]:
         listing: Any = client().list_blobs(
-            split(path)[0],
+            split_path(path)[0],
             prefix=prefix,
             delimiter=delimiter,
             page_token=token,
@@ -189,9 +189,9 @@ def _pages(path: str, prefix: str, *, delimiter: str | None, page_size: int | No
 
 def _prefix(path: str) -> str:
     """What the names below a directory begin with."""
-    name = split(path)[1].rstrip("/")
+    name = split_path(path)[1].rstrip("/")
     return f"{name}/" if name else ""
 
 
-def _visible(names: Iterator[str] | set[str]) -> Iterator[str]:
+def _filter_visible(names: Iterator[str] | set[str]) -> Iterator[str]:
     return (name for name in names if not name.endswith(TEMPORARY_SUFFIX))

@@ -74,22 +74,22 @@ def session() -> Any:
     return client()._http
 
 
-def split(path: str) -> tuple[str, str]:
+def split_path(path: str) -> tuple[str, str]:
     """Bucket and name of a gs:// path; the name is "" for the bucket itself."""
     bucket, _, name = path.removeprefix("gs://").partition("/")
     return bucket, name
 
 
-def blob(path: str, generation: int | None = None) -> Any:
+def make_blob(path: str, generation: int | None = None) -> Any:
     """The library's `Blob` of a path; nothing is asked for yet."""
-    bucket, name = split(path)
+    bucket, name = split_path(path)
     if not name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     return client().bucket(bucket).blob(name, generation=generation)
 
 
 @contextlib.contextmanager
-def impatient(seconds: float) -> Iterator[None]:
+def limit_patience(seconds: float) -> Iterator[None]:
     """Within it no request of this context is tried again for longer than that."""
     token = _most_patience_seconds.set(seconds)
     try:
@@ -113,16 +113,16 @@ class Attempts:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.advanced()
+        self.note_progress()
 
-    def advanced(self) -> None:
+    def note_progress(self) -> None:
         """Something arrived: the patience begins anew."""
         self._idle_seconds = 0.0
         self._moved_at = time.monotonic()
         self._is_sending = False
         self._delay = _FIRST_DELAY_SECONDS
 
-    def sent(self) -> None:
+    def note_sent(self) -> None:
         """A piece of this try was taken: sending it counts as no waiting, however slow the network is."""
         now = time.monotonic()
         if not self._is_sending:
@@ -138,12 +138,12 @@ class Attempts:
         self._idle_seconds += now - self._moved_at
         self._moved_at, self._is_sending = now, False
         if self._idle_seconds + delay > min(_patience_seconds(error), _most_patience_seconds.get()):
-            raise as_os_error(self._path, error) from error
+            raise convert_error(self._path, error) from error
         time.sleep(delay)
         self._delay = min(self._delay * 2, _MOST_DELAY_SECONDS)
 
 
-def as_os_error(path: str, error: Exception) -> OSError:
+def convert_error(path: str, error: Exception) -> OSError:
     """What a failure of the library means."""
     from google.auth import exceptions as auth
 

@@ -17,18 +17,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
-from tfdist.storage.contents import crc32c, total_bytes
+from tfdist.storage.contents import count_bytes, crc32c
 from tfdist.storage.gcs_requests import (
     PARALLEL,
     TIMEOUT,
     Attempts,
     ShortAnswerError,
     SupersededError,
-    blob,
     client,
+    make_blob,
     persist,
     session,
-    split,
+    split_path,
 )
 
 RANGE_BYTES = 16 << 20  # larger reads are done in ranges
@@ -50,16 +50,16 @@ def upload(path: str, parts: Sequence[memoryview], *, replaces: int | None, chec
       SupersededError: the object has another generation, and it is not this call's.
     """
     checksum = crc32c(*parts) if checksum is None else checksum
-    bucket, name = split(path)
+    bucket, name = split_path(path)
     writer = uuid.uuid4().hex
     # The server compares the checksum before it stores anything.
     encoded = base64.b64encode(checksum.to_bytes(4, "big")).decode()
     attempts = Attempts(path)
-    body = _Multipart({"name": name, "crc32c": encoded, "metadata": {_WRITER: writer}}, parts, attempts.sent)
+    body = _Multipart({"name": name, "crc32c": encoded, "metadata": {_WRITER: writer}}, parts, attempts.note_sent)
     condition = {} if replaces is None else {"ifGenerationMatch": str(replaces)}
 
     def send() -> int:
-        blob(path)  # which a path without a name is not
+        make_blob(path)  # which a path without a name is not
         answer = session().post(
             f"{client().api_endpoint}/upload/storage/v1/b/{quote(bucket, safe='')}/o",
             params={"uploadType": "multipart", **condition},
@@ -101,12 +101,12 @@ def delete_all(paths: Sequence[str]) -> None:
 def delete(path: str, generation: int | None = None) -> None:
     """Deletes an object, or only this generation of it; a missing one is fine."""
     with contextlib.suppress(FileNotFoundError, *([] if generation is None else [SupersededError])):
-        persist(path, lambda: blob(path).delete(if_generation_match=generation, retry=None, timeout=TIMEOUT))
+        persist(path, lambda: make_blob(path).delete(if_generation_match=generation, retry=None, timeout=TIMEOUT))
 
 
 def look_up(path: str) -> Any:
     """The object's metadata as the library's `Blob`; raises FileNotFoundError."""
-    found = blob(path)
+    found = make_blob(path)
     persist(path, lambda: found.reload(retry=None, timeout=TIMEOUT))
     return found
 
@@ -138,7 +138,7 @@ class _Multipart:
         self._pieces = [memoryview(head.encode()), *parts, memoryview(f"\r\n--{boundary}--".encode())]
 
     def __len__(self) -> int:
-        return total_bytes(self._pieces)
+        return count_bytes(self._pieces)
 
     def __iter__(self) -> Iterator[memoryview]:
         for piece in self._pieces:
@@ -167,7 +167,7 @@ def _download_range(path: str, first: int, buffer: memoryview, generation: int |
                 return done
         except Exception as error:
             if done > before:
-                attempts.advanced()
+                attempts.note_progress()
             if getattr(error, "code", None) == 404 and generation is not None:
                 raise OSError(errno.ESTALE, "it was replaced or removed while it was read", path) from error
             attempts.wait_after(error)
@@ -176,8 +176,8 @@ def _download_range(path: str, first: int, buffer: memoryview, generation: int |
 
 def _open_range(path: str, first: int, end: int, generation: int | None) -> Any:
     """An answer of status 206, whose body is still to come, or 416 where the object ends before."""
-    bucket, name = split(path)
-    blob(path)
+    bucket, name = split_path(path)
+    make_blob(path)
     version = {} if generation is None else {"generation": str(generation)}
     answer = session().get(
         f"{client().api_endpoint}/download/storage/v1/b/{quote(bucket, safe='')}/o/{quote(name, safe='')}",

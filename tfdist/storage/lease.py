@@ -36,12 +36,12 @@ _POLL_SECONDS = 0.2
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
-_held: weakref.WeakSet[_FileLease] = weakref.WeakSet()
+_open_leases: weakref.WeakSet[_FileLease] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
     """Closes a forked child's copies of the locked files: it would keep the lock of a parent that was killed."""
-    for lease in list(_held):
+    for lease in list(_open_leases):
         lease.leave_to_parent()
 
 
@@ -79,6 +79,7 @@ class Owner:
         return f"{self.name} (host {self.host}, process {self.pid}, since {self.since})"
 
     def encode(self) -> bytes:
+        """The JSON text of a lease's file."""
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
@@ -99,9 +100,9 @@ class Owner:
     def is_dead(self) -> bool:
         """Whether it is known to have ended: a process of this machine that is no more."""
         boot, namespace, start = self.process
-        if self.host != socket.gethostname() or not boot or (boot, namespace) != _process(os.getpid())[:2]:
+        if self.host != socket.gethostname() or not boot or (boot, namespace) != _identify_process(os.getpid())[:2]:
             return False
-        return _process(self.pid)[2] != start
+        return _identify_process(self.pid)[2] != start
 
 
 def acquire(
@@ -130,7 +131,7 @@ def acquire(
     directory = os.fspath(directory)
     path = files.join(directory, name)
     since = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    me = Owner(owner, socket.gethostname(), os.getpid(), since, _process(os.getpid()))
+    me = Owner(owner, socket.gethostname(), os.getpid(), since, _identify_process(os.getpid()))
     is_remote = files.is_remote(directory)
     if wait_seconds is None:
         wait_seconds = REMOTE_WAIT_SECONDS if is_remote else LOCAL_WAIT_SECONDS
@@ -168,7 +169,7 @@ def _take_file(path: str, me: Owner, notify: Callable[[str], None]) -> _FileLeas
             os.close(descriptor)
             raise
         notify(f"{path} cannot be locked on this file system: nothing keeps a second run away")
-    if not _bears_name(descriptor, path):
+    if not _is_named(descriptor, path):
         os.close(descriptor)
         return _take_file(path, me, notify)
     os.ftruncate(descriptor, 0)
@@ -182,16 +183,17 @@ class _FileLease:
     def __init__(self, path: str, descriptor: int) -> None:
         self._path = path
         self._descriptor: int | None = descriptor
-        _held.add(self)
+        _open_leases.add(self)
 
     def leave_to_parent(self) -> None:
+        """Closes the locked file without a change of it, in a forked child."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
     def check(self) -> None:
         """Raises LeaseLostError where the directory is not this process's any more. Call it before each commit."""
-        if self._descriptor is None or not _bears_name(self._descriptor, self._path):
+        if self._descriptor is None or not _is_named(self._descriptor, self._path):
             raise LeaseLostError(f"{self._path} is not this run's any more: it was removed. Nothing more is written.")
 
     def release(self) -> None:
@@ -199,7 +201,7 @@ class _FileLease:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
-        if _bears_name(descriptor, self._path):
+        if _is_named(descriptor, self._path):
             os.unlink(self._path)
         os.close(descriptor)
 
@@ -213,7 +215,7 @@ def _take_object(path: str, me: Owner, notify: Callable[[str], None], seen: dict
     from tfdist.storage.gcs_requests import SupersededError
     from tfdist.storage.gcs_transfers import upload
 
-    generation, other = _look(path)
+    generation, other = _read_owner(path)
     if other is not None:
         lapsed = _now() - seen.setdefault(generation, _now()) > LAPSE_SECONDS
         if not lapsed and not other.is_dead():
@@ -221,13 +223,13 @@ def _take_object(path: str, me: Owner, notify: Callable[[str], None], seen: dict
     try:
         generation = upload(path, [memoryview(me.encode())], replaces=generation)
     except SupersededError:  # another was quicker
-        return _look(path)[1] or _take_object(path, me, notify, seen)
+        return _read_owner(path)[1] or _take_object(path, me, notify, seen)
     if other is not None:
         notify(f"took over from {other}, which has ended")
     return _ObjectLease(path, me, generation)
 
 
-def _look(path: str) -> tuple[int, Owner | None]:
+def _read_owner(path: str) -> tuple[int, Owner | None]:
     """The generation of a lease and its owner; 0 and None where there is none."""
     from tfdist.storage.gcs_transfers import look_up
 
@@ -267,11 +269,11 @@ class _ObjectLease:
         self._ending.set()
         self._thread.join(2 * _RELEASE_PATIENCE_SECONDS)
         if not self._lost and not self._thread.is_alive():  # which would store it again
-            with contextlib.suppress(OSError), files.impatient(_RELEASE_PATIENCE_SECONDS):  # it lapses by itself
+            with contextlib.suppress(OSError), files.limit_patience(_RELEASE_PATIENCE_SECONDS):  # it lapses by itself
                 delete(self._path, self._generation)
 
     def _renew_until_released(self) -> None:
-        with files.impatient(_RELEASE_PATIENCE_SECONDS):
+        with files.limit_patience(_RELEASE_PATIENCE_SECONDS):
             while not self._ending.wait(RENEW_SECONDS):
                 with self._lock:
                     if self._lost:
@@ -289,12 +291,12 @@ class _ObjectLease:
             self._generation = upload(self._path, [memoryview(self._me.encode())], replaces=self._generation)
             self._renewed = _now()
         except SupersededError:
-            generation, owner = _look(self._path)
+            generation, owner = _read_owner(self._path)
             self._lost = owner != self._me
             self._generation = generation  # of a renewal that was given up, and had been stored
 
 
-def _bears_name(descriptor: int, path: str) -> bool:
+def _is_named(descriptor: int, path: str) -> bool:
     """Whether an open file is the one at `path`."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
@@ -305,7 +307,7 @@ def _bears_name(descriptor: int, path: str) -> bool:
 Lease = _FileLease | _ObjectLease
 
 
-def _process(pid: int) -> tuple[str, str, str]:
+def _identify_process(pid: int) -> tuple[str, str, str]:
     """Boot, namespace of processes and start time of a process; empty strings where Linux does not say."""
     try:
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()

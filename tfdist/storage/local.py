@@ -52,14 +52,14 @@ class LocalFiles:
             return file.read()
 
     def read_range(self, path: str, first: int, count: int) -> bytes:
-        with _opened(path) as descriptor:
+        with _open_descriptor(path) as descriptor:
             data = os.pread(descriptor, count, first)
             while 0 < len(data) < count and (more := os.pread(descriptor, count - len(data), first + len(data))):
                 data += more
             return data
 
     def read_into(self, path: str, buffer: memoryview, first: int) -> None:
-        with _opened(path) as descriptor:
+        with _open_descriptor(path) as descriptor:
             done = 0
             while done < buffer.nbytes:
                 count = os.preadv(descriptor, [buffer[done:]], first + done)
@@ -68,7 +68,7 @@ class LocalFiles:
                 done += count
 
     def write_atomic(self, path: str, data: bytes) -> None:
-        with self._temporary(path, [memoryview(data)]) as (temporary, _):
+        with self._write_temporary(path, [memoryview(data)]) as (temporary, _):
             os.replace(temporary, path)
         sync_directory(os.path.dirname(path))
 
@@ -76,8 +76,8 @@ class LocalFiles:
         del crc32c  # which a store over a network needs
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        with self._temporary(path, parts) as (temporary, num_bytes):
-            self._name(temporary, path)
+        with self._write_temporary(path, parts) as (temporary, num_bytes):
+            self._give_name(temporary, path)
         try:
             sync_directory(os.path.dirname(path))
         except OSError:
@@ -161,7 +161,7 @@ class LocalFiles:
     def replace_tree(self, path: str, source: str, names: Sequence[str], last: str) -> None:
         del last  # all come at once
         self.make_dirs(os.path.dirname(path) or ".")
-        temporary = _beside(path)
+        temporary = _temporary_path(path)
         try:
             for name in names:
                 self.make_dirs(os.path.dirname(os.path.join(temporary, name)))
@@ -176,9 +176,9 @@ class LocalFiles:
                 self.remove_tree(temporary, None)
 
     @contextlib.contextmanager
-    def _temporary(self, path: str, parts: Iterable[memoryview]) -> Iterator[tuple[str, int]]:
+    def _write_temporary(self, path: str, parts: Iterable[memoryview]) -> Iterator[tuple[str, int]]:
         """A file beside `path` that holds the parts, on the disk, and its size; gone when the body has ended."""
-        temporary = _beside(path)
+        temporary = _temporary_path(path)
         num_bytes = 0
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -198,7 +198,7 @@ class LocalFiles:
             with contextlib.suppress(OSError):  # no listing shows what is left then
                 os.unlink(temporary)
 
-    def _name(self, temporary: str, path: str) -> None:
+    def _give_name(self, temporary: str, path: str) -> None:
         """Gives a file the name `path`, which nothing bears; raises FileExistsError."""
         try:
             os.link(temporary, path)
@@ -214,14 +214,14 @@ class LocalFiles:
             os.replace(temporary, path)
 
 
-def _beside(path: str) -> str:
+def _temporary_path(path: str) -> str:
     """A new name for what is to take the place of `path`."""
     directory, name = os.path.split(path)
     return os.path.join(directory, f".{name}.{uuid.uuid4().hex[:12]}{TEMPORARY_SUFFIX}")
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[int]:
+def _open_descriptor(path: str) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield descriptor

@@ -51,7 +51,7 @@ def check_writable(run_dir: files.StrPath) -> None:
         raise UserError(f"The run directory {path!r} cannot be written: {why}") from error
 
 
-def failed(error: BaseException) -> UserError | None:
+def explain_failure(error: BaseException) -> UserError | None:
     """The UserError for an OSError that a store raised, or that a disk is the cause of; None for any other."""
     if not isinstance(error, OSError):
         return None

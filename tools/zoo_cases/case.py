@@ -35,35 +35,35 @@ class Case:
     covers: Sequence[str]
     model: Callable[[], keras.Model]
     data: Data
-    task: Callable[[], Supervised] = lambda: Supervised(loss=sparse_loss())
+    task: Callable[[], Supervised] = lambda: Supervised(loss=make_loss())
     optimizer: Callable[[], keras.optimizers.Optimizer] = lambda: keras.optimizers.SGD(0.05)
     evaluates: bool = False
 
 
-def sparse_loss() -> keras.losses.Loss:
+def make_loss() -> keras.losses.Loss:
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def normal(*shape: int, seed: int = 1) -> np.ndarray:
+def draw_normal(*shape: int, seed: int = 1) -> np.ndarray:
     """Examples [NUM_EXAMPLES, *shape] of standard normal float32 numbers."""
     return np.random.default_rng(seed).normal(size=(NUM_EXAMPLES, *shape)).astype(np.float32)
 
 
-def uniform(*shape: int, seed: int = 2) -> np.ndarray:
+def draw_uniform(*shape: int, seed: int = 2) -> np.ndarray:
     """Examples of float32 numbers from 0 to 1."""
     return np.random.default_rng(seed).uniform(size=(NUM_EXAMPLES, *shape)).astype(np.float32)
 
 
-def whole(*shape: int, below: int = NUM_CLASSES, seed: int = 3) -> np.ndarray:
+def draw_whole(*shape: int, below: int = NUM_CLASSES, seed: int = 3) -> np.ndarray:
     """Examples of int32 numbers from 0 on."""
     return np.random.default_rng(seed).integers(below, size=(NUM_EXAMPLES, *shape), dtype=np.int32)
 
 
-def one_hot() -> np.ndarray:
-    return np.eye(NUM_CLASSES, dtype=np.float32)[whole()]
+def draw_one_hot() -> np.ndarray:
+    return np.eye(NUM_CLASSES, dtype=np.float32)[draw_whole()]
 
 
-def dense_model(units: int = NUM_CLASSES, activation: str | None = None) -> keras.Model:
+def build_dense(units: int = NUM_CLASSES, activation: str | None = None) -> keras.Model:
     inputs = keras.Input((6,))
     hidden = keras.layers.Dense(5, activation="tanh")(inputs)
     return keras.Model(inputs, keras.layers.Dense(units, activation=activation)(hidden))

@@ -22,7 +22,7 @@ KINDS: dict[str, tuple[ModuleType, type, ModuleType]] = {
 }
 
 
-def public_classes(kind: str) -> dict[str, list[str]]:
+def list_classes(kind: str) -> dict[str, list[str]]:
     """Names of the public classes of a kind, each with the other names that it has there (Conv2D: Convolution2D)."""
     module, base, _ = KINDS[kind]
     by_class: dict[type, list[str]] = {}
@@ -41,35 +41,35 @@ def cases(kind: str) -> dict[str, Case]:
     return {f"{kind}/{name}": case for name, case in sorted(KINDS[kind][2].cases().items())}
 
 
-def all_cases() -> dict[str, Case]:
+def collect_cases() -> dict[str, Case]:
     """The cases of all kinds by key."""
     return {key: case for kind in KINDS for key, case in cases(kind).items()}
 
 
-def without_case(kind: str) -> dict[str, str]:
+def list_uncovered(kind: str) -> dict[str, str]:
     """Why classes have no case, by name."""
     return KINDS[kind][2].NO_CASE
 
 
-def uncovered() -> list[str]:
+def find_uncovered() -> list[str]:
     """Public classes that no case covers and that no reason excuses, and names that Keras does not have (any more)."""
     found = []
     for kind in KINDS:
-        public = set(public_classes(kind))
-        told = [name for case in cases(kind).values() for name in case.covers] + list(without_case(kind))
+        public = set(list_classes(kind))
+        told = [name for case in cases(kind).values() for name in case.covers] + list(list_uncovered(kind))
         found += [f"{kind}/{name}: no case" for name in sorted(public - set(told))]
         found += [f"{kind}/{name}: not in Keras" for name in sorted(set(told) - public)]
         found += [f"{kind}/{name}: told twice" for name in sorted({name for name in told if told.count(name) > 1})]
     return found
 
 
-def matching(patterns: list[str]) -> list[str]:
+def match_cases(patterns: list[str]) -> list[str]:
     """Keys of the cases that cover one of the names (Dense, losses/Dice); all without names.
 
     Raises:
       KeyError: a name that no case covers.
     """
-    every = all_cases()
+    every = collect_cases()
     if not patterns:
         return list(every)
     found: list[str] = []

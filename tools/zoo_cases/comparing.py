@@ -43,30 +43,30 @@ class Row:
     is_explained: bool = True
 
 
-def compared(root: str | os.PathLike[str], keys: Sequence[str]) -> list[Row]:
+def compare_cases(root: str | os.PathLike[str], keys: Sequence[str]) -> list[Row]:
     """A row for each class that the cases cover; with all cases also for those that have none.
 
     What was not trained under a strategy is compared under the others, and the row says so.
     """
-    rows = [row for key in keys for row in _rows(root, key)]
-    if set(keys) == set(collection.all_cases()):
+    rows = [row for key in keys for row in _compare_case(root, key)]
+    if set(keys) == set(collection.collect_cases()):
         for kind in collection.KINDS:
-            rows += [Row(f"{kind}/{name}", None, None, why) for name, why in collection.without_case(kind).items()]
+            rows += [Row(f"{kind}/{name}", None, None, why) for name, why in collection.list_uncovered(kind).items()]
     return sorted(rows, key=lambda row: row.name)
 
 
-def _rows(root: str | os.PathLike[str], key: str) -> list[Row]:
+def _compare_case(root: str | os.PathLike[str], key: str) -> list[Row]:
     results: dict[str, Result] = {}
     for strategy in STRATEGIES:
         path = result_path(os.path.join(root, strategy), key)
         if path.exists():
             with np.load(path) as held:
                 results[strategy] = dict(held)
-    case, kind = collection.all_cases()[key], key.split("/")[0]
-    return [_row(f"{kind}/{name}", results, name if kind == "metrics" else None) for name in case.covers]
+    case, kind = collection.collect_cases()[key], key.split("/")[0]
+    return [_make_row(f"{kind}/{name}", results, name if kind == "metrics" else None) for name in case.covers]
 
 
-def _row(name: str, results: Mapping[str, Result], metric: str | None) -> Row:
+def _make_row(name: str, results: Mapping[str, Result], metric: str | None) -> Row:
     """Compares everything, or a metric's values alone."""
     remark = REMARKS.get(name, "")
     failed = {strategy: str(r["error"]).splitlines()[0] for strategy, r in results.items() if "error" in r}
@@ -80,8 +80,8 @@ def _row(name: str, results: Mapping[str, Result], metric: str | None) -> Row:
         return Row(name, None, None, f"not run: {missing}", is_explained=False)
     reference = results[REFERENCE]
     names = [n for n in reference if n != "draws" and (metric is None or n.split(" ")[-1] == metric)]
-    alike = all(_same(others[0], other, names) for other in others[1:]) if len(others) > 1 else None
-    difference = max(_difference(reference, others[0], n) for n in names)
+    alike = all(_is_same(others[0], other, names) for other in others[1:]) if len(others) > 1 else None
+    difference = max(_measure_difference(reference, others[0], n) for n in names)
     if difference > TOLERANCE and bool(reference["draws"]):
         remark = remark or DRAWS
     is_explained = name in REMARKS or (alike is not False and (difference <= TOLERANCE or bool(remark)))
@@ -89,11 +89,11 @@ def _row(name: str, results: Mapping[str, Result], metric: str | None) -> Row:
     return Row(name, alike, difference, said, is_explained and not missing)
 
 
-def _same(ours: Result, theirs: Result, names: Sequence[str]) -> bool:
+def _is_same(ours: Result, theirs: Result, names: Sequence[str]) -> bool:
     return all(ours[name].tobytes() == theirs[name].tobytes() for name in names)
 
 
-def _difference(ours: Result, theirs: Result, name: str) -> float:
+def _measure_difference(ours: Result, theirs: Result, name: str) -> float:
     """The largest difference, of numbers above one relative to them."""
     a, b = ours[name].astype(np.float64), theirs[name].astype(np.float64)
     if a.size == 0 or np.array_equal(a, b, equal_nan=True):
@@ -101,13 +101,13 @@ def _difference(ours: Result, theirs: Result, name: str) -> float:
     return float(np.max(np.abs(a - b) / np.maximum(1.0, np.abs(a))))
 
 
-def table(rows: Sequence[Row]) -> str:
+def format_tables(rows: Sequence[Row]) -> str:
     """The rows as tables of Markdown, one a kind, each with a sentence that counts."""
     kinds = dict.fromkeys(row.name.split("/")[0] for row in rows)
-    return "\n".join(_kind_table(kind, [row for row in rows if row.name.startswith(f"{kind}/")]) for kind in kinds)
+    return "\n".join(_format_table(kind, [row for row in rows if row.name.startswith(f"{kind}/")]) for kind in kinds)
 
 
-def _kind_table(kind: str, rows: Sequence[Row]) -> str:
+def _format_table(kind: str, rows: Sequence[Row]) -> str:
     tried = [row for row in rows if row.difference is not None]
     alike = [row for row in tried if row.alike is not None]
     agree = sum(row.difference <= TOLERANCE for row in tried)
@@ -120,19 +120,19 @@ def _kind_table(kind: str, rows: Sequence[Row]) -> str:
         "| class | between strategies | from one device | remark |",
         "|---|---|---|---|",
     ]
-    others = collection.public_classes(kind)
+    others = collection.list_classes(kind)
     for row in rows:
         name = row.name.split("/")[1]
         names = ", ".join([name, *others.get(name, [])])
-        lines.append(f"| {names} | {_alike(row)} | {_distance(row)} | {row.remark} |")
+        lines.append(f"| {names} | {_format_alike(row)} | {_format_distance(row)} | {row.remark} |")
     return "\n".join([*lines, ""])
 
 
-def _alike(row: Row) -> str:
+def _format_alike(row: Row) -> str:
     return "–" if row.alike is None else "same bits" if row.alike else "**differ**"
 
 
-def _distance(row: Row) -> str:
+def _format_distance(row: Row) -> str:
     if row.difference is None:
         return "–"
     return f"≤ {TOLERANCE:g}" if row.difference <= TOLERANCE else f"{row.difference:.1e}"

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from zoo_cases.case import NUM_CLASSES, Case, normal, uniform, whole
+from zoo_cases.case import NUM_CLASSES, Case, draw_normal, draw_uniform, draw_whole
 
 layers = keras.layers
 Body = Callable[[Any], Any]
@@ -189,15 +189,15 @@ ON_SOUNDS: dict[str, Body] = {
 def cases() -> dict[str, Case]:
     """The cases by name."""
     return {
-        **_kind(ON_VECTORS, VECTOR, lambda: normal(*VECTOR), learned_before=True),
-        **_kind(ON_SEQUENCES, SEQUENCE, lambda: normal(*SEQUENCE), learned_before=True),
-        **_kind(ON_IMAGES, IMAGE, lambda: normal(*IMAGE), learned_before=True),
-        **_kind(ON_VOLUMES, VOLUME, lambda: normal(*VOLUME), learned_before=True),
-        **_kind(ON_BYTES, IMAGES, lambda: np.round(255 * uniform(*IMAGES)), scale=1 / 255),
-        **_kind(ON_CLASSES, (4,), lambda: whole(4, below=9), dtype="int32"),
-        **_kind(ON_TEXTS, (1,), lambda: np.array(["red", "green", "blue"])[whole(1)], dtype="string"),
-        **_kind(ON_NUMBERS, VECTOR, lambda: normal(*VECTOR)),
-        **_kind(ON_SOUNDS, (64,), lambda: normal(64)),
+        **_kind(ON_VECTORS, VECTOR, lambda: draw_normal(*VECTOR), learned_before=True),
+        **_kind(ON_SEQUENCES, SEQUENCE, lambda: draw_normal(*SEQUENCE), learned_before=True),
+        **_kind(ON_IMAGES, IMAGE, lambda: draw_normal(*IMAGE), learned_before=True),
+        **_kind(ON_VOLUMES, VOLUME, lambda: draw_normal(*VOLUME), learned_before=True),
+        **_kind(ON_BYTES, IMAGES, lambda: np.round(255 * draw_uniform(*IMAGES)), scale=1 / 255),
+        **_kind(ON_CLASSES, (4,), lambda: draw_whole(4, below=9), dtype="int32"),
+        **_kind(ON_TEXTS, (1,), lambda: np.array(["red", "green", "blue"])[draw_whole(1)], dtype="string"),
+        **_kind(ON_NUMBERS, VECTOR, lambda: draw_normal(*VECTOR)),
+        **_kind(ON_SOUNDS, (64,), lambda: draw_normal(64)),
     }
 
 
@@ -218,6 +218,6 @@ def _kind(
         return keras.Model(given, layers.Dense(NUM_CLASSES)(x))
 
     return {
-        name: Case(covers=[name], model=lambda body=body: model(body), data=lambda: (inputs(), whole()))
+        name: Case(covers=[name], model=lambda body=body: model(body), data=lambda: (inputs(), draw_whole()))
         for name, body in bodies.items()
     }

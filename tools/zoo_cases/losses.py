@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from tfdist.tasks.supervised import Supervised
-from zoo_cases.case import Case, dense_model, normal, one_hot, uniform, whole
+from zoo_cases.case import Case, build_dense, draw_normal, draw_one_hot, draw_uniform, draw_whole
 
 losses = keras.losses
 NO_CASE = {"Loss": "the base class"}
@@ -22,27 +22,27 @@ def unit_length(outputs: Any) -> Any:
 
 # loss, activation of the outputs, their number, targets
 KINDS: dict[str, tuple[Callable[[], Any], str | Callable[[Any], Any] | None, int, Callable[[], np.ndarray]]] = {
-    "BinaryCrossentropy": (losses.BinaryCrossentropy, "sigmoid", 1, lambda: whole(1, below=2)),
-    "BinaryFocalCrossentropy": (losses.BinaryFocalCrossentropy, "sigmoid", 1, lambda: whole(1, below=2)),
-    "CategoricalCrossentropy": (losses.CategoricalCrossentropy, "softmax", 3, one_hot),
-    "CategoricalFocalCrossentropy": (losses.CategoricalFocalCrossentropy, "softmax", 3, one_hot),
-    "CategoricalGeneralizedCrossEntropy": (losses.CategoricalGeneralizedCrossEntropy, "softmax", 3, whole),
-    "CategoricalHinge": (losses.CategoricalHinge, None, 3, one_hot),
-    "Circle": (losses.Circle, unit_length, 3, whole),
-    "CosineSimilarity": (losses.CosineSimilarity, None, 3, lambda: normal(3, seed=4)),
-    "Dice": (losses.Dice, "sigmoid", 3, one_hot),
-    "Hinge": (losses.Hinge, "tanh", 1, lambda: whole(1, below=2)),
-    "Huber": (losses.Huber, None, 3, lambda: normal(3, seed=4)),
-    "KLDivergence": (losses.KLDivergence, "softmax", 3, one_hot),
-    "LogCosh": (losses.LogCosh, None, 3, lambda: normal(3, seed=4)),
-    "MeanAbsoluteError": (losses.MeanAbsoluteError, None, 3, lambda: normal(3, seed=4)),
-    "MeanAbsolutePercentageError": (losses.MeanAbsolutePercentageError, None, 3, lambda: 50 + normal(3, seed=4)),
-    "MeanSquaredError": (losses.MeanSquaredError, None, 3, lambda: normal(3, seed=4)),
-    "MeanSquaredLogarithmicError": (losses.MeanSquaredLogarithmicError, "softplus", 3, lambda: uniform(3)),
-    "Poisson": (losses.Poisson, "softplus", 3, lambda: uniform(3)),
-    "SparseCategoricalCrossentropy": (losses.SparseCategoricalCrossentropy, "softmax", 3, whole),
-    "SquaredHinge": (losses.SquaredHinge, "tanh", 1, lambda: whole(1, below=2)),
-    "Tversky": (losses.Tversky, "sigmoid", 3, one_hot),
+    "BinaryCrossentropy": (losses.BinaryCrossentropy, "sigmoid", 1, lambda: draw_whole(1, below=2)),
+    "BinaryFocalCrossentropy": (losses.BinaryFocalCrossentropy, "sigmoid", 1, lambda: draw_whole(1, below=2)),
+    "CategoricalCrossentropy": (losses.CategoricalCrossentropy, "softmax", 3, draw_one_hot),
+    "CategoricalFocalCrossentropy": (losses.CategoricalFocalCrossentropy, "softmax", 3, draw_one_hot),
+    "CategoricalGeneralizedCrossEntropy": (losses.CategoricalGeneralizedCrossEntropy, "softmax", 3, draw_whole),
+    "CategoricalHinge": (losses.CategoricalHinge, None, 3, draw_one_hot),
+    "Circle": (losses.Circle, unit_length, 3, draw_whole),
+    "CosineSimilarity": (losses.CosineSimilarity, None, 3, lambda: draw_normal(3, seed=4)),
+    "Dice": (losses.Dice, "sigmoid", 3, draw_one_hot),
+    "Hinge": (losses.Hinge, "tanh", 1, lambda: draw_whole(1, below=2)),
+    "Huber": (losses.Huber, None, 3, lambda: draw_normal(3, seed=4)),
+    "KLDivergence": (losses.KLDivergence, "softmax", 3, draw_one_hot),
+    "LogCosh": (losses.LogCosh, None, 3, lambda: draw_normal(3, seed=4)),
+    "MeanAbsoluteError": (losses.MeanAbsoluteError, None, 3, lambda: draw_normal(3, seed=4)),
+    "MeanAbsolutePercentageError": (losses.MeanAbsolutePercentageError, None, 3, lambda: 50 + draw_normal(3, seed=4)),
+    "MeanSquaredError": (losses.MeanSquaredError, None, 3, lambda: draw_normal(3, seed=4)),
+    "MeanSquaredLogarithmicError": (losses.MeanSquaredLogarithmicError, "softplus", 3, lambda: draw_uniform(3)),
+    "Poisson": (losses.Poisson, "softplus", 3, lambda: draw_uniform(3)),
+    "SparseCategoricalCrossentropy": (losses.SparseCategoricalCrossentropy, "softmax", 3, draw_whole),
+    "SquaredHinge": (losses.SquaredHinge, "tanh", 1, lambda: draw_whole(1, below=2)),
+    "Tversky": (losses.Tversky, "sigmoid", 3, draw_one_hot),
 }
 
 
@@ -51,8 +51,8 @@ def cases() -> dict[str, Case]:
     found = {
         name: Case(
             covers=[name],
-            model=lambda units=units, activation=activation: dense_model(units, activation),
-            data=lambda targets=targets: (normal(6), targets()),
+            model=lambda units=units, activation=activation: build_dense(units, activation),
+            data=lambda targets=targets: (draw_normal(6), targets()),
             task=lambda loss=loss: Supervised(loss=loss()),
         )
         for name, (loss, activation, units, targets) in KINDS.items()
@@ -60,7 +60,7 @@ def cases() -> dict[str, Case]:
     found["CTC"] = Case(
         covers=["CTC"],
         model=_sequence_model,
-        data=lambda: (normal(8, 4), 1 + whole(3, below=4)),
+        data=lambda: (draw_normal(8, 4), 1 + draw_whole(3, below=4)),
         task=lambda: Supervised(loss=losses.CTC()),
     )
     return found

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.tasks.supervised import Supervised
-from zoo_cases.case import Case, Data, dense_model, normal, one_hot, uniform, whole
+from zoo_cases.case import Case, Data, build_dense, draw_normal, draw_one_hot, draw_uniform, draw_whole
 
 metrics = keras.metrics
 NO_CASE = {
@@ -59,9 +59,9 @@ REGRESSION = {
 
 def cases() -> dict[str, Case]:
     """The cases by name, each with all metrics of a group."""
-    one_hot_data, sparse_data = (lambda: (normal(6), one_hot())), (lambda: (normal(6), whole()))
-    binary_data = lambda: (normal(6), whole(1, below=2))  # noqa: E731
-    regression_data = lambda: (normal(6), 1 + uniform(3))  # noqa: E731
+    one_hot_data, sparse_data = (lambda: (draw_normal(6), draw_one_hot())), (lambda: (draw_normal(6), draw_whole()))
+    binary_data = lambda: (draw_normal(6), draw_whole(1, below=2))  # noqa: E731
+    regression_data = lambda: (draw_normal(6), 1 + draw_uniform(3))  # noqa: E731
     crossentropy, sparse = keras.losses.CategoricalCrossentropy, keras.losses.SparseCategoricalCrossentropy
     binary = keras.losses.BinaryCrossentropy
     return {
@@ -86,7 +86,7 @@ def _case(builders: Builders, activation: str | None, units: int, loss: Callable
 
     return Case(
         covers=list(builders),
-        model=lambda: dense_model(units, activation),
+        model=lambda: build_dense(units, activation),
         data=data,
         task=lambda: Supervised(loss=loss(), metrics=[named(name, build) for name, build in builders.items()]),
         evaluates=True,

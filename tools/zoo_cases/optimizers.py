@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import keras
 
-from zoo_cases.case import NUM_CLASSES, Case, whole
+from zoo_cases.case import NUM_CLASSES, Case, draw_whole
 
 optimizers = keras.optimizers
 NO_CASE = {
@@ -37,7 +37,7 @@ BUILDERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 def cases() -> dict[str, Case]:
     """The cases by name."""
     return {
-        name: Case(covers=[name], model=_model, data=lambda: (whole(4, below=9), whole()), optimizer=builder)
+        name: Case(covers=[name], model=_model, data=lambda: (draw_whole(4, below=9), draw_whole()), optimizer=builder)
         for name, builder in BUILDERS.items()
     }
 

@@ -31,7 +31,7 @@ from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.training.step.randomness import seed_generators
 from zoo_cases.case import Case
-from zoo_cases.collection import all_cases
+from zoo_cases.collection import collect_cases
 
 STRATEGIES: Mapping[str, Callable[[], Strategy]] = {
     "one_device": OneDevice,
@@ -46,7 +46,7 @@ def result_path(directory: str | os.PathLike[str], key: str) -> pathlib.Path:
     return pathlib.Path(directory, f"{key.replace(' ', '_')}.npz")
 
 
-def trained(case: Case, strategy: Strategy, run_dir: str) -> dict[str, np.ndarray]:
+def train_case(case: Case, strategy: Strategy, run_dir: str) -> dict[str, np.ndarray]:
     """The weights after an epoch of three batches, and what was logged."""
     models: list[keras.Model] = []
 
@@ -82,11 +82,11 @@ def main(strategy_name: str, directory: str, keys: list[str]) -> None:
     """Trains the cases in this order and writes what each left behind."""
     strategy = STRATEGIES[strategy_name]()
     topology = strategy.connect()
-    every = all_cases()
+    every = collect_cases()
     for key in keys:
         shared = pathlib.Path(directory, "runs", key.replace(" ", "_"))
         try:
-            found: dict[str, Any] = trained(every[key], strategy, str(shared))
+            found: dict[str, Any] = train_case(every[key], strategy, str(shared))
         except PreemptedError:
             raise
         except Exception as error:

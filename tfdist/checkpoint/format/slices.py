@@ -15,7 +15,7 @@ from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 _MARK = re.compile(r"\.part(\d+)of(\d+)axis(\d+)")
 
 
-def marked(name: str, index: int, *, count: int, axis: int) -> str:
+def mark_slice(name: str, index: int, *, count: int, axis: int) -> str:
     """The name of slice `index` of `count`, cut along an axis."""
     return f"{name}.part{index}of{count}axis{axis}"
 
@@ -25,7 +25,7 @@ def whole_name(name: str) -> str:
     return _MARK.sub("", name)
 
 
-def cut(array: np.ndarray, name: str) -> np.ndarray:
+def cut_slice(array: np.ndarray, name: str) -> np.ndarray:
     """Of a whole array the slice that a marked name means; all of it for any other name."""
     found = _MARK.search(name)
     if found is None or not array.ndim:
@@ -43,7 +43,7 @@ def whole_shape(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
     return (*shape[:axis], shape[axis] * count, *shape[axis + 1 :])
 
 
-def joined(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def join_slices(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The tensors, with slices put together under the name of the whole.
 
     Raises:

@@ -47,14 +47,14 @@ def _read_file(
     """None for each that is not wanted."""
     try:
         if not verify and files.is_remote(path):
-            return tensor_files.read_some(functools.partial(_range_of, path, file), wanted)
-        data = _bytes_of(files.join(path, file.name), file.num_bytes)
+            return tensor_files.read_wanted(functools.partial(_read_range, path, file), wanted)
+        data = _read_bytes(files.join(path, file.name), file.num_bytes)
         if verify and (found := crc32c(data)) != file.crc32c:
             raise DamagedCheckpoint(f"its checksum is {found:08x} instead of {file.crc32c:08x}")
         tensors = tensor_files.read(data)
         kept = {name: array for name, array in tensors.items() if wanted(name)}
         if len(kept) < len(tensors) and files.is_remote(path):  # what is not wanted is to go
-            kept = {name: _copied(array) for name, array in kept.items()}
+            kept = {name: _copy_array(array) for name, array in kept.items()}
         return dict.fromkeys(tensors) | kept
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(f"{file.name}: {error}") from error
@@ -66,13 +66,13 @@ def _read_file(
         raise DamagedCheckpoint(f"{file.name}: it cannot be read: {error}") from error
 
 
-def _copied(array: np.ndarray) -> np.ndarray:
+def _copy_array(array: np.ndarray) -> np.ndarray:
     copy = array.copy()
     copy.flags.writeable = False
     return copy
 
 
-def _range_of(path: str, file: StoredFile, first: int, count: int) -> memoryview:
+def _read_range(path: str, file: StoredFile, first: int, count: int) -> memoryview:
     if first + count > file.num_bytes:
         raise DamagedCheckpoint(f"its header speaks of {first + count:,} bytes, and it has {file.num_bytes:,}")
     data = np.empty(count, np.uint8)
@@ -80,7 +80,7 @@ def _range_of(path: str, file: StoredFile, first: int, count: int) -> memoryview
     return data.data
 
 
-def _bytes_of(path: str, num_bytes: int) -> memoryview:
+def _read_bytes(path: str, num_bytes: int) -> memoryview:
     found = files.stat(path).num_bytes
     if found != num_bytes:
         raise DamagedCheckpoint(f"it has {found:,} bytes instead of {num_bytes:,}")

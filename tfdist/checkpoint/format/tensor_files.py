@@ -1,9 +1,9 @@
 """The data files of a checkpoint, in the safetensors format: how tensors lie in them, and how they are read.
 
-Invariant: what `plan` lays out is a valid safetensors file (https://github.com/huggingface/safetensors#format): eight
-bytes with the header's length, the header in JSON, then the tensors without holes. The data begins at a multiple of 64
-bytes, as does every tensor whose size is such a multiple; the others begin at a multiple of their item's size. The
-snapshot plans with this, restore reads with it.
+Invariant: what `plan_files` lays out is a valid safetensors file
+(https://github.com/huggingface/safetensors#format): eight bytes with the header's length, the header in JSON, then the
+tensors without holes. The data begins at a multiple of 64 bytes, as does every tensor whose size is such a multiple;
+the others begin at a multiple of their item's size. The snapshot plans with this, restore reads with it.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
+        """What its content takes."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 
@@ -69,7 +70,7 @@ class FilePlan:
     num_bytes: int  # behind the header
 
 
-def plan(specs: Iterable[TensorSpec], *, max_file_bytes: int) -> list[FilePlan]:
+def plan_files(specs: Iterable[TensorSpec], *, max_file_bytes: int) -> list[FilePlan]:
     """Spreads tensors over files of at most `max_file_bytes`; a larger tensor stands alone. No tensors, no files.
 
     Raises UserError for a tensor whose type safetensors does not have.
@@ -88,12 +89,12 @@ def plan(specs: Iterable[TensorSpec], *, max_file_bytes: int) -> list[FilePlan]:
 
 def read(data: memoryview) -> dict[str, np.ndarray]:
     """The tensors of a whole file as arrays over `data`; raises DamagedCheckpoint when it is no such file."""
-    with _damaged():
-        places = _places(data)
-        return {name: _array(data[first:end], entry) for name, (entry, first, end) in places.items()}
+    with _refuse_damage():
+        places = _locate_tensors(data)
+        return {name: _make_array(data[first:end], entry) for name, (entry, first, end) in places.items()}
 
 
-def read_some(read: Callable[[int, int], memoryview], wanted: Callable[[str], bool]) -> dict[str, np.ndarray | None]:
+def read_wanted(read: Callable[[int, int], memoryview], wanted: Callable[[str], bool]) -> dict[str, np.ndarray | None]:
     """The wanted tensors of a file, by name, and None for each of the others.
 
     Args:
@@ -103,8 +104,8 @@ def read_some(read: Callable[[int, int], memoryview], wanted: Callable[[str], bo
     Raises:
       DamagedCheckpoint: it is no such file.
     """
-    with _damaged():
-        places = _places(read(0, 8 + int.from_bytes(read(0, 8), "little")))
+    with _refuse_damage():
+        places = _locate_tensors(read(0, 8 + int.from_bytes(read(0, 8), "little")))
     found: dict[str, np.ndarray | None] = dict.fromkeys(places)
     in_order = sorted(places, key=lambda name: places[name][1:])
     for is_wanted, names in itertools.groupby(in_order, wanted):
@@ -112,22 +113,22 @@ def read_some(read: Callable[[int, int], memoryview], wanted: Callable[[str], bo
             group = list(names)
             start = places[group[0]][1]
             data = read(start, places[group[-1]][2] - start)
-            with _damaged():
+            with _refuse_damage():
                 for name in group:
                     entry, first, end = places[name]
-                    found[name] = _array(data[first - start : end - start], entry)
+                    found[name] = _make_array(data[first - start : end - start], entry)
     return found
 
 
 @contextlib.contextmanager
-def _damaged() -> Iterator[None]:
+def _refuse_damage() -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DamagedCheckpoint(f"it is not a safetensors file: {error}") from error
 
 
-def _places(data: memoryview) -> dict[str, tuple[dict[str, Any], int, int]]:
+def _locate_tensors(data: memoryview) -> dict[str, tuple[dict[str, Any], int, int]]:
     """Of a file's first bytes by name what is said of each tensor, and where in the file it begins and ends."""
     begin = 8 + int.from_bytes(data[:8], "little")
     entries = {name: each for name, each in from_json(bytes(data[8:begin])).items() if name != "__metadata__"}
@@ -158,7 +159,7 @@ def _type_name(spec: TensorSpec) -> str:
     return _NAMES[spec.dtype.name]
 
 
-def _array(data: memoryview, entry: dict[str, Any]) -> np.ndarray:
+def _make_array(data: memoryview, entry: dict[str, Any]) -> np.ndarray:
     array = np.frombuffer(data, np.uint8).view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
     array.flags.writeable = False
     return array

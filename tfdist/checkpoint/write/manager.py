@@ -1,23 +1,38 @@
 """Keeps a run's checkpoints: copies the state at once, and leaves writing, committing and pruning to a thread.
 
 Invariant: a checkpoint is committed whole or does not exist, and training waits for one copy in memory, nothing more,
-unless the checkpoint before is still being written. The training loop owns one manager and talks to it between steps.
+unless the checkpoint before is still being written. Snapshots are written one at a time, in the order of `save`; no
+error ends the thread. Once the directory was lost to another run nothing is written or removed any more. The training
+loop owns one manager and talks to it between steps.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import queue
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tfdist.checkpoint import catalog
+from tfdist.checkpoint.catalog import Entry, list_checkpoints, new_path
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import EventSink, State
-from tfdist.checkpoint.write import snapshot
+from tfdist.checkpoint.write import snapshot as snapshots
 from tfdist.checkpoint.write.parts import Part
-from tfdist.checkpoint.write.writer import Snapshot
-from tfdist.checkpoint.write.writer_thread import Failure, WriterThread
+from tfdist.checkpoint.write.writer import Snapshot, write_checkpoint
 from tfdist.errors import UserError
+from tfdist.storage import files
+from tfdist.storage.lease import LeaseLostError
+from tfdist.telemetry import heartbeat
+
+LEAST_WAIT_SECONDS = 0.1  # a shorter one costs nothing that is worth a warning
+_NICENESS = 5  # training's threads go first
+_REMOVE_PATIENCE_SECONDS = 2.0  # with a store that does not remove; a checkpoint is not held up for that
 
 
 class CheckpointManager:
@@ -32,6 +47,10 @@ class CheckpointManager:
         manager, and saves the same steps in the same order.
       still_ours: called before each commit, in the writer's thread; raises LeaseLostError when another run has taken
         the directory, OSError when the store does not answer.
+
+    Attributes:
+      last_committed_step: the step of the last checkpoint that this manager committed; None before the first.
+      last_write_seconds: what the last commit took the writer's thread; 0.0 before the first.
 
     Example:
 
@@ -55,22 +74,31 @@ class CheckpointManager:
     ) -> None:
         self._directory = directory
         self._policy = policy
+        self._identity = manifests.to_plain(identity, "identity")
         self._tell = tell
-        self._lost: BaseException | None = None
-        self._buffer = snapshot.SnapshotBuffer(max_file_bytes=policy.max_file_bytes)
-        self._thread = WriterThread(
-            directory,
-            policy,
-            identity=manifests.to_plain(identity, "identity"),
-            tell=tell,
-            still_ours=still_ours,
-            buffer=self._buffer,
-            part=part,
-        )
+        self._still_ours = still_ours
+        self._part = part
+        self._buffer = snapshots.SnapshotBuffer(max_file_bytes=policy.max_file_bytes)
+        self.last_committed_step: int | None = None
+        self.last_write_seconds = 0.0
+        self._num_saved = self._num_handled = 0
+        self._counts = threading.Lock()
+        self._loss: LeaseLostError | None = None  # once it has surfaced
+        self._is_closed = False
+        # Of the thread
+        self._entries: list[Entry] = []
+        self._to_remove: list[str] = []
+        self._is_started = False
+        self._is_refused = False  # the store did not remove what it was last asked to
+        self._is_lost = False
+        self._gives_up = False
+        self._failures: queue.SimpleQueue[tuple[int | None, BaseException]] = queue.SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, "tfdist-checkpoint")
+        self._thread.submit(self._begin)
 
     def prepare(self, tensors: Mapping[str, Any]) -> None:
         """Has the buffer for such tensors allocated, so that the first `save` costs no more than the later ones."""
-        self._buffer.reserve(snapshot.views(tensors))
+        self._buffer.reserve(snapshots.views(tensors))
 
     def save(self, state: State, *, metrics: Mapping[str, float] | None = None) -> float:
         """Copies `state` to the host and has it written; the seconds that training waited.
@@ -80,15 +108,16 @@ class CheckpointManager:
           What `check` raises, about earlier checkpoints.
         """
         self.check()
-        if self._thread.is_closed:
-            raise RuntimeError("the manager is closed")
         begun = time.perf_counter()
         values = manifests.to_plain(state.values, "values")
         scores = {name: float(value) for name, value in (metrics or {}).items()}
-        buffer, waited_seconds = self._buffer.take(snapshot.views(state.tensors))
-        self._thread.put(Snapshot(int(state.step), buffer, values, scores))
+        buffer, waited_seconds = self._buffer.take(snapshots.views(state.tensors))
+        with self._counts:
+            number, self._num_saved = self._num_saved, self._num_saved + 1
+            heartbeat.storing(True, writer=id(self))
+        self._thread.submit(self._handle, number, Snapshot(int(state.step), buffer, values, scores))
         stalled = time.perf_counter() - begun
-        if waited_seconds >= TOLD_WAIT_SECONDS:
+        if waited_seconds >= LEAST_WAIT_SECONDS:
             self._tell.warning(
                 "checkpoint_waited",
                 step=int(state.step),
@@ -106,63 +135,181 @@ class CheckpointManager:
           UserError: a checkpoint could not be written, and `on_error` is "stop".
           A bug of the writer, whatever `on_error` is.
         """
-        self._surface_all()
-
-    def _surface_all(self, *, goes_on: bool = True) -> None:
-        """`check`; with `goes_on` training does after this."""
-        for failure in self._thread.failures():
-            self._surface(failure, goes_on=goes_on)
-        if self._lost is not None:
-            raise self._lost
+        while not self._failures.empty():
+            self._surface(*self._failures.get_nowait())
+        if self._loss is not None:
+            raise self._loss
 
     def wait(self) -> None:
         """Returns when everything saved is committed or has failed; errors surface as in `check`."""
-        self._thread.wait()
-        self._surface_all(goes_on=False)
+        self._thread.submit(lambda: None).result()
+        self.check()
 
     def abandon(self) -> None:
         """Has nothing wait for other workers' parts any more, as the run has failed."""
-        self._thread.abandon()
+        self._gives_up = True
 
     def close(self) -> None:
         """Waits and ends the thread; errors that did not surface yet do, as in `check`. Closing again does nothing."""
-        if self._thread.is_closed:
+        if self._is_closed:
             return
-        self._thread.close()
+        self._is_closed = True
+        self._thread.shutdown()
         self._buffer.close()
-        if self._lost is None:
-            self._surface_all(goes_on=False)
+        if self._loss is None:
+            self.check()
 
-    @property
-    def last_committed_step(self) -> int | None:
-        """The step of the last checkpoint that this manager committed."""
-        return self._thread.last_committed_step
-
-    @property
-    def last_write_seconds(self) -> float:
-        """What the last commit took the writer's thread; 0.0 before the first."""
-        return self._thread.last_write_seconds
-
-    def _surface(self, failure: Failure, *, goes_on: bool) -> None:
-        error = failure.error
-        if failure.is_lost:
-            self._lost = error
+    def _surface(self, step: int | None, error: BaseException) -> None:
+        if isinstance(error, LeaseLostError):
+            self._loss = error
+        if isinstance(error, LeaseLostError) or not isinstance(error, OSError | UserError):
             raise error
-        if not isinstance(error, OSError | UserError):
-            raise error
-        what = "Looking for earlier checkpoints" if failure.step is None else f"The checkpoint of step {failure.step:,}"
+        what = "Looking for earlier checkpoints" if step is None else f"The checkpoint of step {step:,}"
         message = f"{what} failed in {self._directory}: {error}. What was there before is intact."
         if self._policy.on_error == "stop":
             raise UserError(
                 f"{message} Make room or mend the store, or set policy.CheckpointPolicy.on_error = 'continue' to "
                 "train on without a checkpoint."
             ) from error
-        self._tell.warning(
-            "checkpoint_failed",
-            step=failure.step,
-            message=f"{message} Training continues." if goes_on else message,
-            error=f"{type(error).__name__}: {error}",
+        described = f"{type(error).__name__}: {error}"
+        self._tell.warning("checkpoint_failed", step=step, message=message, error=described)
+
+    @property
+    def _is_helper(self) -> bool:
+        """Whether another worker, the chief, commits what this one writes a part of."""
+        return self._part is not None and not self._part.is_chiefs
+
+    # In the thread
+
+    def _begin(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # only where the system has it for threads
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        with self._collect_failure(None):
+            self._start()
+
+    def _handle(self, number: int, snapshot: Snapshot) -> None:
+        try:
+            with self._collect_failure(snapshot.step):
+                self._write(number, snapshot)
+        finally:
+            self._buffer.give_back()
+        with self._collect_failure(None):
+            self._remove_all()
+        with self._counts:
+            self._num_handled += 1
+            if self._num_handled == self._num_saved:
+                heartbeat.storing(False, writer=id(self))
+
+    @contextlib.contextmanager
+    def _collect_failure(self, step: int | None) -> Iterator[None]:
+        """Keeps an error for `check`, even an exit, which would end in silence what is done here."""
+        try:
+            yield
+        except BaseException as error:
+            self._failures.put((step, error))
+
+    def _start(self) -> None:
+        """Makes the directory and removes what a crash left in it."""
+        self._check_ours()
+        files.make_dirs(self._directory)
+        self._is_started = self._is_helper
+        if self._is_helper:
+            return
+        found = list_checkpoints(self._directory)
+        self._entries = [entry for entry in found if not entry.is_leftover]
+        own = (lambda path: False) if self._part is None else self._part.owns  # another worker may be writing there
+        self._to_remove = [entry.path for entry in found if entry.is_leftover and not own(entry.path)]
+        self._is_started = True
+        if self._to_remove:
+            self._tell.info("checkpoint_leftovers_found", paths=list(self._to_remove))
+            self._remove_all()
+
+    def _write(self, number: int, snapshot: Snapshot) -> None:
+        if self._is_lost:
+            return
+        begun = time.perf_counter()
+        path = new_path(self._directory, snapshot.step)
+        if self._part is not None:
+            path = self._part.path(self._directory, snapshot.step, number)
+        try:
+            if not self._is_started:  # as the store did not answer then
+                self._start()
+            entry = write_checkpoint(
+                path,
+                snapshot,
+                identity=self._identity,
+                still_ours=self._check_ours,
+                part=self._part,
+                gives_up=lambda: self._gives_up,
+            )
+        except BaseException as error:
+            if self._part is not None and self._is_helper:
+                with contextlib.suppress(OSError):  # then the chief waits in vain, but not for ever
+                    self._part.note_failure(path, error)
+            else:
+                self._forget(path)
+            raise
+        self.last_write_seconds = time.perf_counter() - begun
+        if entry is None:
+            return
+        self.last_committed_step = snapshot.step
+        assert entry.manifest is not None
+        self._tell.info(
+            "checkpoint_saved",
+            step=entry.step,
+            checkpoint=entry.path,
+            num_bytes=entry.manifest.num_stored_bytes,
+            num_tensor_bytes=entry.manifest.num_tensor_bytes,
+            write_seconds=round(self.last_write_seconds, 3),
         )
+        self._tidy(entry)
 
+    def _tidy(self, newest: Entry) -> None:
+        """Finds out what is not to be kept any more; `_remove_all` removes it."""
+        self._entries.append(newest)
+        expired = catalog.find_expired(self._entries, self._policy, newest=newest)
+        paths = {entry.path for entry in expired}
+        self._entries = [entry for entry in self._entries if entry.path not in paths]
+        self._to_remove += paths
+        abandoned = [entry.step for entry in expired if entry.step >= newest.step]
+        if abandoned:
+            self._tell.info("checkpoints_superseded", step=newest.step, steps=abandoned)
 
-TOLD_WAIT_SECONDS = 0.1  # a shorter one costs nothing that is worth a warning
+    def _remove_all(self) -> None:
+        """Removes what is due, which is nobody's hurry.
+
+        What the store refuses to remove is no failed checkpoint: it is tried again after the next commit, from then on
+        only while nothing waits to be written, and said once until it goes.
+        """
+        is_busy = self._num_saved > self._num_handled + 1 or self._buffer.is_wanted
+        if self._is_lost or (self._is_refused and is_busy):
+            return
+        try:
+            with files.limit_patience(_REMOVE_PATIENCE_SECONDS):
+                while self._to_remove:
+                    catalog.remove(self._to_remove[-1])
+                    self._to_remove.pop()
+            self._is_refused = False
+        except OSError as error:
+            if self._is_refused:
+                return
+            message = (
+                f"{self._to_remove[-1]} is not needed any more, but could not be removed: {error}. Such checkpoints "
+                "stay until they can be; this is said once."
+            )
+            self._tell.warning("checkpoint_not_removed", message=message)
+            self._is_refused = True
+
+    def _forget(self, path: str) -> None:
+        """Removes what a failed attempt wrote; if the store refuses that, too, after the next commit."""
+        self._to_remove.append(path)
+        with contextlib.suppress(OSError), files.limit_patience(_REMOVE_PATIENCE_SECONDS):
+            catalog.remove(path)
+            self._to_remove.remove(path)
+
+    def _check_ours(self) -> None:
+        try:
+            self._still_ours()
+        except LeaseLostError:  # an OSError says only that the store did not answer
+            self._is_lost = True
+            raise

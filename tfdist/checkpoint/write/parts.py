@@ -38,6 +38,7 @@ class Part:
 
     @property
     def is_chiefs(self) -> bool:
+        """Whether it is the part of the chief, who commits."""
         return self.index == 0
 
     def path(self, directory: str, step: int, number: int) -> str:
@@ -63,7 +64,7 @@ class Part:
         files.make_dirs(path)
         _write(path, self.index, {"error": f"{type(error).__name__}: {error}"})
 
-    def others(self, path: str, gives_up: Callable[[], bool]) -> tuple[tuple[StoredFile, ...], int, int]:
+    def collect_others(self, path: str, gives_up: Callable[[], bool]) -> tuple[tuple[StoredFile, ...], int, int]:
         """The other workers' files, numbers of tensors and of bytes, once all are there.
 
         Args:
@@ -73,11 +74,11 @@ class Part:
         Raises:
           OSError: a worker could not write its part, or it did not come.
         """
-        told = self._notes(path, gives_up)
+        told = self._read_notes(path, gives_up)
         stored = tuple(StoredFile(**each) for note in told for each in note["files"])
         return stored, sum(note["num_tensors"] for note in told), sum(note["num_tensor_bytes"] for note in told)
 
-    def _notes(self, path: str, gives_up: Callable[[], bool]) -> list[dict[str, Any]]:
+    def _read_notes(self, path: str, gives_up: Callable[[], bool]) -> list[dict[str, Any]]:
         """The other workers' notes, in their order. One listing shows which are there, as a bucket answers slowly."""
         deadline, pause = time.monotonic() + PATIENCE_SECONDS, FIRST_PAUSE_SECONDS
         missing = {_name(index): index for index in range(1, self.count)}

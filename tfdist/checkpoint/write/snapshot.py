@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.checkpoint.format.tensor_files import FilePlan, TensorSpec, plan
+from tfdist.checkpoint.format.tensor_files import FilePlan, TensorSpec, plan_files
 
 _PIECE_BYTES = 8 * 2**20
 _SMALL_BYTES = 2**18  # not worth a thread
@@ -29,7 +29,7 @@ def views(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
     A distributed variable is read as its first replica of this worker: what differs between replicas or workers has
     to be brought together before. No collective operation is started.
     """
-    return {name: _view(tensor) for name, tensor in tensors.items()}
+    return {name: _view_tensor(tensor) for name, tensor in tensors.items()}
 
 
 class HostBuffer:
@@ -48,10 +48,12 @@ class HostBuffer:
 
     @property
     def num_tensors(self) -> int:
+        """How many tensors there is room for."""
         return len(self._places)
 
     @property
     def num_bytes(self) -> int:
+        """What all of them take."""
         return sum(content.nbytes for content in self.contents)
 
     def parts(self, index: int) -> list[memoryview]:
@@ -62,7 +64,7 @@ class HostBuffer:
         """Copies arrays of the planned names, types and shapes."""
         large, small = [], []
         for name, array in arrays.items():
-            place, source = self._places[name], _bytes_of(array)
+            place, source = self._places[name], _view_bytes(array)
             if source.nbytes <= _SMALL_BYTES:
                 small.append((place, source))
                 continue
@@ -112,7 +114,7 @@ class SnapshotBuffer:
         """Has a buffer for arrays of such names, types and shapes allocated, unless it is there already."""
         specs = tuple(TensorSpec(name, array.dtype, array.shape) for name, array in arrays.items())
         if self._allocated is None or specs != self._specs:
-            files = tuple(plan(specs, max_file_bytes=self._max_file_bytes))
+            files = tuple(plan_files(specs, max_file_bytes=self._max_file_bytes))
             self._allocated = None  # gone before the next one comes
             self._specs, self._allocated = specs, self._threads.submit(HostBuffer, files)
         return self._allocated
@@ -122,6 +124,7 @@ class SnapshotBuffer:
         self._is_free.set()
 
     def close(self) -> None:
+        """Ends the threads and frees the buffer."""
         self._threads.shutdown()
         self._allocated = None
 
@@ -136,9 +139,9 @@ class SnapshotBuffer:
             raise MemoryError(f"There is no room for a copy of {num_bytes:,} bytes.") from error
 
 
-def _view(source: Any) -> np.ndarray:
+def _view_tensor(source: Any) -> np.ndarray:
     if isinstance(source, np.ndarray | np.generic):
-        return _native(np.asarray(source))
+        return _to_native_order(np.asarray(source))
     value = getattr(source, "value", source)
     source = source if callable(value) else value  # a Keras variable holds TensorFlow's
     if hasattr(source, "read_value"):
@@ -146,10 +149,10 @@ def _view(source: Any) -> np.ndarray:
     return np.asarray(source)
 
 
-def _native(array: np.ndarray) -> np.ndarray:
+def _to_native_order(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _bytes_of(array: np.ndarray) -> np.ndarray:
+def _view_bytes(array: np.ndarray) -> np.ndarray:
     """The items as bytes; a copy only of an array that does not lie in one piece."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

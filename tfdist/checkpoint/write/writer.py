@@ -55,7 +55,7 @@ def write_checkpoint(
         part.note(path, stored, num_tensors=num_tensors, num_tensor_bytes=num_tensor_bytes)
         return None
     if part is not None:
-        others, more_tensors, more_bytes = part.others(path, gives_up)
+        others, more_tensors, more_bytes = part.collect_others(path, gives_up)
         stored += others
         num_tensors, num_tensor_bytes = num_tensors + more_tensors, num_tensor_bytes + more_bytes
     manifest = Manifest(

@@ -89,7 +89,7 @@ def record_errors(function: Callable[..., Any]) -> Callable[..., Any]:
             with _CALLS.guard_call():
                 return function(*args)
         except (TfdistError, StoreUnavailableError) as error:
-            recorded = error if isinstance(error, TfdistError) else troubles.failed(error)
+            recorded = error if isinstance(error, TfdistError) else troubles.explain_failure(error)
             assert recorded is not None
             recorded.exit_status = exit_status_of_error(error)  # what `raise … from` makes of its cause
             with _LOCK:

@@ -10,7 +10,7 @@ import contextlib
 import time
 
 from tfdist.storage import files
-from tfdist.storage.log_sink import LogSink
+from tfdist.storage.logs import LogSink
 
 RETRY_SECONDS = 10.0  # a bucket takes its time to refuse
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.storage.mirror import Mirror
+from tfdist.storage.logs import Mirror
 from tfdist.telemetry.facts import RunFacts
 from tfdist.telemetry.records import load_record
 from tfdist.telemetry.result import versions

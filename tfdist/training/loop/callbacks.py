@@ -19,7 +19,7 @@ import numpy as np
 
 from tfdist import user_code
 from tfdist.checkpoint.callback_state import Baseline
-from tfdist.checkpoint.policy import OFF, CheckpointPolicy, policy_of
+from tfdist.checkpoint.policy import OFF, CheckpointPolicy, resolve_policy
 from tfdist.errors import TfdistError, UserError, is_whole_number
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
@@ -322,7 +322,7 @@ def policy_of_backup(backup: keras.callbacks.BackupAndRestore, checkpoint: Check
     """The policy of `train.checkpoint`, with what the callback says; raises UserError where the two differ."""
     if checkpoint == OFF:
         raise UserError(f"train.checkpoint is 'off', and train.callbacks holds {BACKUP}, which saves. Remove one.")
-    policy = policy_of(checkpoint)
+    policy = resolve_policy(checkpoint)
     assert policy is not None
     by_epoch = backup.save_freq == "epoch"
     wanted: dict[str, tuple[str, Any]] = {

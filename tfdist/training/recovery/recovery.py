@@ -94,7 +94,7 @@ class Recovery:
 
     def votes(self, step: int) -> Vote:
         """What this worker wants once `step` steps are done."""
-        due = self._strategy.topology.is_chief and self._schedule.due(step, time.monotonic())
+        due = self._strategy.topology.is_chief and self._schedule.is_due(step, time.monotonic())
         return Vote(leave=self._preemption.reason is not None, save=due)
 
     def check(self) -> None:
@@ -116,9 +116,9 @@ class Recovery:
             drawn, arrays = read_generators()
             stored = self._share(self._with_arrays(tensors, {**position.arrays, **arrays}))
             self._manager.save(State(position.step, stored, {**position.values, RANDOM: drawn}), metrics=metrics)
-            self._schedule.written(self._manager.last_write_seconds)
+            self._schedule.note_write(self._manager.last_write_seconds)
         now = time.monotonic()
-        self._schedule.saved(position.step, now, cost_seconds=now - begun)
+        self._schedule.note_save(position.step, now, cost_seconds=now - begun)
         self._saved_step = position.step
         heartbeat.beat(heartbeat.BETWEEN)
 
@@ -321,9 +321,9 @@ def _chosen(
     if isinstance(state, TrainingState):
         own = {name: array for name, array in own.items() if not state.is_elsewhere(name)}
     others = {name: array for name, array in found.tensors.items() if not name.startswith(OWN_PREFIXES)}
-    arrays = restore.match(own, wanted, partial=partial) | ({} if only_model else others)
+    arrays = restore.match_tensors(own, wanted, partial=partial) | ({} if only_model else others)
     if partial:
-        tell_left_out(tell, restore.differences(own, wanted), f"the checkpoint of step {found.step:,}")
+        tell_left_out(tell, restore.list_differences(own, wanted), f"the checkpoint of step {found.step:,}")
     return {"step": found.step, "values": {} if only_model else dict(found.values)}, arrays
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.errors import EXIT_PEER_LOST, DivergedError, OutOfMemoryError, UserError, is_whole_number
-from tfdist.settings.checks import shown
+from tfdist.settings.checks import format_value
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
@@ -42,10 +42,10 @@ class Rollback:
 
     def __post_init__(self) -> None:
         if not isinstance(self.rate, int | float) or isinstance(self.rate, bool) or not 0 < self.rate < 1:
-            raise UserError(f"Rollback.rate is {shown(self.rate)}; write a factor between 0 and 1, such as 0.1.")
+            raise UserError(f"Rollback.rate is {format_value(self.rate)}; write a factor between 0 and 1, such as 0.1.")
         if not is_whole_number(self.most_failures):
             raise UserError(
-                f"Rollback.most_failures is {shown(self.most_failures)}; write a whole number of at least 1."
+                f"Rollback.most_failures is {format_value(self.most_failures)}; write a whole number of at least 1."
             )
 
 

@@ -180,7 +180,7 @@ def _resumed(training: Training, state: TrainingState) -> tuple[Checkpoint | Non
     changes: list[str] = []
 
     def read() -> State | None:
-        found = restore.newest(directory, tell=run.events, wanted=lambda name: not state.is_elsewhere(name))
+        found = restore.load_newest(directory, tell=run.events, wanted=lambda name: not state.is_elsewhere(name))
         if found is not None and found.manifest is not None and settings.accept_changes:
             changes.extend(differing_settings(found.manifest.identity.get("settings", {}), run.request.settings()))
         return found
@@ -298,7 +298,8 @@ def check_weights(
         return
     specs = ModelState(model).specs()
     there = renamed(_state_in(path, tell), specs, names).tensors
-    restore.match({name: array for name, array in there.items() if name.startswith(MODEL)}, specs, partial=partial)
+    of_model = {name: array for name, array in there.items() if name.startswith(MODEL)}
+    restore.match_tensors(of_model, specs, partial=partial)
 
 
 def _state_in(path: str, tell: EventSink) -> State:

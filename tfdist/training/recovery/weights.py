@@ -105,7 +105,7 @@ def _best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str) -> F
             f"{run.path} has checkpoints of {_steps(run) or 'no step'}."
         )
     entries = sorted(_entries(run), key=lambda entry: entry.age_order, reverse=True)
-    best = catalog.best(entries, policy)
+    best = catalog._find_best(entries, policy)
     if best is None:
         raise UserError(f"No checkpoint in {run.path} has the metric {policy.keep_best!r}, by which the best is told.")
     assert best.manifest is not None
@@ -115,7 +115,7 @@ def _best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str) -> F
 
 
 def _newest(directory: str, otherwise: str, tell: EventSink) -> Found:
-    state = restore.newest(directory, tell=tell)
+    state = restore.load_newest(directory, tell=tell)
     if state is None:
         raise UserError(otherwise)
     path = next(path for step, path in reversed(list_paths(directory)) if step == state.step)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import keras
 
-from tfdist.checkpoint.catalog import list_paths, newest_first
+from tfdist.checkpoint.catalog import list_paths, read_newest_first
 from tfdist.errors import UserError
 from tfdist.storage import files, lease
 from tfdist.strategies.base import Strategy
@@ -205,7 +205,7 @@ def check_same_experiment(
     neither may be begun with others.
     """
     newest = None
-    for entry in newest_first(directory.checkpoints):
+    for entry in read_newest_first(directory.checkpoints):
         entry.check_format()
         if (newest := entry.manifest) is not None:
             break

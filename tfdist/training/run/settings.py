@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import keras
 
-from tfdist.checkpoint.policy import AUTO, CHECKPOINT, CheckpointPolicy, policy_of
+from tfdist.checkpoint.policy import AUTO, CHECKPOINT, CheckpointPolicy, resolve_policy
 from tfdist.data.order.batches import AUTO as BATCHES_AUTO
 from tfdist.data.order.batches import BatchPlan, BatchSettings
 from tfdist.errors import UserError, is_whole_number
@@ -358,7 +358,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
     def policy(self) -> CheckpointPolicy | None:
         """Of the checkpoints; None where there are none."""
         backup = self.backup
-        return policy_of(self.checkpoint) if backup is None else policy_of_backup(backup, self.checkpoint)
+        return resolve_policy(self.checkpoint) if backup is None else policy_of_backup(backup, self.checkpoint)
 
     @property
     def splits(self) -> bool:
@@ -419,7 +419,7 @@ class TrainedSettings(Settings):
     @property
     def policy(self) -> CheckpointPolicy | None:
         """Of the checkpoints; None where there are none."""
-        return policy_of(self.checkpoint)
+        return resolve_policy(self.checkpoint)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

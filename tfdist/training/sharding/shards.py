@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from tfdist.checkpoint.format.slices import marked
+from tfdist.checkpoint.format.slices import mark_slice
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.gathering import static_replica_index
@@ -134,7 +134,7 @@ class Shards:
         if self.is_split(variable):
             axis, count = self._split[id(variable)], self._strategy.topology.num_replicas
             value = tf.split(value, count, axis)[replica]
-            found._shape, found._path = tuple(value.shape), marked(variable.path, replica, count=count, axis=axis)
+            found._shape, found._path = tuple(value.shape), mark_slice(variable.path, replica, count=count, axis=axis)
         with tf.device(self._strategy.distribution.extended.worker_devices[local]):
             found._value = tf.Variable(value, trainable=True, name=variable.name)
         return found
@@ -164,7 +164,7 @@ class Shards:
             for replica, here in self._here[id(variable)].items():
                 if self.is_split(variable):
                     count = self._strategy.topology.num_replicas
-                    found[marked(name, replica, count=count, axis=self._split[id(variable)])] = here
+                    found[mark_slice(name, replica, count=count, axis=self._split[id(variable)])] = here
                 else:
                     found[name] = here
         return found

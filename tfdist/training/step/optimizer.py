@@ -20,7 +20,7 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.groups import GROUPS
 from tfdist.recipes.lengths import RunLength, parse_length
 from tfdist.recipes.schedules import bind
-from tfdist.settings.checks import FUNCTION, shown
+from tfdist.settings.checks import FUNCTION, format_value
 from tfdist.strategies.base import Strategy
 
 REDUCTION = "_all_reduce_sum_gradients"
@@ -43,8 +43,8 @@ def check_optimizer_builder(builder: object) -> None:
         )
     if not FUNCTION.accepts(builder):
         raise UserError(
-            f"train.optimizer is {shown(builder)}; write @keras.optimizers.Adam, or another, without parentheses, or "
-            "its name, 'adam'."
+            f"train.optimizer is {format_value(builder)}; write @keras.optimizers.Adam, or another, without "
+            "parentheses, or its name, 'adam'."
         )
 
 

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.checkpoint.format.slices import cut, whole_name, whole_shape
+from tfdist.checkpoint.format.slices import cut_slice, whole_name, whole_shape
 from tfdist.strategies.base import Strategy
 from tfdist.training.sharding.shards import Shards
 from tfdist.training.step.layer_state import moving_variables
@@ -66,7 +66,7 @@ class _Named:
         """Puts values in place, the same on every worker; names that `arrays` has not stay as they are."""
         for name, variable in self._variables.items():
             if (whole := whole_name(name)) in arrays:
-                variable.assign(cut(arrays[whole], name))
+                variable.assign(cut_slice(arrays[whole], name))
 
 
 class ModelState(_Named):

@@ -13,7 +13,7 @@ from typing import Any
 
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.storage.log_sink import LogSink
+from tfdist.storage.logs import LogSink
 from tfdist.telemetry.json_text import from_json, to_json
 from tfdist.telemetry.records import NewerFormatError, as_type, damaged, parse_line
 

@@ -1,7 +1,8 @@
-"""Brings the files of a local directory to gs://, whose objects cannot be appended to: logs, TensorBoard's event files.
+"""Logs that grow by lines, and the files of a local directory on gs://, whose objects cannot be appended to.
 
-Invariant: what `close` returned from is stored whole. A file that grew is put again, at most every `interval_seconds`,
-and so a process that is killed loses the lines of the last interval.
+Invariant: a line is written whole and in order, and what an earlier run wrote stays in front of it. What `close`
+returned from is stored whole. On gs:// a file that grew is put again, at most every `interval_seconds`, and so a
+process that is killed loses the lines of the last interval.
 """
 
 from __future__ import annotations
@@ -14,17 +15,47 @@ import time
 
 from tfdist.storage.gcs import GcsFiles
 from tfdist.storage.local import LocalFiles
-from tfdist.storage.log_sink import LogSink
 
 _log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5  # between two looks whether something grew
 
 
+class LogSink:
+    """A local file that each line reaches in one `write` with O_APPEND, so that several processes may share it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor: int | None = os.open(path, flags, 0o666)
+        size = os.fstat(self._descriptor).st_size
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":  # half a line, as a power cut leaves it
+            os.write(self._descriptor, b"\n")
+
+    def write_line(self, line: str) -> None:
+        """Adds `line`, which holds no line break; raises ValueError when it does."""
+        if self._descriptor is None:
+            raise ValueError("the log is closed")
+        if "\n" in line:
+            raise ValueError(f"a log line holds no line break. Received: {line!r}")
+        data = f"{line}\n".encode()
+        while data:  # one turn, unless the disk is full: then the next write tells why
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except OSError as error:
+                error.filename = self._path
+                raise
+
+    def close(self) -> None:
+        """Leaves every line stored, or raises what the store raised. Closing again does nothing."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
 class Mirror:
     """A local directory, `local`, whose files appear below `remote`; `files.open_mirror` makes one.
 
-    A put that fails is tried again with the next one, and said as a warning; only `close` raises it. A process that is
-    killed loses what came since the last put.
+    A put that fails is tried again with the next one, and said as a warning; only `close` raises it.
     """
 
     def __init__(self, remote: str, interval_seconds: float) -> None:
