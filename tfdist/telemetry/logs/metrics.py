@@ -15,7 +15,7 @@ import numpy as np
 
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.storage.mirror import Mirror
+from tfdist.storage.logs import Mirror
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.logs.guarded_log import GuardedLog
