@@ -262,12 +262,6 @@ def build_step(training: Training) -> TrainStep:
     return step_of(training, xla)
 
 
-def first_batch(training: Training) -> Any:
-    """The local batches of the first step, read apart from the run's own."""
-    with failures.raise_noted_errors():
-        return next(stream(training.run, training.source, training.plan))
-
-
 def step_of(training: Training, xla: str) -> TrainStep:
     """The training step with so much of it compiled by XLA.
 
@@ -307,7 +301,9 @@ def xla_trial(training: Training, step: TrainStep) -> XlaTrial | None:
 
     def variant(name: str) -> TrainStep | None:
         step = step_of(training, name)
-        return step if can_compile(run.strategy, learner, step, first_batch(training)) else None
+        with failures.raise_noted_errors():
+            batch = next(stream(run, training.source, training.plan))
+        return step if can_compile(run.strategy, learner, step, batch) else None
 
     return XlaTrial(
         run.strategy,

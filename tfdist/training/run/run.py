@@ -254,10 +254,6 @@ def explain_collective(error: BaseException, topology: Topology) -> TfdistError 
     )
 
 
-def _kept(run: Run) -> str:
-    return f"; {run.directory.path}" if run.request.keeps else ""
-
-
 def _announce(run: Run, mode: str) -> None:
     topology = run.topology
     if run.place.is_finished and run.request.repeats_end:
@@ -269,9 +265,10 @@ def _announce(run: Run, mode: str) -> None:
     workers = f"{topology.num_workers} worker{'s' if topology.num_workers > 1 else ''}"
     replicas = f"{topology.num_replicas} replica{'s' if topology.num_replicas > 1 else ''}"
     reason = f" ({run.strategy.reason})" if run.strategy.reason else ""
+    kept = f"; {run.directory.path}" if run.request.keeps else ""
     run.events.info(
         "training_started",
-        message=f"{mode}: {run.strategy.name}, {workers}, {replicas}{reason}{_kept(run)}",
+        message=f"{mode}: {run.strategy.name}, {workers}, {replicas}{reason}{kept}",
         mode=mode,
         strategy=run.strategy.name,
         num_workers=topology.num_workers,
@@ -284,9 +281,10 @@ def run_facts(
 ) -> RunFacts:
     """What sinks learn of the run, `start` being known to the chief alone. A collective."""
     topology, directory = strategy.topology, RunDirectory(request.run_dir)
+    read = functools.partial(_read_run_id, directory, keeps=request.keeps, warn=warn)
     return RunFacts(
         directory=directory.path,
-        run_id=run_id_of(directory, strategy, keeps=request.keeps, warn=warn),
+        run_id=strategy.read_on_chief(read, f"{directory.path} cannot be used"),
         mode=mode,
         strategy=strategy.name,
         worker=topology.worker_index,
@@ -299,31 +297,17 @@ def run_facts(
     )
 
 
-def run_id_of(directory: RunDirectory, strategy: Strategy, *, keeps: bool, warn: Warn) -> str:
-    """The 32 hexadecimal digits by which trackers know the run: the same for all its workers and starts. A collective.
-
-    Args:
-      directory: of the run.
-      strategy: connected.
-      keeps: whether it is found, or left, in the directory.
-      warn: takes what is wrong with the file.
-    """
-
-    def read() -> str:
-        return _kept_run_id(directory, warn) if keeps else secrets.token_hex(RUN_ID_BYTES)
-
-    return strategy.read_on_chief(read, f"{directory.path} cannot be used")
-
-
-def _kept_run_id(directory: RunDirectory, warn: Warn) -> str:
-    if files.exists(directory.run_id):
+def _read_run_id(directory: RunDirectory, *, keeps: bool, warn: Warn) -> str:
+    """The 32 hexadecimal digits by which trackers know the run, found or left in the directory where that is kept."""
+    if keeps and files.exists(directory.run_id):
         text = files.read(directory.run_id).decode(errors="replace").strip()
         if re.fullmatch("[0-9a-f]{32}", text):
             return text
         warn(f"{directory.run_id} is damaged: trackers and monitoring take what follows for another run.")
     made = secrets.token_hex(RUN_ID_BYTES)
-    files.make_dirs(directory.telemetry)
-    files.write_atomic(directory.run_id, f"{made}\n")
+    if keeps:
+        files.make_dirs(directory.telemetry)
+        files.write_atomic(directory.run_id, f"{made}\n")
     return made
 
 

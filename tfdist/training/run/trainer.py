@@ -59,7 +59,9 @@ class Trainer:
         evaluator = assembly.build_evaluator(training)
         with open_recovery(training) as opened:
             first_step = opened.start.step if opened.start else 0
-            self._go_back(opened)
+            self._rollbacks.check_start(opened.start)
+            if self._rollbacks.has_gone_back and opened.checkpoint is not None:
+                opened.checkpoint.restore(again=True)  # in place of the weights that failed
             profiler = Profiler(run, training.boundaries.total_steps)
             iterator = assembly.stream(run, training.source, training.plan, first_step=first_step)
             callbacks = self._build_callbacks(None if opened.checkpoint is None else first_step)
@@ -88,12 +90,6 @@ class Trainer:
             self._note_pause(outcome)
             return None
         return self._conclude(opened, outcome, stopped_by, seconds)
-
-    def _go_back(self, opened: Opened) -> None:
-        """Puts the weights of the checkpoint in place of those that failed, where the run goes back to it."""
-        self._rollbacks.check_start(opened.start)
-        if self._rollbacks.has_gone_back and opened.checkpoint is not None:
-            opened.checkpoint.restore(again=True)
 
     def _note_start(self, opened: Opened, first_step: int) -> None:
         """Adds this start to run.json, and tells the console how far the run goes."""
