@@ -26,7 +26,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.boundaries import Pace, Vote
 from tfdist.training.loop.learner import build_learner
-from tfdist.training.run.assembly import sums_as_written
+from tfdist.training.run.assembly import keep_order_of_sums
 from tfdist.training.run.tuned import COMPILED, UNCOMPILED, Call, XlaTrial, xla_variants
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.state import Learner
@@ -115,7 +115,7 @@ def tfdist_learner_and_training(
     iterator = batches()
 
     def train(num_steps: int) -> None:
-        with sums_as_written(in_order):
+        with keep_order_of_sums(in_order):
             totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Vote().tensor(), tf.zeros([3], tf.float64))
         _on_host(totals.steps, totals.sums, *metrics.values())
 

@@ -180,7 +180,7 @@ class Pace:
 
 @dataclasses.dataclass
 class Outcome:
-    """Where a loop ended; `best` as `best.Watched.newest` gives it; `weightless` steps of the whole run."""
+    """Where a loop ended; `best` as `BestMetric.newest` gives it; `weightless` steps of the whole run."""
 
     step: int = 0
     stopped_early: bool = False

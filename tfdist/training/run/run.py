@@ -44,7 +44,7 @@ from tfdist.telemetry.result import Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED
 from tfdist.telemetry.stream import Stream
-from tfdist.training.run.claim import Place, take_place
+from tfdist.training.run.claim import Place, lock_run_directory
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TelemetrySettings, TrainSettings
 from tfdist.training.run.starts import find_checkpoint_dir
@@ -152,7 +152,9 @@ def open_run(
         leaving.callback(console.close)
         leaving.enter_context(reporting_failures(strategy))
         check_agreement(strategy, lambda: {"mode": mode, **request.settings(), **versions()})
-        place = take_place(directory, strategy, request, settings, mode=mode, check=check, notify=waiting.message)
+        place = lock_run_directory(
+            directory, strategy, request, settings, mode=mode, check=check, notify=waiting.message
+        )
         leaving.callback(place.release)
         sink_settings = settings or TelemetrySettings()
         warnings = [*place.warnings]

@@ -169,10 +169,10 @@ def disable_reduction(optimizer: keras.optimizers.Optimizer, patches: Patches) -
             f"keras {keras.__version__} has no Optimizer.{REDUCTION}: gradients would be summed twice. tfdist was "
             "written for the release that pyproject.toml names."
         )
-    patches.replace(optimizer, **{REDUCTION: _as_they_are})
+    patches.replace(optimizer, **{REDUCTION: _pass_through})
 
 
-def _as_they_are(grads_and_vars: Any) -> list[Any]:
+def _pass_through(grads_and_vars: Any) -> list[Any]:
     return list(grads_and_vars)
 
 
