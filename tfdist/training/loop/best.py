@@ -42,6 +42,7 @@ class BestMetric:
 
     @property
     def is_of_evaluation(self) -> bool:
+        """Whether an evaluation reports the metric."""
         return self.metric.startswith(VALIDATION)
 
     def newest(self, best: Mapping[str, Any] | None, logs: Mapping[str, Any], *, step: int, epoch: int) -> Any:

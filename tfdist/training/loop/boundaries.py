@@ -127,13 +127,16 @@ class Boundaries:
         return -(-step // self.steps_per_epoch)
 
     def next_after(self, step: int) -> int:
+        """The first boundary after a step."""
         periods = [self.steps_per_epoch, self.eval_every_steps, self.log_every_steps]
         return min(self.last_step, *((step // period + 1) * period for period in periods if period))
 
     def ends_epoch(self, step: int) -> bool:
+        """Whether an epoch ends at a step, the last one of the run included."""
         return step % self.steps_per_epoch == 0 or step == self.total_steps
 
     def evaluates(self, step: int) -> bool:
+        """Whether an evaluation is due at a step."""
         if self.eval_every_steps is None:
             number, every = -(-step // self.steps_per_epoch), self.eval_every_epochs
             is_asked = number % every == 0 if isinstance(every, int) else number in every
@@ -141,6 +144,7 @@ class Boundaries:
         return step % self.eval_every_steps == 0 or step == self.total_steps
 
     def logs(self, step: int) -> bool:
+        """Whether a point is due at a step within an epoch."""
         period = self.log_every_steps
         return period is not None and step % period == 0 and not self.ends_epoch(step)
 

@@ -243,6 +243,7 @@ class Loop:
 
     @property
     def learning_rate(self) -> float:
+        """The rate of the next update, after the failures so far."""
         return learning_rate(self._learner.optimizer) * self._rate_factor
 
     @property

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -76,7 +77,10 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     assembly.check_reported(settings, metrics, task, made)
     path, names = settings.start
     if path is not None:
-        survival.check_weights(built, path, names=names, partial=settings.accept_changes, tell=_Warnings(tell))
+        warnings: Any = types.SimpleNamespace(
+            warning=lambda event, *, message, **_: tell(message), info=lambda *_, **__: None
+        )
+        survival.check_weights(built, path, names=names, partial=settings.accept_changes, tell=warnings)
     note = microbatch_note(
         built, num_microbatches=training.num_microbatches, global_batch_size=training.global_batch_size
     )
@@ -141,19 +145,6 @@ def _report_schedule(tell: Tell, schedule: Any, total_steps: int) -> None:
 def _report_evaluation(tell: Tell, source: Source, batch_size: int, replicas: int, split: str = "evaluation") -> Any:
     plan = BatchPlan(num_examples=source.num_examples, global_batch_size=batch_size, num_replicas=replicas)
     return _report_data(tell, split, source, plan)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Warnings:
-    """Tells what is passed over in a directory of checkpoints."""
-
-    tell: Tell
-
-    def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
-        pass
-
-    def warning(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
-        self.tell(message or event)
 
 
 def _report_strategy(tell: Tell, strategy: Strategy) -> int:

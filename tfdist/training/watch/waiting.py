@@ -80,14 +80,17 @@ class Waited:
 
     @property
     def share(self) -> float:
+        """The share of its time that the worst worker waited."""
         return self.by_worker[self.worst]
 
     @property
     def is_notable(self) -> bool:
+        """Whether the console shows it."""
         return self.share >= SHOWN_SHARE and self.seconds[self.worst] >= SHOWN_SECONDS
 
     @property
     def is_alarming(self) -> bool:
+        """Whether it is worth a warning."""
         return self.share >= WARNED_SHARE and self.seconds[self.worst] >= WARNED_SECONDS
 
 
@@ -154,6 +157,7 @@ class Reduction:
             self._began = _when_there(tensors)
 
     def seconds_until(self, sums: Sequence[Any]) -> tf.Tensor:
+        """The seconds, float64, until the sums are there."""
         if self._began is None:
             return tf.constant(math.nan, tf.float64)
         return _when_there(sums) - self._began
