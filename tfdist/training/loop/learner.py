@@ -38,6 +38,8 @@ from tfdist.training.step.randomness import separate_replicas
 from tfdist.training.step.state import Learner
 from tfdist.user_code import where_defined
 
+MOST_ROWS = 32
+KNOWN_PACKAGES = {"keras", "tfdist"}  # whose metrics are such sums
 ADVICE_OF_MODELS = "All workers train one model. Give them the same code and the same settings."
 ModelBuilder = Callable[[], keras.Model]
 OptimizerBuilder: TypeAlias = "Callable[[], keras.optimizers.Optimizer] | str"
@@ -272,10 +274,6 @@ def _without_names(value: object) -> str:
     """A value as text, without the numbers and addresses that depend on the process."""
     text = json.dumps(value, sort_keys=True, default=repr)
     return re.sub(r"0x[0-9a-f]+", "", re.sub(r'_\d+"', '"', text))
-
-
-MOST_ROWS = 32
-KNOWN_PACKAGES = {"keras", "tfdist"}  # whose metrics are such sums
 
 
 def check_metric_sums(model: keras.Model, task: Task, structure: Any, num_replicas: int) -> None:

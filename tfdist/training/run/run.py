@@ -327,6 +327,8 @@ def open_telemetry(
 ) -> Iterator[tuple[EventLog, Metrics, Stream]]:
     """Opens the logs of this worker, and its sinks.
 
+    On leaving, all that was sent is stored and has reached the sinks, or one warning names the sink that lacks it.
+
     Args:
       run: what sinks know of it.
       settings: names the sinks.

@@ -25,6 +25,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.gathering import static_replica_index
 from tfdist.training.step.precision import traced
 
+_PENDING = "uninitialized_variables"
 OPTIMIZER, HOST, WEIGHTS = "optimizer", "host", "weights"
 SHARDINGS = (OPTIMIZER, HOST, WEIGHTS)
 Tensors = Sequence[tf.Tensor | tf.IndexedSlices]
@@ -330,11 +331,12 @@ def _padded(parts: Sequence[tf.Tensor], size: int, dtype: tf.DType | str) -> tf.
     return tf.concat([*parts, tf.zeros([missing], dtype)], axis=0)
 
 
-_PENDING = "uninitialized_variables"
-
-
 class LateValues:
-    """A context: the Keras variables that are made within it get their values by `give`."""
+    """A context: the Keras variables that are made within it get their values by `give`.
+
+    So a model that does not fit is never whole in one place. A variable gets the value that it would have had at once,
+    as an initializer's seed is drawn when it is made.
+    """
 
     def __init__(self) -> None:
         self._scope = keras.StatelessScope(initialize_variables=False)

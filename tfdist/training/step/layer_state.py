@@ -24,6 +24,9 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
 from tfdist.training.step.randomness import seed_generators
 
+Assign = Callable[[Any], Any]
+ADDED, FIRST, NONE = "sum", "only_first_replica", "none"
+
 
 def moving_variables(model: keras.Model) -> list[keras.Variable]:
     """What a forward pass may change: batch statistics, seeds, a layer's own counts; no frozen weights."""
@@ -92,10 +95,6 @@ class ThreadIds(ThreadLosses):
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return set, ()
-
-
-Assign = Callable[[Any], Any]
-ADDED, FIRST, NONE = "sum", "only_first_replica", "none"
 
 
 def aggregated_variables(model: keras.Model) -> list[keras.Variable]:

@@ -23,6 +23,7 @@ from tfdist.recipes.schedules import bind
 from tfdist.settings.checks import FUNCTION, shown
 from tfdist.strategies.base import Strategy
 
+Gradients = Sequence[tf.Tensor | tf.IndexedSlices]
 REDUCTION = "_all_reduce_sum_gradients"
 
 
@@ -174,9 +175,6 @@ def disable_reduction(optimizer: keras.optimizers.Optimizer, patches: Patches) -
 
 def _pass_through(grads_and_vars: Any) -> list[Any]:
     return list(grads_and_vars)
-
-
-Gradients = Sequence[tf.Tensor | tf.IndexedSlices]
 
 
 class Update:

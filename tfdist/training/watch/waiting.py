@@ -26,6 +26,8 @@ from tfdist.telemetry.reporter import Reporter
 from tfdist.training.step.gradients import beside
 from tfdist.training.step.randomness import is_deterministic
 
+SLOW_FACTOR = 1.5  # of the median worker's own time
+COMPARED_SECONDS = 1.5  # of calls that are compared together; a worker is slow in two such comparisons that follow
 SHOWN_SHARE, SHOWN_SECONDS = 0.05, 1.0
 WARNED_SHARE, WARNED_SECONDS = 0.2, 3.0
 
@@ -139,10 +141,6 @@ class InputWait:
 
 def _waited(figures: np.ndarray) -> Waited:
     return Waited(tuple(figures[:, 0].tolist()), tuple(figures[:, 1].tolist()))
-
-
-SLOW_FACTOR = 1.5  # of the median worker's own time
-COMPARED_SECONDS = 1.5  # of calls that are compared together; a worker is slow in two such comparisons that follow
 
 
 class Reduction:
