@@ -23,7 +23,7 @@ from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import check_start_from
 from tfdist.training.recovery.weights import check_exported, find_weights, put_weights
 from tfdist.training.run import assembly, checks
-from tfdist.training.run.checks import shortened
+from tfdist.training.run.checks import shorten
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
@@ -90,7 +90,7 @@ def _clear_backup(run: Run, settings: TrainSettings, at_end: contextlib.ExitStac
 
 def _check_fast(settings: TrainSettings, request: Request) -> None:
     """Trains two steps and everything around them, and leaves nothing."""
-    short, apart = shortened(settings, request)
+    short, apart = shorten(settings, request)
     result = train(short, apart)
     if settings.strategy.topology.is_chief:
         files.remove_tree(apart.run_dir)

@@ -58,12 +58,6 @@ def test_the_example_of_the_page_runs_as_it_says(
     assert [line.split()[:2] for line in found[:-1]] == [line.split()[:2] for line in told.splitlines()[:-1]]
 
 
-@pytest.mark.slow
-def test_the_behaviors_have_names_of_their_own() -> None:
-    names = [each.name for each in BEHAVIORS]
-    assert len(set(names)) == len(names)
-
-
 def differences(
     one: Any, other: Any, path: str = "", *, tolerance: float = TOLERANCE, relative: bool = False
 ) -> list[str]:

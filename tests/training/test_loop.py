@@ -26,6 +26,7 @@ from training.trainings import STEPS_PER_EPOCH, Trained, dropout_model, run
 from tfdist.errors import EXIT_DIVERGED, DivergedError, UserError
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.boundaries import Boundaries
+from tfdist.training.recovery.rollback import Rollback
 
 
 def evaluated_again(trained: Trained) -> dict[str, float]:
@@ -222,9 +223,14 @@ def test_a_run_that_stops_after_some_epochs_goes_on_to_the_same_end(tmp_path: pa
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_stopping_after_some_epochs_needs_checkpoints(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UserError, match=r"train\.checkpoint is 'off'"):
-        run(tmp_path, epochs=3, stop_after_epochs=1, checkpoint="off")
+@pytest.mark.parametrize(
+    "changes", [{"stop_after_epochs": 1}, {"num_microbatches": "auto"}, {"on_divergence": Rollback()}]
+)
+def test_what_needs_checkpoints_is_refused_without(tmp_path: pathlib.Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(
+        UserError, match=rf"train\.{next(iter(changes))} needs checkpoints, and train\.checkpoint is 'off'"
+    ):
+        run(tmp_path, epochs=3, checkpoint="off", **changes)
 
 
 @pytest.mark.slow

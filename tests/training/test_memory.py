@@ -84,17 +84,6 @@ def test_without_auto_the_run_ends_with_advice(tmp_path: pathlib.Path) -> None:
     assert failed.status == 3 and "Write train.num_microbatches = 'auto'" in failed.stderr
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"num_microbatches": "many"},
-            "train.num_microbatches is 'many'; write a whole number of at least 1, or 'auto'",
-        ),
-        ({"num_microbatches": "auto", "checkpoint": "off"}, "train.checkpoint is 'off'"),
-    ],
-)
-def test_a_mistake_is_one_message(tmp_path: pathlib.Path, changes: dict[str, object], words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        run(tmp_path, **changes)
-    assert words in str(caught.value)
+def test_a_number_that_is_none_is_one_message(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UserError, match="num_microbatches is 'many'; write a whole number of at least 1, or 'auto'"):
+        run(tmp_path, num_microbatches="many")

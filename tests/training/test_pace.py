@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,16 +10,15 @@ import pytest
 from tfdist.training.loop.boundaries import Pace
 
 
-@dataclasses.dataclass
 class ClockOf:
-    """A strategy that agrees on the chief's time; `chief` None is the chief itself."""
+    """As much of a strategy as agrees on the chief's time, which is so many times this worker's."""
 
-    chief: float | None = None
-    asked: int = 0
+    def __init__(self, chief: float = 1.0) -> None:
+        self.chief, self.asked = chief, 0
 
     def from_chief(self, values: Sequence[float]) -> np.ndarray:
         self.asked += 1
-        return np.array(values if self.chief is None else [self.chief * values[0]])
+        return np.array([self.chief * values[0]])
 
 
 def observed(pace: Pace, step_seconds: float, calls: int = 30) -> list[int]:
@@ -32,35 +29,25 @@ def observed(pace: Pace, step_seconds: float, calls: int = 30) -> list[int]:
     return lengths
 
 
-def new(**settings: Any) -> tuple[ClockOf, Pace]:
-    strategy = ClockOf(**settings)
-    return strategy, Pace(strategy, None)
-
-
-def test_calls_double_until_they_take_long_enough() -> None:
-    strategy, pace = new()
-    assert observed(pace, 0.004)[:7] == [1, 1, 2, 4, 8, 16, 16]
+@pytest.mark.parametrize(("chief", "step_seconds"), [(1.0, 0.004), (0.1, 0.04)], ids=["own", "chief's"])
+def test_calls_double_until_they_take_long_enough_by_the_chiefs_clock(chief: float, step_seconds: float) -> None:
+    strategy = ClockOf(chief)
+    pace = Pace(strategy, None)
+    assert observed(pace, step_seconds)[:7] == [1, 1, 2, 4, 8, 16, 16]
     assert pace.settled and pace.steps_per_call == 16
     assert strategy.asked == 5  # nothing is agreed on any more
 
 
 def test_a_call_cut_short_by_a_boundary_tells_nothing() -> None:
-    strategy, pace = new()
+    strategy = ClockOf()
+    pace = Pace(strategy, None)
     observed(pace, 0.001, calls=4)
     length, asked = pace.steps_per_call, strategy.asked
     pace.observe(length - 1, 10.0)
     assert (pace.steps_per_call, strategy.asked, pace.settled) == (length, asked, False)
 
 
-def test_all_follow_the_chiefs_clock() -> None:
-    _, chief = new()
-    _, slower = new(chief=0.1)  # this worker measures ten times the chief's seconds
-    assert observed(chief, 0.001) == observed(slower, 0.01)
-
-
 @pytest.mark.parametrize("steps", [1, 7])
 def test_a_given_number_stays_and_nothing_is_agreed_on(steps: int) -> None:
     strategy = ClockOf()
-    pace = Pace(strategy, steps)
-    assert set(observed(pace, 0.001)) == {steps}
-    assert strategy.asked == 0
+    assert set(observed(Pace(strategy, steps), 0.001)) == {steps} and strategy.asked == 0

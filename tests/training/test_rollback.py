@@ -109,8 +109,3 @@ def test_a_mistake_is_one_message(settings: dict[str, Any], message: str) -> Non
     with pytest.raises(UserError) as caught:
         Rollback(**settings)
     assert message in str(caught.value)
-
-
-def test_without_checkpoints_there_is_nowhere_to_go_back_to(tmp_path: pathlib.Path) -> None:
-    failed = run(tmp_path, **(DIVERGING | {"checkpoint": "off"}), may_fail=True)
-    assert isinstance(failed.error, UserError) and "train.checkpoint is 'off'" in str(failed.error)

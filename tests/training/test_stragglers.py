@@ -9,9 +9,7 @@ import pytest
 import support
 
 from tfdist.strategies.base import Topology
-from tfdist.training.watch.waiting import SLOW_CALLS, Stragglers, WorkerTimes
-
-pytestmark = pytest.mark.slow
+from tfdist.training.watch.waiting import Stragglers, WorkerTimes
 
 SLOW_SECONDS = 0.4  # that a busy machine does not make the other worker seem slow too
 MODULE = f"""\
@@ -42,6 +40,7 @@ class UnevenSource(RandomAccessSource):
 """
 
 
+@pytest.mark.slow
 def test_a_slow_worker_is_named_and_the_others_are_told_to_be_idle(tmp_path: pathlib.Path) -> None:
     (tmp_path / "uneven.py").write_text(MODULE)
     settings = ["import uneven", "train.train_data = @uneven.UnevenSource", "train.eval_data = None"]
@@ -88,43 +87,22 @@ class FourWorkers:
     topology = Topology(0, 4, 1)
 
 
-def test_who_is_slow_most_of_a_while_is_named_and_again_after_being_quick_for_one() -> None:
+@pytest.mark.parametrize(
+    ("own", "seconds", "expected"),
+    [
+        ([1.4] * 5, 2.0, []),
+        ([1.0, 1.0, 5.0, 1.0, 1.0], 2.0, []),  # one long hiccup
+        ([1.6] * 6, 2.0, [1]),
+        ([1.6, 1.6, 1.2, 1.6, 1.6], 2.0, [1, 4]),  # again, after it was quick
+        ([0.0] * 5, 2.0, []),  # nothing is known yet
+        ([3.0, 3.0, 3.0, 1.0] * 50, 1 / 16, [47]),  # short calls count together: a quick one among them is no break
+    ],
+)
+def test_who_is_slow_for_some_seconds_is_named_once(own: list[float], seconds: float, expected: list[int]) -> None:
     recorder = Recorder()
     stragglers = Stragglers(FourWorkers(), recorder)
-
-    def calls(count: int, first: int, *own: float) -> None:
-        for step in range(first, first + count):
-            stragglers.observe(step=step, steps=1, seconds=2.0, input_seconds=0.0, peer_seconds=1.0, news=list(own))
-
-    calls(5, 0, 0.0, 0.0, 0.0, 0.0)  # nothing is known yet
-    calls(3, 10, 1.0, 1.1, 1.4, 0.9)
-    calls(2, 20, 1.0, 1.1, 1.6, 0.9)
-    assert not recorder.named
-    calls(1, 30, 1.0, 1.1, 1.6, 0.9)  # the third of the last five
-    calls(1, 31, 1.0, 1.1, 1.2, 0.9)
-    calls(2 * SLOW_CALLS, 40, 1.0, 1.1, 1.7, 0.9)
-    assert recorder.named == [(30, 2)]
-    calls(SLOW_CALLS, 60, 1.0, 1.1, 1.2, 0.9)
-    calls(SLOW_CALLS, 70, 9.0, 1.1, 1.7, 0.9)
-    assert recorder.named == [(30, 2), (72, 0), (72, 2)]
-    assert stragglers.news() == [1.0, 0.0, 0.0, 0.0]
-
-
-def test_short_calls_count_together_so_that_a_quick_one_among_them_is_no_break() -> None:
-    recorder = Recorder()
-    stragglers = Stragglers(FourWorkers(), recorder)
-    for step in range(200):
-        own = [1.0, 1.0, 1.0 if step % 4 == 0 else 3.0, 1.0]
-        stragglers.observe(step=step, steps=1, seconds=1 / 16, input_seconds=0.0, peer_seconds=0.01, news=own)
-    assert recorder.named == [(47, 2)]  # after 3 s
-
-
-def test_one_long_hiccup_is_not_told_and_a_worker_that_stalls_again_and_again_is() -> None:
-    for slow, expected in [((10,), []), ((10, 12, 13, 15, 16, 18), [(13, 2)])]:
-        recorder = Recorder()
-        stragglers = Stragglers(FourWorkers(), recorder)
-        for step in range(20):
-            seconds = 4.0 if slow == (10,) and step == 10 else 0.6
-            own = [1.0, 1.0, 5.0 if step in slow else 1.0, 1.0]
-            stragglers.observe(step=step, steps=1, seconds=seconds, input_seconds=0.0, peer_seconds=0.01, news=own)
-        assert recorder.named == expected
+    for step, third in enumerate(own):
+        news = [1.0, 1.1, third, 0.9]
+        stragglers.observe(step=step, steps=1, seconds=seconds, input_seconds=0.0, peer_seconds=0.01, news=news)
+    assert recorder.named == [(step, 2) for step in expected]
+    assert stragglers.news() == [pytest.approx(seconds - 0.01), 0.0, 0.0, 0.0]

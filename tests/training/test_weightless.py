@@ -18,7 +18,7 @@ from training.trainings import run
 
 from tfdist.errors import UserError
 from tfdist.training.loop import learner
-from tfdist.training.loop.best import Watched
+from tfdist.training.loop.best import BestMetric
 from tfdist.training.step.precision import LossScale
 
 NOTE = "1 step had examples that weigh nothing in all; it changed nothing, and the logged loss leaves it out."
@@ -109,10 +109,13 @@ def test_what_is_counted_goes_on_after_a_restart(tmp_path: pathlib.Path) -> None
 
 
 def test_an_evaluation_without_a_loss_is_no_best_one_and_no_misspelling() -> None:
-    watched, best = Watched("val_loss", False, saves=True), {"metric": "val_loss", "value": 1.0, "epoch": 1, "step": 3}
+    watched, best = (
+        BestMetric("val_loss", False, saves=True),
+        {"metric": "val_loss", "value": 1.0, "epoch": 1, "step": 3},
+    )
     assert watched.newest(best, {"loss": 2.0, "val_accuracy": 0.5}, step=6, epoch=2) is best
     with pytest.raises(UserError, match="val_los"):
-        Watched("val_los", False, saves=True).newest(None, {"val_loss": 2.0}, step=6, epoch=2)
+        BestMetric("val_los", False, saves=True).newest(None, {"val_loss": 2.0}, step=6, epoch=2)
 
 
 @pytest.mark.slow

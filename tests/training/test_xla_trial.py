@@ -20,7 +20,7 @@ from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry import heartbeat
 from tfdist.training.run import assembly
-from tfdist.training.run.tuned import stored_xla
+from tfdist.training.run.tuned import load_xla_choice
 from tfdist.training.step.optimizer import Update
 
 
@@ -92,7 +92,7 @@ def test_a_choice_that_another_strategy_made_is_not_taken_where_it_cannot_be(tmp
         ("off", ["pass"], "off"),
     ]:
         (tmp_path / "tuned.json").write_text(json.dumps({"xla": stored}))
-        assert stored_xla(strategy, str(tmp_path / "tuned.json"), variants, pytest.fail) == taken
+        assert load_xla_choice(strategy, str(tmp_path / "tuned.json"), variants, pytest.fail) == taken
 
 
 @pytest.mark.slow

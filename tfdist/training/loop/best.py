@@ -27,7 +27,7 @@ KEEP_BEST = f"{CheckpointPolicy.NAME}.keep_best is"
 
 
 @dataclasses.dataclass(frozen=True)
-class Watched:
+class BestMetric:
     """The metric by which evaluations are compared.
 
     Attributes:
@@ -42,6 +42,7 @@ class Watched:
 
     @property
     def is_of_evaluation(self) -> bool:
+        """Whether an evaluation reports the metric."""
         return self.metric.startswith(VALIDATION)
 
     def newest(self, best: Mapping[str, Any] | None, logs: Mapping[str, Any], *, step: int, epoch: int) -> Any:
@@ -70,11 +71,11 @@ def check_keep_best(policy: CheckpointPolicy | None, reported: Reported) -> None
         _ = policy.larger_is_better
 
 
-def watched(settings: TrainSettings) -> Watched:
+def find_best_metric(settings: TrainSettings) -> BestMetric:
     """By what a run's evaluations are compared: `keep_best`, else what a callback monitors, else the loss."""
     policy, evaluates = settings.policy, settings.evaluates
     if policy is not None and policy.keep_best is not None:
-        return Watched(policy.keep_best, policy.larger_is_better, saves=True)
+        return BestMetric(policy.keep_best, policy.larger_is_better, saves=True)
     for callback in settings.callbacks:
         monitor = getattr(callback, "monitor", None)
         if not isinstance(monitor, str) or (monitor.startswith(VALIDATION) and not evaluates):
@@ -82,8 +83,8 @@ def watched(settings: TrainSettings) -> Watched:
         mode = getattr(callback, "mode", "auto")
         is_larger_better = larger_is_better(monitor) if mode not in ("min", "max") else mode == "max"
         if is_larger_better is not None:
-            return Watched(monitor, is_larger_better)
-    return Watched("val_loss" if evaluates else "loss", False)
+            return BestMetric(monitor, is_larger_better)
+    return BestMetric("val_loss" if evaluates else "loss", False)
 
 
 _SETTERS = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)

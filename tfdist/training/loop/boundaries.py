@@ -127,10 +127,12 @@ class Boundaries:
         return -(-step // self.steps_per_epoch)
 
     def next_after(self, step: int) -> int:
+        """The first boundary after a step."""
         periods = [self.steps_per_epoch, self.eval_every_steps, self.log_every_steps]
         return min(self.last_step, *((step // period + 1) * period for period in periods if period))
 
     def ends_epoch(self, step: int) -> bool:
+        """Whether an epoch ends at a step, the last one of the run included."""
         return step % self.steps_per_epoch == 0 or step == self.total_steps
 
     def evaluates(self, step: int, *, stops: bool = False) -> bool:
@@ -142,6 +144,7 @@ class Boundaries:
         return stops or step % self.eval_every_steps == 0 or step == self.total_steps
 
     def logs(self, step: int) -> bool:
+        """Whether a point is due at a step within an epoch."""
         period = self.log_every_steps
         return period is not None and step % period == 0 and not self.ends_epoch(step)
 
@@ -181,7 +184,7 @@ class Pace:
 
 @dataclasses.dataclass
 class Outcome:
-    """Where a loop ended; `best` as `best.Watched.newest` gives it; `weightless` steps of the whole run."""
+    """Where a loop ended; `best` as `BestMetric.newest` gives it; `weightless` steps of the whole run."""
 
     step: int = 0
     stopped_early: bool = False

@@ -88,10 +88,12 @@ class Callbacks:
 
     @property
     def wants_stop(self) -> bool:
+        """Whether a callback of this worker has set `stop_training`."""
         return bool(self._model.stop_training)
 
     @property
     def wants_evaluation_stop(self) -> bool:
+        """Whether a callback of this worker has set `stop_evaluating`."""
         return bool(self._model.stop_evaluating)
 
     def train_begin(self, resumes_at: int | None = None) -> None:
@@ -131,9 +133,11 @@ class Callbacks:
 
     @property
     def weights_are_finite(self) -> bool:
+        """Whether no weight is infinite or not a number."""
         return all(np.isfinite(w).all() for w in self._model.get_weights() if w.dtype.kind == "f")
 
     def test_begin(self) -> None:
+        """Begins an evaluation."""
         self._model.stop_evaluating = False
         self.call("on_test_begin")
 

@@ -30,7 +30,7 @@ from tfdist.training.sharding.shards import HOST, OPTIMIZER, WEIGHTS, LateValues
 from tfdist.training.sharding.stages import compute_in_stages, devices_of, layers_by_device
 from tfdist.training.sharding.tensor_parallel import chosen, split_layers
 from tfdist.training.step.gradients import explained, forward
-from tfdist.training.step.layer_state import follow_aggregation, separate_losses
+from tfdist.training.step.layer_state import patch_aggregation, separate_losses
 from tfdist.training.step.metrics import ADDED, MetricGroup, result_of
 from tfdist.training.step.optimizer import build_optimizer
 from tfdist.training.step.precision import LossScale, traced
@@ -38,6 +38,8 @@ from tfdist.training.step.randomness import separate_replicas
 from tfdist.training.step.state import Learner
 from tfdist.user_code import where_defined
 
+MOST_ROWS = 32
+KNOWN_PACKAGES = {"keras", "tfdist"}  # whose metrics are such sums
 ADVICE_OF_MODELS = "All workers train one model. Give them the same code and the same settings."
 ModelBuilder = Callable[[], keras.Model]
 OptimizerBuilder: TypeAlias = "Callable[[], keras.optimizers.Optimizer] | str"
@@ -84,14 +86,14 @@ def build_learner(
             made_optimizer = build_optimizer(optimizer, built, patches, build_on_stages if strategy.stages else None)
         loss_scale = LossScale(batch_size) if precision == "float16" else None
     if shards is not None:
-        strategy.synchronize([v for v in built.variables if not shards.is_apart(v)])
+        strategy.synchronize([v for v in built.variables if not shards.is_sharded(v)])
         arrange()
         made_optimizer = build_optimizer(optimizer, built, patches, functools.partial(build_sharded, shards=shards))
     check_agreement(strategy, lambda: describe_model(built, made_optimizer), advice=ADVICE_OF_MODELS)
     scale_factor = float(made_optimizer.loss_scale_factor or 1.0)
     patches.replace(made_optimizer, loss_scale_factor=None)
     separate_replicas(built, patches)
-    follow_aggregation(built, strategy, patches)
+    patch_aggregation(built, strategy, patches)
     if strategy.topology.num_local_replicas > 1:
         separate_losses(built, patches)
     if shards is None:
@@ -124,7 +126,7 @@ def _build(
     blocks = choose_layers(built, AUTO) if sharding == WEIGHTS else []
     axes = {id(each.variable): each.axis for each in splits}
     shards = Shards(strategy, built.trainable_variables, sharding, blocks, axes)
-    values.give(but=shards.is_apart)
+    values.give(but=shards.is_sharded)
 
     def arrange() -> None:
         shards.place()
@@ -272,10 +274,6 @@ def _without_names(value: object) -> str:
     """A value as text, without the numbers and addresses that depend on the process."""
     text = json.dumps(value, sort_keys=True, default=repr)
     return re.sub(r"0x[0-9a-f]+", "", re.sub(r'_\d+"', '"', text))
-
-
-MOST_ROWS = 32
-KNOWN_PACKAGES = {"keras", "tfdist"}  # whose metrics are such sums
 
 
 def check_metric_sums(model: keras.Model, task: Task, structure: Any, num_replicas: int) -> None:

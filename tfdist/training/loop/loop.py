@@ -25,11 +25,11 @@ from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.records import as_type
 from tfdist.telemetry.reporter import Reporter
-from tfdist.training.loop.best import watched
+from tfdist.training.loop.best import find_best_metric
 from tfdist.training.loop.boundaries import NUM_VOTES, Outcome, Pace, Vote, mean_losses
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, to_python
-from tfdist.training.recovery.recovery import Opened, Position, other_version
+from tfdist.training.recovery.recovery import Opened, Position, version_error
 from tfdist.training.run.assembly import Training, xla_trial
 from tfdist.training.run.tuned import Call
 from tfdist.training.step.optimizer import learning_rate
@@ -94,9 +94,9 @@ class Loop:
         if strategy.topology.num_workers > 1:
             compare = functools.partial(compare_first_batch, strategy, source, "training")
             self._equality = Equality(strategy, opened.state.replicated, reporter, compare)
-        self._watched = watched(settings)
+        self._watched = find_best_metric(settings)
         self._sums = [0.0] * (3 + len(step.term_names))  # as in `Totals`
-        self._told_unused = False
+        self._has_reported_unused = False
         self._has_called = False
         self._outcome = Outcome()
         self._wanted = Vote()
@@ -165,7 +165,7 @@ class Loop:
             try:
                 saved = as_type(_Saved, values)
             except ValueError as error:
-                raise other_version(start.step, error) from error
+                raise version_error(start.step, error) from error
             for name in values["outcome"].keys() & {field.name for field in dataclasses.fields(Outcome)}:
                 setattr(self._outcome, name, getattr(saved.outcome, name))
             if len(saved.sums) == len(self._sums):  # else the task has other terms now
@@ -243,6 +243,7 @@ class Loop:
 
     @property
     def learning_rate(self) -> float:
+        """The rate of the next update, after the failures so far."""
         return learning_rate(self._learner.optimizer) * self._rate_factor
 
     @property
@@ -303,8 +304,8 @@ class Loop:
         self._account(seconds, float(totals.input_seconds), float(totals.peer_seconds))
         self._profiler.after_call(self._outcome.step)
         self._outcome.train_metrics = mean_losses(self._sums, self._step.term_names) | to_python(metrics)
-        if self._step.unused and not self._told_unused:
-            self._told_unused = True
+        if self._step.unused and not self._has_reported_unused:
+            self._has_reported_unused = True
             self._reporter.report_unused(step=self._outcome.step, variables=self._step.unused)
         gradient_norm = float(totals.gradient_norm)
         if not math.isnan(gradient_norm):

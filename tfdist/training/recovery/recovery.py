@@ -160,11 +160,15 @@ class Recovery:
         is_chief = self._strategy.topology.is_chief
         is_lost = problem is not None or (is_chief and self.newest_step != step)
         if self._strategy.any_worker(is_lost):  # nobody goes before it is stored
-            lost = self._lost(step) if is_chief else "The chief's message says from where the same command continues."
+            lost = (
+                self._describe_loss(step)
+                if is_chief
+                else "The chief's message says from where the same command continues."
+            )
             why = "" if problem is None else f" {problem}"
             raise NotSavedError(f"Left at step {step:,}, because {because}, and could not save.{why} {lost}")
 
-    def _lost(self, step: int) -> str:
+    def _describe_loss(self, step: int) -> str:
         newest = self.newest_step
         if newest is None:
             return f"There is no checkpoint: the work of all {step:,} steps is lost, and the same command begins anew."
@@ -249,13 +253,13 @@ def load_checkpoint(
     """
 
     def choose(found: State | None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        return _chosen(found, state, partial=partial, tell=tell, only_model=only_model)
+        return _select(found, state, partial=partial, tell=tell, only_model=only_model)
 
     if isinstance(state, TrainingState) and state.is_sharded and strategy.topology.num_workers > 1:
         header, arrays = _read_by_all(strategy, read, choose, lambda name: not state.is_elsewhere(name))
     else:
         chosen = strategy.on_chief(lambda: choose(read()), "The checkpoints cannot be read")
-        header, arrays = _shared(strategy, *(chosen or ({}, {})))
+        header, arrays = _broadcast(strategy, *(chosen or ({}, {})))
     if not header:
         return None
     others = {name: array for name, array in arrays.items() if not name.startswith(OWN_PREFIXES)}
@@ -266,12 +270,12 @@ def load_checkpoint(
             try:
                 set_generators(header["values"][RANDOM], others)
             except (KeyError, TypeError, ValueError) as error:
-                raise other_version(header["step"], error) from error
+                raise version_error(header["step"], error) from error
 
     return Checkpoint(Position(header["step"], header["values"], others), assign)
 
 
-def other_version(step: int, error: Exception) -> UserError:
+def version_error(step: int, error: Exception) -> UserError:
     """The error for a checkpoint that is whole and holds other values than this tfdist writes."""
     return UserError(
         f"The checkpoint of step {step:,} is of another version of tfdist: {error}. Use the version that wrote it, or "
@@ -309,7 +313,7 @@ def _read_by_all(
     return chosen
 
 
-def _chosen(
+def _select(
     found: State | None, state: TrainingState | ModelState, *, partial: bool, tell: EventSink, only_model: bool
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What of a checkpoint is to be put in place."""
@@ -323,11 +327,11 @@ def _chosen(
     others = {name: array for name, array in found.tensors.items() if not name.startswith(OWN_PREFIXES)}
     arrays = restore.match_tensors(own, wanted, partial=partial) | ({} if only_model else others)
     if partial:
-        tell_left_out(tell, restore.list_differences(own, wanted), f"the checkpoint of step {found.step:,}")
+        log_left_out(tell, restore.list_differences(own, wanted), f"the checkpoint of step {found.step:,}")
     return {"step": found.step, "values": {} if only_model else dict(found.values)}, arrays
 
 
-def tell_left_out(tell: EventSink, lines: Sequence[str], source: str) -> None:
+def log_left_out(tell: EventSink, lines: Sequence[str], source: str) -> None:
     """Says what a partial restore has left out of `source`; nothing where all fitted."""
     if not lines:
         return
@@ -339,7 +343,7 @@ def tell_left_out(tell: EventSink, lines: Sequence[str], source: str) -> None:
     )
 
 
-def _shared(
+def _broadcast(
     strategy: Strategy, header: dict[str, Any], arrays: dict[str, np.ndarray]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The chief's, on every worker."""

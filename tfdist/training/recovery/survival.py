@@ -37,9 +37,15 @@ from tfdist.training.recovery.recovery import (
     Position,
     Recovery,
     load_checkpoint,
-    tell_left_out,
+    log_left_out,
 )
-from tfdist.training.recovery.weights import FILES, find_checkpoint, load_weights, places_of_checkpoints, renamed
+from tfdist.training.recovery.weights import (
+    FILES,
+    find_checkpoint,
+    load_weights,
+    places_of_checkpoints,
+    rename_variables,
+)
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.claim import concerns_optimizer, differing_settings
 from tfdist.training.run.run import Run
@@ -51,7 +57,7 @@ def check_start_from(path: str | None, names: Mapping[str, str] | None) -> None:
     """Raises UserError where `train.start_from` gives nothing to begin with: its path, and what names are there."""
     if path is None:
         return
-    path = _plain(path)
+    path = _normalize(path)
     if path.endswith(FILES):
         if names is not None:
             raise UserError(
@@ -85,7 +91,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     steps_per_epoch = training.boundaries.steps_per_epoch
     heartbeat.beat(heartbeat.RESTORING)
     state = TrainingState(run.strategy, learner)
-    checkpoint, lost = _resumed(training, state) if policy is not None else (None, 0)
+    checkpoint, lost = _load_newest(training, state) if policy is not None else (None, 0)
     start = None if checkpoint is None else checkpoint.position
     if start is None:
         if policy is not None:
@@ -96,19 +102,19 @@ def open_recovery(training: Training) -> Iterator[Opened]:
         files.remove(run.directory.result)  # which a run has when it is done
     path, names = settings.start
     if start is None and path is not None:
-        _begin_with(run, learner, state, path, names=names, partial=partial)
+        _load_start_weights(run, learner, state, path, names=names, partial=partial)
     if start is None and run.request.initial_epoch:
         start = Position(run.request.initial_epoch * steps_per_epoch, {}, {})
     if policy is None:
         yield Opened(None, start, lost, state, None)
         return
     with contextlib.ExitStack() as stack:
-        manager, part = None, _part(run, policy, is_sharded=state.is_sharded)
+        manager, part = None, _plan_part(run, policy, is_sharded=state.is_sharded)
         if run.topology.is_chief or part is not None:
             manager = CheckpointManager(
                 run.directory.checkpoints,
                 policy,
-                identity=_identity(run),
+                identity=_describe_run(run),
                 tell=run.events,
                 still_ours=run.place.check,
                 part=part,
@@ -134,7 +140,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
         yield Opened(recovery, start, lost, state, checkpoint)
 
 
-def _part(run: Run, policy: CheckpointPolicy, *, is_sharded: bool) -> Part | None:
+def _plan_part(run: Run, policy: CheckpointPolicy, *, is_sharded: bool) -> Part | None:
     """What this worker writes of each checkpoint; None where the chief writes all. A collective.
 
     Raises:
@@ -162,7 +168,7 @@ def _close(manager: CheckpointManager, kind: type[BaseException] | None, error: 
     manager.close()
 
 
-def _identity(run: Run) -> dict[str, object]:
+def _describe_run(run: Run) -> dict[str, object]:
     """What a checkpoint says of the run that made it."""
     return {
         "settings": dict(run.request.settings()),
@@ -173,7 +179,7 @@ def _identity(run: Run) -> dict[str, object]:
     }
 
 
-def _resumed(training: Training, state: TrainingState) -> tuple[Checkpoint | None, int]:
+def _load_newest(training: Training, state: TrainingState) -> tuple[Checkpoint | None, int]:
     """The checkpoint that the run continues from, if it does, and, on the chief, the steps lost."""
     run, settings, optimizer = training.run, training.settings, training.learner.optimizer
     lost, directory = 0, run.directory.checkpoints
@@ -239,11 +245,11 @@ def _begin_anew(run: Run, *, keeps_checkpoints: bool) -> int:
     return lost
 
 
-def _begin_with(
+def _load_start_weights(
     run: Run, learner: Learner, state: TrainingState, path: str, *, names: Mapping[str, str] | None, partial: bool
 ) -> None:
     """Loads the model's variables alone; the optimizer begins anew."""
-    path = _plain(path)
+    path = _normalize(path)
     if path.endswith(FILES):
         _load_on_all(run, learner, path, partial=partial)
         found = path
@@ -251,7 +257,7 @@ def _begin_with(
         checkpoint = load_checkpoint(
             run.strategy,
             state,
-            lambda: renamed(_state_in(path, run.events), state.specs(), names),
+            lambda: rename_variables(_load_state(path, run.events), state.specs(), names),
             partial=partial,
             tell=run.events,
             only_model=True,
@@ -277,7 +283,7 @@ def _load_on_all(run: Run, learner: Learner, path: str, *, partial: bool) -> Non
         digest = strategy.on_every_worker(lambda: hashlib.sha256(files.read(path)).hexdigest(), failed)
         check_agreement(strategy, lambda: {f"sha256 of {path}": digest})
         left_out = strategy.on_every_worker(load, failed)
-    tell_left_out(run.events, left_out or [], path)
+    log_left_out(run.events, left_out or [], path)
 
 
 def check_weights(
@@ -288,21 +294,21 @@ def check_weights(
     Args:
       model: built.
       path: which `check_start_from` let pass.
-      names: as in `renamed`.
+      names: as in `rename_variables`.
       partial: whether what does not fit is left out.
       tell: gets a warning of each damaged checkpoint that is passed over.
     """
-    path = _plain(path)
+    path = _normalize(path)
     if path.endswith(FILES):
         load_weights(model, path, partial=partial)
         return
     specs = ModelState(model).specs()
-    there = renamed(_state_in(path, tell), specs, names).tensors
+    there = rename_variables(_load_state(path, tell), specs, names).tensors
     of_model = {name: array for name, array in there.items() if name.startswith(MODEL)}
     restore.match_tensors(of_model, specs, partial=partial)
 
 
-def _state_in(path: str, tell: EventSink) -> State:
+def _load_state(path: str, tell: EventSink) -> State:
     found = find_checkpoint(path, "train.start_from", tell=tell)
     if found is None:  # which `check_start_from` saw there
         raise UserError(f"No checkpoint in train.start_from = {path!r} is whole.")
@@ -310,5 +316,5 @@ def _state_in(path: str, tell: EventSink) -> State:
     return found.state
 
 
-def _plain(path: str) -> str:
+def _normalize(path: str) -> str:
     return os.path.expanduser(path).rstrip("/")

@@ -69,10 +69,10 @@ def find_checkpoint(path: str, setting: str, *, tell: EventSink) -> Found | None
     if not files.is_dir(path):
         return None
     if files.exists(files.join(path, MANIFEST)):
-        return _loaded(path)
+        return _load(path)
     for directory in places_of_checkpoints(path):
         if files.is_dir(directory) and list_paths(directory):
-            return _newest(directory, f"No checkpoint in {setting} = {path!r} is whole.", tell)
+            return _find_newest(directory, f"No checkpoint in {setting} = {path!r} is whole.", tell)
     return None
 
 
@@ -85,36 +85,36 @@ def find_exported(run: RunDirectory, setting: str = "evaluate.weights") -> Found
     """The model that the run has exported; raises UserError where it has none yet."""
     if files.exists(run.model):
         return Found(run.model)
-    steps = _steps(run)
+    steps = _list_steps(run)
     advice = f"Write {setting} = 'last' for the newest checkpoint; there are {steps}" if steps else "Train first"
     raise UserError(f"There are no trained weights at {run.model}. {advice}, or write {setting} = 'FILE'.")
 
 
-def _of_step(step: int, run: RunDirectory) -> Found:
-    found = [entry for entry in _entries(run) if entry.step == step]
+def _find_step(step: int, run: RunDirectory) -> Found:
+    found = [entry for entry in _list_whole(run) if entry.step == step]
     if not found:
-        raise UserError(f"{run.path} has no checkpoint of step {step:,}. It has {_steps(run) or 'none'}.")
-    return _loaded(max(found, key=lambda entry: entry.age_order).path)
+        raise UserError(f"{run.path} has no checkpoint of step {step:,}. It has {_list_steps(run) or 'none'}.")
+    return _load(max(found, key=lambda entry: entry.age_order).path)
 
 
-def _best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str) -> Found:
+def _find_best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str) -> Found:
     if policy is None or policy.keep_best is None:
         raise UserError(
             f"{setting} is 'best', and the run was not told which checkpoint is the best one. Train with a "
             "policy that has keep_best = 'val_accuracy', or another metric; or write a step. "
-            f"{run.path} has checkpoints of {_steps(run) or 'no step'}."
+            f"{run.path} has checkpoints of {_list_steps(run) or 'no step'}."
         )
-    entries = sorted(_entries(run), key=lambda entry: entry.age_order, reverse=True)
+    entries = sorted(_list_whole(run), key=lambda entry: entry.age_order, reverse=True)
     best = catalog._find_best(entries, policy)
     if best is None:
         raise UserError(f"No checkpoint in {run.path} has the metric {policy.keep_best!r}, by which the best is told.")
     assert best.manifest is not None
     return dataclasses.replace(
-        _loaded(best.path), why=f"best {policy.keep_best} {best.manifest.metrics[policy.keep_best]:.4g}"
+        _load(best.path), why=f"best {policy.keep_best} {best.manifest.metrics[policy.keep_best]:.4g}"
     )
 
 
-def _newest(directory: str, otherwise: str, tell: EventSink) -> Found:
+def _find_newest(directory: str, otherwise: str, tell: EventSink) -> Found:
     state = restore.load_newest(directory, tell=tell)
     if state is None:
         raise UserError(otherwise)
@@ -122,20 +122,20 @@ def _newest(directory: str, otherwise: str, tell: EventSink) -> Found:
     return Found(path, state.step, state)
 
 
-def _loaded(path: str) -> Found:
+def _load(path: str) -> Found:
     state = restore.load(path)
     return Found(path, state.step, state)
 
 
-def _entries(run: RunDirectory) -> list[Entry]:
+def _list_whole(run: RunDirectory) -> list[Entry]:
     return [entry for entry in list_checkpoints(run.checkpoints) if entry.manifest is not None]
 
 
-def _steps(run: RunDirectory) -> str:
-    return ", ".join(f"{step:,}" for step in sorted({entry.step for entry in _entries(run)}))
+def _list_steps(run: RunDirectory) -> str:
+    return ", ".join(f"{step:,}" for step in sorted({entry.step for entry in _list_whole(run)}))
 
 
-def renamed(state: State, own: Iterable[str], names: Mapping[str, str] | None) -> State:
+def rename_variables(state: State, own: Iterable[str], names: Mapping[str, str] | None) -> State:
     """Another run's state with the model's variables under the names in `own`.
 
     Args:
@@ -164,12 +164,12 @@ def renamed(state: State, own: Iterable[str], names: Mapping[str, str] | None) -
             found[name] = theirs[there]
         elif there in taken:
             raise UserError(
-                f"train.start_from calls {name!r} {there!r}, which is not there. There are {_some(theirs)}."
+                f"train.start_from calls {name!r} {there!r}, which is not there. There are {_list_names(theirs)}."
             )
     idle = [pattern for pattern in names if pattern not in matched]
     if idle:
         raise UserError(
-            f"train.start_from has {idle[0]!r}, which no variable of the model matches. There are {_some(ours)}."
+            f"train.start_from has {idle[0]!r}, which no variable of the model matches. There are {_list_names(ours)}."
         )
     kept = {name: array for name, array in theirs.items() if name not in taken and name not in found}
     rest = {name: array for name, array in state.tensors.items() if not name.startswith(MODEL)}
@@ -177,7 +177,7 @@ def renamed(state: State, own: Iterable[str], names: Mapping[str, str] | None) -
     return dataclasses.replace(state, tensors=rest | tensors)
 
 
-def _some(names: Iterable[str]) -> str:
+def _list_names(names: Iterable[str]) -> str:
     known = list(names)
     more = f" and {len(known) - MOST_SHOWN:,} more" if len(known) > MOST_SHOWN else ""
     return ", ".join(known[:MOST_SHOWN]) + more
@@ -232,11 +232,11 @@ def _find(
     if weights is None:
         return find_exported(run, setting)
     if isinstance(weights, int):
-        return _of_step(weights, run)
+        return _find_step(weights, run)
     if weights == LAST:
-        return _newest(run.checkpoints, f"{run.path} has no checkpoint that is whole.", tell)
+        return _find_newest(run.checkpoints, f"{run.path} has no checkpoint that is whole.", tell)
     if weights == BEST:
-        return _best(run, policy, setting)
+        return _find_best(run, policy, setting)
     path = RunDirectory(weights).path
     if path.endswith(FILES):
         if not files.exists(path):

@@ -39,8 +39,8 @@ from tfdist.training.run.tuned import (
     UNCOMPILED,
     XlaTrial,
     can_compile,
-    store_xla,
-    stored_xla,
+    load_xla_choice,
+    save_xla_choice,
     xla_variants,
 )
 from tfdist.training.sharding.shards import HOST
@@ -84,7 +84,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     Raises:
       UserError: the data cannot be read, or the parts do not fit together.
     """
-    check_agreement(run.strategy, lambda: _plain(settings))
+    check_agreement(run.strategy, lambda: _plain_settings(settings))
     set_seeds(settings.seed if run.request.seeds else None, deterministic=bool(settings.deterministic))
     set_precision(settings.precision)
     source = open_source(run, settings.train_data, "training")
@@ -194,7 +194,7 @@ def open_source(run: Run, data: Callable[[], Any], split: str) -> Source:
     if not run.topology.is_chief:
         source.prepare(run.directory.fitted)
     check_agreement(
-        strategy, lambda: _facts_of(source, split), advice="Give all workers the same files and the same code."
+        strategy, lambda: _describe_source(source, split), advice="Give all workers the same files and the same code."
     )
     if run.topology.is_chief:
         lines = source.describe()
@@ -208,13 +208,13 @@ def open_source(run: Run, data: Callable[[], Any], split: str) -> Source:
     return source
 
 
-def _plain(settings: TrainSettings) -> dict[str, object]:
+def _plain_settings(settings: TrainSettings) -> dict[str, object]:
     """The settings that are plain values, by the names that gin files take."""
     found = {f"{settings.NAME}.{name}": getattr(settings, name) for name in settings.declared()}
     return {name: value for name, value in found.items() if value is None or isinstance(value, str | int | float)}
 
 
-def _facts_of(source: Source, split: str) -> dict[str, object]:
+def _describe_source(source: Source, split: str) -> dict[str, object]:
     """What the workers compare of a source."""
     facts = {
         f"examples of the {split} data": source.num_examples,
@@ -259,14 +259,10 @@ def build_step(training: Training) -> TrainStep:
     xla = settings.xla
     if xla == AUTO_XLA:
         names = xla_variants(run.strategy, learner, deterministic=bool(settings.deterministic))
-        xla = (stored_xla(run.strategy, run.directory.tuned, names, run.warn_of_file) if names else None) or UNCOMPILED
+        xla = (
+            load_xla_choice(run.strategy, run.directory.tuned, names, run.warn_of_file) if names else None
+        ) or UNCOMPILED
     return step_of(training, xla)
-
-
-def first_batch(training: Training) -> Any:
-    """The local batches of the first step, read apart from the run's own."""
-    with failures.raise_recorded_errors():
-        return next(stream(training.run, training.source, training.plan))
 
 
 def step_of(training: Training, xla: str) -> TrainStep:
@@ -303,19 +299,21 @@ def xla_trial(training: Training, step: TrainStep) -> XlaTrial | None:
     if settings.splits:  # a batch would be cut for want of memory that a variant has taken
         return None
     names = xla_variants(run.strategy, learner, deterministic=bool(settings.deterministic))
-    if not names or stored_xla(run.strategy, run.directory.tuned, names, run.warn_of_file) is not None:
+    if not names or load_xla_choice(run.strategy, run.directory.tuned, names, run.warn_of_file) is not None:
         return None
 
     def variant(name: str) -> TrainStep | None:
         step = step_of(training, name)
-        return step if can_compile(run.strategy, learner, step, first_batch(training)) else None
+        with failures.raise_recorded_errors():
+            batch = next(stream(run, training.source, training.plan))
+        return step if can_compile(run.strategy, learner, step, batch) else None
 
     return XlaTrial(
         run.strategy,
         step,
         {name: functools.partial(variant, name) for name in names},
         training.boundaries.last_step,
-        functools.partial(store_xla, run.strategy, run.directory.tuned, tell=run.events.info),
+        functools.partial(save_xla_choice, run.strategy, run.directory.tuned, tell=run.events.info),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -50,16 +51,16 @@ MAX_ROWS = 8  # of the first batch, on which the loss is computed
 def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> None:
     """Builds all that a training needs, on this process alone, without a step; `model` is its builder."""
     set_precision(settings.precision)
-    replicas = _tell_strategy(tell, settings.strategy)
+    replicas = _report_strategy(tell, settings.strategy)
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
-        source = _opened(settings.train_data, scratch)
+        source = _open_source(settings.train_data, scratch)
         training = settings.plan(source.num_examples, replicas)
-        batches = {"training": _tell_data(tell, "training", source, training)}
+        batches = {"training": _report_data(tell, "training", source, training)}
         splits = {"training": source}
         if settings.eval_data is not None:
-            splits["evaluation"] = held = _opened(settings.eval_data, scratch)
+            splits["evaluation"] = held = _open_source(settings.eval_data, scratch)
             batch_size = settings.eval_batch_size or settings.global_batch_size
-            batches["evaluation"] = _tell_evaluation(tell, held, batch_size, replicas)
+            batches["evaluation"] = _report_evaluation(tell, held, batch_size, replicas)
     model, optimizer, task = parts_of(None, model, settings.optimizer, settings.task, source.structure)
     built = build_model(model, task, source.structure)
     metrics = MetricGroup(task.metric_specs())
@@ -76,7 +77,10 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     assembly.check_reported(settings, metrics, task, made)
     path, names = settings.start
     if path is not None:
-        survival.check_weights(built, path, names=names, partial=settings.accept_changes, tell=_Warnings(tell))
+        warnings: Any = types.SimpleNamespace(
+            warning=lambda event, *, message, **_: tell(message), info=lambda *_, **__: None
+        )
+        survival.check_weights(built, path, names=names, partial=settings.accept_changes, tell=warnings)
     note = microbatch_note(
         built, num_microbatches=training.num_microbatches, global_batch_size=training.global_batch_size
     )
@@ -92,16 +96,16 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     bind_schedules(made, run_length, built.trainable_variables, patches)
     steps_before_swa(made, settings.swa_start, run_length)
     for one in parts(made):
-        _tell_schedule(tell, one._learning_rate, run_length.total_steps)
+        _report_schedule(tell, one._learning_rate, run_length.total_steps)
 
 
 def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell) -> None:
     """The same for an evaluation."""
     set_precision(settings.precision)
-    replicas, task = _tell_strategy(tell, settings.strategy), settings.task
+    replicas, task = _report_strategy(tell, settings.strategy), settings.task
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
-        source = _opened(settings.data, scratch)
-        batch = _tell_evaluation(tell, source, settings.global_batch_size, replicas)
+        source = _open_source(settings.data, scratch)
+        batch = _report_evaluation(tell, source, settings.global_batch_size, replicas)
     if task is None:
         model, _, task = parts_of(None, model, None, None, source.structure)
     built = build_model(model, task, source.structure)
@@ -115,17 +119,17 @@ def check_use(
 ) -> None:
     """The same for what a trained model is used for without targets: `task` takes the inputs out of the examples."""
     set_precision(settings.precision)
-    replicas = _tell_strategy(tell, strategy)
+    replicas = _report_strategy(tell, strategy)
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
-        source = _opened(data, scratch)
-        _tell_evaluation(tell, source, settings.global_batch_size, replicas, settings.NAME)
+        source = _open_source(data, scratch)
+        _report_evaluation(tell, source, settings.global_batch_size, replicas, settings.NAME)
     built = build_model(model, task, source.structure)
     with explained(source.structure):
         traced(lambda inputs: built(inputs, training=False)).get_concrete_function(task.inputs(source.structure))
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 
-def _tell_schedule(tell: Tell, schedule: Any, total_steps: int) -> None:
+def _report_schedule(tell: Tell, schedule: Any, total_steps: int) -> None:
     """Draws the learning rates of a run, and says some; nothing where they stay."""
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         return
@@ -138,25 +142,12 @@ def _tell_schedule(tell: Tell, schedule: Any, total_steps: int) -> None:
     tell(f"learning rate: {', '.join(f'{rates[i]:.3g} at step {steps[i]:,}' for i in shown)}")
 
 
-def _tell_evaluation(tell: Tell, source: Source, batch_size: int, replicas: int, split: str = "evaluation") -> Any:
+def _report_evaluation(tell: Tell, source: Source, batch_size: int, replicas: int, split: str = "evaluation") -> Any:
     plan = BatchPlan(num_examples=source.num_examples, global_batch_size=batch_size, num_replicas=replicas)
-    return _tell_data(tell, split, source, plan)
+    return _report_data(tell, split, source, plan)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Warnings:
-    """Tells what is passed over in a directory of checkpoints."""
-
-    tell: Tell
-
-    def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
-        pass
-
-    def warning(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
-        self.tell(message or event)
-
-
-def _tell_strategy(tell: Tell, strategy: Strategy) -> int:
+def _report_strategy(tell: Tell, strategy: Strategy) -> int:
     strategy.check_alone()
     expected = strategy.expected_replicas()
     reason = f" ({strategy.reason})" if strategy.reason else ""
@@ -165,16 +156,16 @@ def _tell_strategy(tell: Tell, strategy: Strategy) -> int:
     return expected or 1
 
 
-def _opened(data: Callable[[], Any], scratch: str) -> Source:
+def _open_source(data: Callable[[], Any], scratch: str) -> Source:
     source = as_source(data(), data)
     source.prepare(scratch)
     return source
 
 
-def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:
+def _report_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:
     """Says what a split holds; its first batch."""
     tell(
-        f"{split} data: {source.num_examples:,} examples of {_said(source.structure)}; "
+        f"{split} data: {source.num_examples:,} examples of {_describe_structure(source.structure)}; "
         f"{counted(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"
     )
     for line in source.describe():
@@ -186,11 +177,11 @@ def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:
     except (tf.errors.OpError, UnicodeDecodeError) as error:
         raise failures.pop_error() or failures.explain_error(error) or error from error
     for path, values in _named_arrays(batch):
-        tell(f"  first batch, {path}: {_values_said(values.numpy())}")
+        tell(f"  first batch, {path}: {_describe_values(values.numpy())}")
     return batch
 
 
-def _values_said(values: np.ndarray) -> str:
+def _describe_values(values: np.ndarray) -> str:
     shown = f"{values.dtype}{list(values.shape)}" if values.dtype != object else f"string{list(values.shape)}"
     if values.size and np.issubdtype(values.dtype, np.number):
         return f"{shown}, {values.min():.4g} … {values.max():.4g}"
@@ -202,7 +193,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _said(structure: Any) -> str:
+def _describe_structure(structure: Any) -> str:
     described = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()[1:]}", structure)
     return str(described).replace("'", "")
 
@@ -292,14 +283,14 @@ class FirstExamples(Mapped):
         return read
 
 
-def shortened(settings: TrainSettings, request: Request) -> tuple[TrainSettings, Request]:
+def shorten(settings: TrainSettings, request: Request) -> tuple[TrainSettings, Request]:
     """The same training of two steps, with an evaluation of two batches, in a directory of its own below the run's."""
     evaluated = settings.eval_batch_size or settings.global_batch_size
     short = dataclasses.replace(
         settings,
         fast_check=False,
-        train_data=_few(settings.train_data, STEPS * settings.global_batch_size),
-        eval_data=None if settings.eval_data is None else _few(settings.eval_data, STEPS * evaluated),
+        train_data=_take_first(settings.train_data, STEPS * settings.global_batch_size),
+        eval_data=None if settings.eval_data is None else _take_first(settings.eval_data, STEPS * evaluated),
         epochs=None,
         steps=STEPS,
         steps_per_epoch=STEPS,
@@ -312,7 +303,7 @@ def shortened(settings: TrainSettings, request: Request) -> tuple[TrainSettings,
     return short, dataclasses.replace(request, run_dir=run_dir, profile=None, begins_empty=True)
 
 
-def _few(data: Callable[[], Any], count: int) -> Callable[[], Any]:
+def _take_first(data: Callable[[], Any], count: int) -> Callable[[], Any]:
     def few() -> Any:
         source = as_source(data(), data)
         return source if isinstance(source, StreamSource) else FirstExamples(source, count)

@@ -63,7 +63,7 @@ class Place:
             each.release()
 
 
-def take_place(
+def lock_run_directory(
     directory: RunDirectory,
     strategy: Strategy,
     request: Request,
@@ -105,7 +105,7 @@ def take_place(
                     files.remove_tree(path) if files.is_dir(path) else files.remove(path)
             warnings: list[str] = []
             starts = read_starts(directory, warnings.append)
-            place = Place() if settings is None else _place_of(directory, request, settings, starts)
+            place = Place() if settings is None else _inspect(directory, request, settings, starts)
             return dataclasses.replace(place, starts=starts.starts, warnings=warnings, held=tuple(held))
         except BaseException:
             Place(held=tuple(held)).release()
@@ -120,7 +120,7 @@ def take_place(
     )
 
 
-def _place_of(directory: RunDirectory, request: Request, settings: TrainSettings, last: Starts) -> Place:
+def _inspect(directory: RunDirectory, request: Request, settings: TrainSettings, last: Starts) -> Place:
     """What a training finds in its directory, whose `last` start was so."""
     check_kind(directory, TRAIN)
     result = read_result(directory)

@@ -53,11 +53,11 @@ def parts_of(
     if optimizer is not None and task is not None:
         return model, optimizer, task
     with contextlib.nullcontext() if strategy is None else strategy.scope():
-        made, own_optimizer, own_task = _built(model, structure, patches, is_task_wanted=task is None)
+        made, own_optimizer, own_task = _build(model, structure, patches, is_task_wanted=task is None)
     return lambda: made, optimizer or (lambda: own_optimizer), cast(Task, task or own_task)
 
 
-def _built(
+def _build(
     model: ModelBuilder, structure: Any, patches: Patches | None, *, is_task_wanted: bool
 ) -> tuple[keras.Model, keras.optimizers.Optimizer, Task | None]:
     built = model()
@@ -74,13 +74,13 @@ def _built(
     optimizer = built.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # which compile() puts around one in float16
         optimizer = optimizer.inner_optimizer
-    task = _task(built, structure) if is_task_wanted else None
+    task = _build_task(built, structure) if is_task_wanted else None
     built.compiled, built.optimizer = False, None
     built._compile_loss = built._compile_metrics = built._loss_tracker = None
     return built, optimizer, task
 
 
-def _task(model: keras.Model, structure: Any) -> Supervised:
+def _build_task(model: keras.Model, structure: Any) -> Supervised:
     refuse_own_methods(model)
     compiled = model._compile_loss
     if compiled is None and not overrides(model, "compute_loss"):
@@ -94,9 +94,9 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
         model(inputs)
     given = model._compile_metrics
     own = [] if given is None else [(Unweighted, given._user_metrics), (Weighted, given._user_weighted_metrics)]
-    outputs = _outputs(model, inputs)
+    outputs = _find_outputs(model, inputs)
     if not isinstance(outputs, Mapping):
-        return _task_of_one(compiled, own, keras.tree.flatten(targets)[0], outputs)
+        return _build_single_task(compiled, own, keras.tree.flatten(targets)[0], outputs)
     if compiled is None:
         raise UserError(
             "The model has several outputs and is compiled without a loss. Give compile() one, or write train.task."
@@ -109,7 +109,9 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
     by_output: dict[str, list[Any]] = {name: [] for name in losses}
     for kind, metrics in own:
         for name, some in _by_output(metrics, outputs, "metrics").items():
-            made = [functools.partial(_metric, one, named_targets[name], outputs[name]) for one in _flat(some)]
+            made = [
+                functools.partial(_rebuild_metric, one, named_targets[name], outputs[name]) for one in _as_list(some)
+            ]
             by_output.setdefault(name, []).extend(map(kind, made))
     by_output = {name: some for name, some in by_output.items() if some or name in losses}
     made_losses = {n: compile_utils.get_loss(one, named_targets[n], outputs[n]) for n, one in losses.items()}
@@ -126,7 +128,7 @@ def _task(model: keras.Model, structure: Any) -> Supervised:
     )
 
 
-def _task_of_one(compiled: Any, own: Any, target: Any, output: Any) -> Supervised:
+def _build_single_task(compiled: Any, own: Any, target: Any, output: Any) -> Supervised:
     """The task of a single output, however loss, weight and metrics are nested."""
     (loss, *_), (weight, *_) = (
         (None,) if compiled is None else keras.tree.flatten(getattr(compiled, name))
@@ -136,7 +138,7 @@ def _task_of_one(compiled: Any, own: Any, target: Any, output: Any) -> Supervise
         loss=compile_utils.get_loss(loss, target, output),
         loss_weights=None if weight is None else {ONLY_OUTPUT: weight},
         metrics=[
-            kind(functools.partial(_metric, one, target, output))
+            kind(functools.partial(_rebuild_metric, one, target, output))
             for kind, metrics in own
             for one in keras.tree.flatten(metrics)
             if one is not None
@@ -144,7 +146,7 @@ def _task_of_one(compiled: Any, own: Any, target: Any, output: Any) -> Supervise
     )
 
 
-def _outputs(model: keras.Model, inputs: Any) -> Any:
+def _find_outputs(model: keras.Model, inputs: Any) -> Any:
     """The symbolic tensor of the only output, or several by name."""
     outputs = call_symbolically(model, inputs)
     if len(flat := keras.tree.flatten(outputs)) == 1:
@@ -173,15 +175,15 @@ def _by_output(given: Any, outputs: Mapping[str, Any], what: str, *, every: bool
     raise UserError(f"compile() was given {what} = {given!r} for the outputs {names}; give a dict by output name.")
 
 
-def _metric(given: Any, targets: Any, outputs: Any) -> keras.metrics.Metric:
+def _rebuild_metric(given: Any, targets: Any, outputs: Any) -> keras.metrics.Metric:
     if type(given) is keras.metrics.MeanMetricWrapper:  # whose configuration knows a function by name alone
         return keras.metrics.MeanMetricWrapper(given._fn, given.name, given.dtype, **given._fn_kwargs)
     if isinstance(given, keras.metrics.Metric):
-        return type(given).from_config(_accepted(type(given), given.get_config()))
+        return type(given).from_config(_filter_config(type(given), given.get_config()))
     return compile_utils.get_metric(given, targets, outputs)
 
 
-def _accepted(kind: type[keras.metrics.Metric], config: dict[str, Any]) -> dict[str, Any]:
+def _filter_config(kind: type[keras.metrics.Metric], config: dict[str, Any]) -> dict[str, Any]:
     """What of a metric's configuration its class takes: many of users' own leave Keras's `dtype` out."""
     parameters = inspect.signature(kind).parameters
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
@@ -189,7 +191,7 @@ def _accepted(kind: type[keras.metrics.Metric], config: dict[str, Any]) -> dict[
     return {name: value for name, value in config.items() if name in parameters}
 
 
-def _flat(given: Any) -> list[Any]:
+def _as_list(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, list | tuple) else [given]
@@ -212,10 +214,10 @@ class CallbackModel:
         with Patches() as patches:
             patches.keep(self._model, *COMPILED)
             _compile(learner, task)
-            self._compiled = _state(self._model)
+            self._compiled = _compiled_state(self._model)
 
     @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
+    def compiled_for_hooks(self) -> Iterator[None]:
         """While a hook runs."""
         with Patches() as patches:
             patches.keep(self._model, *COMPILED)
@@ -223,10 +225,10 @@ class CallbackModel:
             try:
                 yield
             finally:
-                self._compiled = _state(self._model)  # with the functions that `evaluate` has traced
+                self._compiled = _compiled_state(self._model)  # with the functions that `evaluate` has traced
 
 
-def _state(model: keras.Model) -> dict[str, Any]:
+def _compiled_state(model: keras.Model) -> dict[str, Any]:
     return {name: vars(model)[name] for name in COMPILED if name in vars(model)}
 
 

@@ -43,7 +43,7 @@ from tfdist.telemetry.records import Unreadable, Warn, with_line_count
 from tfdist.telemetry.result import Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED, SinkDispatcher
-from tfdist.training.run.claim import Place, take_place
+from tfdist.training.run.claim import Place, lock_run_directory
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TelemetrySettings, TrainSettings
 from tfdist.training.run.starts import find_checkpoint_dir
@@ -151,7 +151,9 @@ def open_run(
         leaving.callback(console.close)
         leaving.enter_context(reporting_failures(strategy))
         check_agreement(strategy, lambda: {"mode": mode, **request.settings(), **versions()})
-        place = take_place(directory, strategy, request, settings, mode=mode, check=check, notify=waiting.message)
+        place = lock_run_directory(
+            directory, strategy, request, settings, mode=mode, check=check, notify=waiting.message
+        )
         leaving.callback(place.release)
         sink_settings = settings or TelemetrySettings()
         warnings = [*place.warnings]
@@ -253,10 +255,6 @@ def explain_collective(error: BaseException, topology: Topology) -> TfdistError 
     )
 
 
-def _kept(run: Run) -> str:
-    return f"; {run.directory.path}" if run.request.keeps else ""
-
-
 def _announce(run: Run, mode: str) -> None:
     topology = run.topology
     if run.place.is_finished and run.request.repeats_end:
@@ -268,9 +266,10 @@ def _announce(run: Run, mode: str) -> None:
     workers = f"{topology.num_workers} worker{'s' if topology.num_workers > 1 else ''}"
     replicas = f"{topology.num_replicas} replica{'s' if topology.num_replicas > 1 else ''}"
     reason = f" ({run.strategy.reason})" if run.strategy.reason else ""
+    kept = f"; {run.directory.path}" if run.request.keeps else ""
     run.events.info(
         "training_started",
-        message=f"{mode}: {run.strategy.name}, {workers}, {replicas}{reason}{_kept(run)}",
+        message=f"{mode}: {run.strategy.name}, {workers}, {replicas}{reason}{kept}",
         mode=mode,
         strategy=run.strategy.name,
         num_workers=topology.num_workers,
@@ -283,9 +282,10 @@ def run_facts(
 ) -> RunFacts:
     """What sinks learn of the run, `start` being known to the chief alone. A collective."""
     topology, directory = strategy.topology, RunDirectory(request.run_dir)
+    read = functools.partial(_read_run_id, directory, keeps=request.keeps, warn=warn)
     return RunFacts(
         directory=directory.path,
-        run_id=run_id_of(directory, strategy, keeps=request.keeps, warn=warn),
+        run_id=strategy.read_on_chief(read, f"{directory.path} cannot be used"),
         mode=mode,
         strategy=strategy.name,
         worker=topology.worker_index,
@@ -298,31 +298,17 @@ def run_facts(
     )
 
 
-def run_id_of(directory: RunDirectory, strategy: Strategy, *, keeps: bool, warn: Warn) -> str:
-    """The 32 hexadecimal digits by which trackers know the run: the same for all its workers and starts. A collective.
-
-    Args:
-      directory: of the run.
-      strategy: connected.
-      keeps: whether it is found, or left, in the directory.
-      warn: takes what is wrong with the file.
-    """
-
-    def read() -> str:
-        return _kept_run_id(directory, warn) if keeps else secrets.token_hex(RUN_ID_BYTES)
-
-    return strategy.read_on_chief(read, f"{directory.path} cannot be used")
-
-
-def _kept_run_id(directory: RunDirectory, warn: Warn) -> str:
-    if files.exists(directory.run_id):
+def _read_run_id(directory: RunDirectory, *, keeps: bool, warn: Warn) -> str:
+    """The 32 hexadecimal digits by which trackers know the run, found or left in the directory where that is kept."""
+    if keeps and files.exists(directory.run_id):
         text = files.read(directory.run_id).decode(errors="replace").strip()
         if re.fullmatch("[0-9a-f]{32}", text):
             return text
         warn(f"{directory.run_id} is damaged: trackers and monitoring take what follows for another run.")
     made = secrets.token_hex(RUN_ID_BYTES)
-    files.make_dirs(directory.telemetry)
-    files.write_atomic(directory.run_id, f"{made}\n")
+    if keeps:
+        files.make_dirs(directory.telemetry)
+        files.write_atomic(directory.run_id, f"{made}\n")
     return made
 
 
@@ -339,6 +325,8 @@ def open_telemetry(
     run: RunFacts, settings: TelemetrySettings, console: Console, *, keeps: bool, samples: bool
 ) -> Iterator[tuple[EventLog, Metrics, SinkDispatcher]]:
     """Opens the logs of this worker, and its sinks.
+
+    On leaving, all that was sent is stored and has reached the sinks, or one warning names the sink that lacks it.
 
     Args:
       run: what sinks know of it.

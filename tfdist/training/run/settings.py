@@ -372,6 +372,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
 
     @property
     def evaluates(self) -> bool:
+        """Whether there is evaluation data."""
         return self.eval_data is not None
 
     @property

@@ -29,7 +29,7 @@ def find_checkpoint_dir(path: str) -> str | None:
     return None if found is None else found.checkpoint_dir
 
 
-def note_start(
+def record_start(
     directory: RunDirectory, settings: Mapping[str, str], earlier: Sequence[Start], *, step: int, lost_steps: int
 ) -> None:
     """Adds a start to the `earlier` ones."""

@@ -30,7 +30,7 @@ from tfdist.training.run.assembly import Training
 from tfdist.training.run.checks import counted
 from tfdist.training.run.compiled import CallbackModel
 from tfdist.training.run.run import goodput_so_far
-from tfdist.training.run.starts import note_start, read_starts
+from tfdist.training.run.starts import read_starts, record_start
 from tfdist.training.step.normalization import batch_norm_layers
 from tfdist.training.watch.profiler import Profiler
 
@@ -59,11 +59,13 @@ class Trainer:
         evaluator = assembly.build_evaluator(training)
         with open_recovery(training) as opened:
             first_step = opened.start.step if opened.start else 0
-            self._go_back(opened)
+            self._rollbacks.check_start(opened.start)
+            if self._rollbacks.has_gone_back and opened.checkpoint is not None:
+                opened.checkpoint.restore(again=True)  # in place of the weights that failed
             profiler = Profiler(run, training.boundaries.total_steps)
             iterator = assembly.stream(run, training.source, training.plan, first_step=first_step)
             callbacks = self._build_callbacks(None if opened.checkpoint is None else first_step)
-            self._note_start(opened, first_step)
+            self._record_start(opened, first_step)
             loop = Loop(training, opened, step, evaluator, iterator, callbacks, self._build_reporter(), profiler)
             started = time.perf_counter()
             try:
@@ -76,31 +78,25 @@ class Trainer:
             del loop, iterator  # the pipeline goes before the model is evaluated and exported
             stopped_by = self._report_stop(outcome)
             if not outcome.paused:
-                self._note_weightless(outcome)
+                self._log_weightless_steps(outcome)
                 self._renew_statistics(outcome)
-                self._evaluate_at_last(evaluator, outcome, opened, learning_rate)
+                self._evaluate_final_weights(evaluator, outcome, opened, learning_rate)
                 if shards is not None:
-                    shards.make_whole(keep=run.topology.is_chief)
+                    shards.gather_to_chief(keep=run.topology.is_chief)
                 export_model(run, training.learner.model)
         if evaluator is not None:
             evaluator.close()
         if outcome.paused:
-            self._note_pause(outcome)
+            self._log_pause(outcome)
             return None
         return self._conclude(opened, outcome, stopped_by, seconds)
 
-    def _go_back(self, opened: Opened) -> None:
-        """Puts the weights of the checkpoint in place of those that failed, where the run goes back to it."""
-        self._rollbacks.check_start(opened.start)
-        if self._rollbacks.has_gone_back and opened.checkpoint is not None:
-            opened.checkpoint.restore(again=True)
-
-    def _note_start(self, opened: Opened, first_step: int) -> None:
+    def _record_start(self, opened: Opened, first_step: int) -> None:
         """Adds this start to run.json, and tells the console how far the run goes."""
         run, boundaries = self._training.run, self._training.boundaries
         if run.topology.is_chief and not self._rollbacks.has_gone_back:
             settings, lost = run.request.settings(), opened.lost_steps
-            note_start(run.directory, settings, run.earlier_starts, step=first_step, lost_steps=lost)
+            record_start(run.directory, settings, run.earlier_starts, step=first_step, lost_steps=lost)
         run.console.start(
             Plan(
                 total_epochs=max(boundaries.num_epochs, -(-first_step // boundaries.steps_per_epoch)),
@@ -125,7 +121,9 @@ class Trainer:
             model=training.learner.model,
             optimizer=training.learner.optimizer,
             strategy=run.strategy,
-            compiled=CallbackModel(training.learner, training.task).in_place if given else contextlib.nullcontext,
+            compiled=CallbackModel(training.learner, training.task).compiled_for_hooks
+            if given
+            else contextlib.nullcontext,
             params={"epochs": boundaries.num_epochs, "steps": boundaries.steps_per_epoch, "verbose": 0}
             | ({} if resumed_from_step is None else {"resumed_from_step": resumed_from_step}),
         )
@@ -154,13 +152,13 @@ class Trainer:
         )
         return names[0] if len(names) == 1 else None
 
-    def _note_pause(self, outcome: Outcome) -> None:
+    def _log_pause(self, outcome: Outcome) -> None:
         run = self._training.run
         run.stream.status = PAUSED
         message = f"saved at step {outcome.step:,}, as train.stop_after_epochs asks; {run.directory.path}"
         run.events.info("run_paused", step=outcome.step, message=message)
 
-    def _note_weightless(self, outcome: Outcome) -> None:
+    def _log_weightless_steps(self, outcome: Outcome) -> None:
         """Says, and leaves for result.json, how many steps changed nothing, as nothing had any weight."""
         count = outcome.weightless
         if count:
@@ -182,7 +180,7 @@ class Trainer:
         dispose(iterator)
         outcome.evaluated_at = -1
 
-    def _evaluate_at_last(
+    def _evaluate_final_weights(
         self, evaluator: Evaluator | None, outcome: Outcome, opened: Opened, learning_rate: float
     ) -> None:
         """Evaluates what is kept, where its weights are not those of the last evaluation, and logs that as FINAL.

@@ -45,7 +45,7 @@ def xla_variants(strategy: Strategy, learner: Learner, *, deterministic: bool = 
         return []
     counts = topology.num_replicas > 1 and bool(aggregated_variables(learner.model))
     reduces = counts or any(map(is_synchronized, batch_norm_layers(learner.model)))
-    passes = not reduces and (shards is None or not any(map(shards.is_apart, learner.model.trainable_variables)))
+    passes = not reduces and (shards is None or not any(map(shards.is_sharded, learner.model.trainable_variables)))
     updates = shards is None and topology.num_local_replicas == 1
     return [name for name in ("on", "pass", "update") if all(map(operator.le, COMPILED[name], (passes, updates)))]
 
@@ -58,7 +58,7 @@ class Tuned:
     seconds_per_step: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-def stored_xla(strategy: Strategy, path: str, variants: Sequence[str], warn: Warn) -> str | None:
+def load_xla_choice(strategy: Strategy, path: str, variants: Sequence[str], warn: Warn) -> str | None:
     """What an earlier start has chosen, unless it was under a strategy that could do more; a collective."""
 
     def stored() -> str:
@@ -69,7 +69,7 @@ def stored_xla(strategy: Strategy, path: str, variants: Sequence[str], warn: War
     return name if name in ("off", *variants) else None
 
 
-def store_xla(strategy: Strategy, path: str, choice: str, seconds: Mapping[str, float], tell: Tell) -> None:
+def save_xla_choice(strategy: Strategy, path: str, choice: str, seconds: Mapping[str, float], tell: Tell) -> None:
     """Keeps the choice for the next start, and says it where it comes from a trial; a collective."""
     content = to_json(Tuned(choice, seconds), indent=2) + "\n"
     strategy.on_chief(lambda: files.write_atomic(path, content), "What the run has chosen cannot be written")

@@ -31,7 +31,7 @@ def pieces(shards: Shards | None, variables: Sequence[keras.Variable]) -> Iterat
 
     Each is the variable at its owner, and empty elsewhere.
     """
-    found = {} if shards is None else {id(v): shards.own(v) for v in variables if shards.is_apart(v)}
+    found = {} if shards is None else {id(v): shards.own(v) for v in variables if shards.is_sharded(v)}
     before = getattr(_pass, "pieces", None), getattr(_pass, "calls", [])
     _pass.pieces, _pass.calls = found, []
     try:
@@ -49,26 +49,26 @@ def piece(shards: Shards, variable: keras.Variable) -> tf.Tensor:
 def gather_weights(layers: Sequence[keras.layers.Layer], shards: Shards, patches: Patches) -> None:
     """Has the layers gather their weights whenever they are called."""
     for layer in layers:
-        patches.replace(layer, call=_gathering(layer, layer.call, shards))
+        patches.replace(layer, call=_build_gathering_call(layer, layer.call, shards))
 
 
-def _gathering(layer: keras.layers.Layer, inner: Callable[..., Any], shards: Shards) -> Callable[..., Any]:
+def _build_gathering_call(layer: keras.layers.Layer, inner: Callable[..., Any], shards: Shards) -> Callable[..., Any]:
     trained = list(layer.trainable_variables)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         given = tf.nest.flatten((args, kwargs))
         if any(isinstance(each, keras.KerasTensor) for each in given):  # for shapes alone
-            return with_values(trained, [tf.zeros(v.shape, v.dtype) for v in trained], inner, args, kwargs)
+            return call_with_values(trained, [tf.zeros(v.shape, v.dtype) for v in trained], inner, args, kwargs)
         if kwargs.get("training") is False or getattr(_pass, "pieces", None) is None:
             inputs = [each for each in given if tf.is_tensor(each)]
             own = [shards.own(variable) for variable in trained]
-            return with_values(trained, _gathered(shards, trained, own, after=inputs), inner, args, kwargs)
+            return call_with_values(trained, _gather(shards, trained, own, after=inputs), inner, args, kwargs)
         return _Gathered(layer, inner, args, kwargs, shards)()
 
     return call
 
 
-def with_values(
+def call_with_values(
     variables: Sequence[keras.Variable], values: Sequence[tf.Tensor], inner: Callable[..., Any], args: Any, kwargs: Any
 ) -> Any:
     """What a layer's call gives with other values in its variables' place."""
@@ -95,11 +95,11 @@ class _Gathered(Recomputed):
 
     def gather_weights(self, inputs: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         if self._next is not None:
-            return _gathered(self._shards, self.trained, values, after=inputs, ahead=self._ahead)
+            return _gather(self._shards, self.trained, values, after=inputs, ahead=self._ahead)
         self._inputs, self._own = inputs, values
         earlier = self._earlier
         after = inputs if earlier is None or not _in_one_graph(earlier._inputs, inputs) else earlier._inputs
-        return _gathered(self._shards, self.trained, values, after=after)
+        return _gather(self._shards, self.trained, values, after=after)
 
     def _backward(self, values: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]) -> list[Any]:
         earlier = self._earlier
@@ -115,7 +115,7 @@ def _in_one_graph(some: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> boo
     return len({id(each.graph) for each in (*some, *others)}) == 1
 
 
-def _gathered(
+def _gather(
     shards: Shards,
     variables: Sequence[keras.Variable],
     own: Sequence[tf.Tensor],

@@ -25,6 +25,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.gathering import static_replica_index
 from tfdist.training.step.precision import traced
 
+_PENDING = "uninitialized_variables"
 OPTIMIZER, HOST, WEIGHTS = "optimizer", "host", "weights"
 SHARDINGS = (OPTIMIZER, HOST, WEIGHTS)
 Tensors = Sequence[tf.Tensor | tf.IndexedSlices]
@@ -119,9 +120,9 @@ class Shards:
         for variable in self._variables:
             owners = range(topology.num_replicas) if self.is_split(variable) else [self.owner(variable)]
             here = [r for r in owners if 0 <= r - topology.first_replica < topology.num_local_replicas]
-            value = tf.convert_to_tensor(variable.value) if here and self.is_apart(variable) else None
+            value = tf.convert_to_tensor(variable.value) if here and self.is_sharded(variable) else None
             self._here[id(variable)] = {replica: self._placed(variable, replica, value) for replica in here}
-            if self.is_apart(variable):
+            if self.is_sharded(variable):
                 nothing = tf.zeros([0], variable.dtype)
                 variable._value = tf.Variable(nothing, shape=tf.TensorShape(None), trainable=False)
 
@@ -148,7 +149,7 @@ class Shards:
         """Whether there are such variables."""
         return bool(self._split)
 
-    def is_apart(self, variable: keras.Variable) -> bool:
+    def is_sharded(self, variable: keras.Variable) -> bool:
         """Whether the variable lies nowhere as a whole but at its owner."""
         return id(variable) in self._apart or id(variable) in self._split
 
@@ -169,9 +170,9 @@ class Shards:
                     found[name] = here
         return found
 
-    def make_whole(self, *, keep: bool) -> None:
+    def gather_to_chief(self, *, keep: bool) -> None:
         """Brings together what is apart for the last time, where `keep` is set. A collective."""
-        for variable in [v for v in self._variables if self.is_apart(v)]:
+        for variable in [v for v in self._variables if self.is_sharded(v)]:
 
             def on_replica(variable: keras.Variable = variable) -> tf.Tensor:
                 if self.is_split(variable):
@@ -226,7 +227,7 @@ class Shards:
 
     def spread(self, variables: Sequence[keras.Variable]) -> None:
         """Gives the owners' values to the other replicas. A collective, outside of any replica context."""
-        variables = [v for v in variables if not self.is_apart(v)]
+        variables = [v for v in variables if not self.is_sharded(v)]
         if variables and self._strategy.topology.num_replicas > 1:
             run = functools.partial(self._strategy.run, lambda: self._spread(variables))
             (traced(run) if tf.executing_eagerly() else run)()
@@ -330,11 +331,12 @@ def _padded(parts: Sequence[tf.Tensor], size: int, dtype: tf.DType | str) -> tf.
     return tf.concat([*parts, tf.zeros([missing], dtype)], axis=0)
 
 
-_PENDING = "uninitialized_variables"
-
-
 class LateValues:
-    """A context: the Keras variables that are made within it get their values by `give`."""
+    """A context: the Keras variables that are made within it get their values by `give`.
+
+    So a model that does not fit is never whole in one place. A variable gets the value that it would have had at once,
+    as an initializer's seed is drawn when it is made.
+    """
 
     def __init__(self) -> None:
         self._scope = keras.StatelessScope(initialize_variables=False)

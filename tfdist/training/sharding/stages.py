@@ -57,10 +57,10 @@ def devices_of(placed: Sequence[tuple[keras.layers.Layer, str]]) -> Mapping[int,
 def compute_in_stages(placed: Sequence[tuple[keras.layers.Layer, str]], patches: Patches) -> None:
     """Has each layer compute on its device whenever it is called."""
     for layer, device in placed:
-        patches.replace(layer, call=_staged(layer, layer.call, device))
+        patches.replace(layer, call=_build_staged_call(layer, layer.call, device))
 
 
-def _staged(layer: keras.layers.Layer, inner: Callable[..., Any], device: str) -> Callable[..., Any]:
+def _build_staged_call(layer: keras.layers.Layer, inner: Callable[..., Any], device: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         given = tf.nest.flatten((args, kwargs))
         if any(isinstance(each, keras.KerasTensor) for each in given):

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdist.errors import UserError, suggest
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
-from tfdist.training.sharding.sharded_weights import piece, with_values
+from tfdist.training.sharding.sharded_weights import call_with_values, piece
 from tfdist.training.sharding.shards import Shards
 
 SETTING = "train.sharding"
@@ -117,16 +117,20 @@ _LOCAL: dict[Any, Callable[[Any, tf.Tensor, tf.Tensor], tf.Tensor]] = {
 def split_layers(splits: Sequence[Split], strategy: Strategy, shards: Shards, patches: Patches) -> None:
     """Has the layers compute with their slices whenever they are called."""
     for split in splits:
-        patches.replace(split.layer, call=_splitting(split, split.layer.call, strategy, shards))
+        patches.replace(split.layer, call=_build_split_call(split, split.layer.call, strategy, shards))
 
 
-def _splitting(split: Split, inner: Callable[..., Any], strategy: Strategy, shards: Shards) -> Callable[..., Any]:
+def _build_split_call(
+    split: Split, inner: Callable[..., Any], strategy: Strategy, shards: Shards
+) -> Callable[..., Any]:
     layer, variable = split.layer, split.variable
     local = _LOCAL[type(layer).call]
 
     def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(inputs, keras.KerasTensor):  # for shapes alone
-            return with_values([variable], [tf.zeros(variable.shape, variable.dtype)], inner, (inputs, *args), kwargs)
+            return call_with_values(
+                [variable], [tf.zeros(variable.shape, variable.dtype)], inner, (inputs, *args), kwargs
+            )
         columns = tf.cast(piece(shards, variable), layer.compute_dtype)
         outputs = _columns_for_rows(local(layer, _rows_of_all(inputs, strategy), columns), strategy, split.output_axis)
         if getattr(layer, "bias", None) is not None:

@@ -25,7 +25,7 @@ from tfdist.tasks.base import Objective, Task, reduce_terms
 from tfdist.training.sharding.sharded_weights import pieces
 from tfdist.training.step.layer_state import layer_losses, map_penalized, moving_variables
 from tfdist.training.step.lockstep import side_by_side
-from tfdist.training.step.normalization import batch_norm_layers, pass_over
+from tfdist.training.step.normalization import batch_norm_layers, example_weights
 from tfdist.training.step.precision import factor_of
 from tfdist.training.step.randomness import drawing_for, seed_generators
 from tfdist.training.step.state import Learner
@@ -100,7 +100,7 @@ class LocalGradients:
             with tf.control_dependencies(before):
                 part = _microbatch(batch, i, self._num_microbatches)
             own = self._counted(part, self._pass(part), counts=counts)
-            sums = own if sums is None else _added(sums, own)
+            sums = own if sums is None else _add_sums(sums, own)
         assert sums is not None
         return sums
 
@@ -110,7 +110,7 @@ class LocalGradients:
         for part, found in self._side_by_side(batch) if self._meet else self._in_turn(batch):
             sums, level = self._counted(part, found, counts=counts), 0
             while held and held[-1][0] == level:
-                sums, level = _added(held.pop()[1], sums), level + 1
+                sums, level = _add_sums(held.pop()[1], sums), level + 1
             held.append((level, _dense(sums)))
         ((_, sums),) = held
         return sums
@@ -204,7 +204,7 @@ def forward(
       UserError: model and loss do not fit the shapes and types of the examples.
     """
     examples = part["examples"]
-    with pass_over(part.get("shares")), explained(examples, (TypeError, ValueError)):
+    with example_weights(part.get("shares")), explained(examples, (TypeError, ValueError)):
         terms, outputs = task.terms(model, examples, training=training)
     added, penalties = ([], []) if task.includes_layer_losses else layer_losses(model)
     return reduce_terms(
@@ -282,12 +282,12 @@ def _dense(sums: Sums) -> Sums:
     return dense, rest
 
 
-def _added(a: Sums, b: Sums) -> Sums:
-    gradients = {name: [plus(x, y) for x, y in zip(a[0][name], b[0][name], strict=True)] for name in a[0]}
+def _add_sums(a: Sums, b: Sums) -> Sums:
+    gradients = {name: [add_gradients(x, y) for x, y in zip(a[0][name], b[0][name], strict=True)] for name in a[0]}
     return gradients, tf.nest.map_structure(tf.add, a[1], b[1])
 
 
-def plus(a: Gradient, b: Gradient) -> Gradient:
+def add_gradients(a: Gradient, b: Gradient) -> Gradient:
     """The sum of two gradients, of which None is nothing. Rows that both have are not added up."""
     if a is None or b is None:
         return b if a is None else a

@@ -24,6 +24,9 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
 from tfdist.training.step.randomness import seed_generators
 
+Assign = Callable[[Any], Any]
+ADDED, FIRST, NONE = "sum", "only_first_replica", "none"
+
 
 def moving_variables(model: keras.Model) -> list[keras.Variable]:
     """What a forward pass may change: batch statistics, seeds, a layer's own counts; no frozen weights."""
@@ -94,17 +97,13 @@ class ThreadIds(ThreadLosses):
         return set, ()
 
 
-Assign = Callable[[Any], Any]
-ADDED, FIRST, NONE = "sum", "only_first_replica", "none"
-
-
 def aggregated_variables(model: keras.Model) -> list[keras.Variable]:
     """Variables of the model's layers that are not trained and say how they aggregate."""
     own = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
     return [v for v in {id(v): v for v in own}.values() if v.aggregation != NONE]
 
 
-def follow_aggregation(model: keras.Model, strategy: Strategy, patches: Patches) -> None:
+def patch_aggregation(model: keras.Model, strategy: Strategy, patches: Patches) -> None:
     """Makes what replicas assign to such variables the same under every strategy."""
     if strategy.topology.num_replicas == 1:
         return
@@ -113,10 +112,10 @@ def follow_aggregation(model: keras.Model, strategy: Strategy, patches: Patches)
         if variable.aggregation == ADDED:
             patches.replace(
                 variable,
-                assign_add=_on_replicas(variable.assign_add, _adding(variable, assign, strategy, 1)),
-                assign_sub=_on_replicas(variable.assign_sub, _adding(variable, assign, strategy, -1)),
+                assign_add=_on_replicas(variable.assign_add, _build_add(variable, assign, strategy, 1)),
+                assign_sub=_on_replicas(variable.assign_sub, _build_add(variable, assign, strategy, -1)),
             )
-        patches.replace(variable, assign=_on_replicas(assign, _assigning(variable, assign, strategy)))
+        patches.replace(variable, assign=_on_replicas(assign, _build_assign(variable, assign, strategy)))
 
 
 def _on_replicas(elsewhere: Assign, on_replica: Assign) -> Assign:
@@ -129,14 +128,14 @@ def _on_replicas(elsewhere: Assign, on_replica: Assign) -> Assign:
     return assign
 
 
-def _assigning(variable: keras.Variable, plain: Assign, strategy: Strategy) -> Assign:
+def _build_assign(variable: keras.Variable, plain: Assign, strategy: Strategy) -> Assign:
     def assign(value: Any) -> Any:
         return plain(_reduced(_as_tensor(value, variable), variable, strategy))
 
     return assign
 
 
-def _adding(variable: keras.Variable, plain: Assign, strategy: Strategy, sign: int) -> Assign:
+def _build_add(variable: keras.Variable, plain: Assign, strategy: Strategy, sign: int) -> Assign:
     def assign_add(value: Any) -> Any:
         added = sign * _as_tensor(value, variable)
         if _aggregates_itself(variable):

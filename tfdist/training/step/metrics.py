@@ -66,6 +66,7 @@ class MetricGroup:
 
     @property
     def variables(self) -> list[Any]:
+        """The variables of all metrics, in their order."""
         return [v for metric in self.metrics for v in metric.variables]
 
     def read(

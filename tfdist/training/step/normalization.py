@@ -65,7 +65,7 @@ def microbatch_note(model: keras.Model, *, num_microbatches: int, global_batch_s
 
 
 @contextlib.contextmanager
-def pass_over(shares: tf.Tensor | None) -> Iterator[None]:
+def example_weights(shares: tf.Tensor | None) -> Iterator[None]:
     """Around a forward pass over examples that count so much, float32 [n]; None: one each."""
     before, _pass.shares = _pass.shares, shares
     try:
@@ -100,8 +100,8 @@ def synchronize(
     layers = [layer for layer in batch_norm_layers(model) if getattr(type(layer), MOMENTS) is kerass]
     changed = [layer for layer in layers if wanted or layer.synchronized or pads or in_parts]
     for layer in changed:
-        add = _over_replicas if wanted or layer.synchronized else tf.identity
-        patches.replace(layer, _moments=_moments_of(layer, _over_parts if in_parts else add, pads=pads))
+        add = _sum_over_replicas if wanted or layer.synchronized else tf.identity
+        patches.replace(layer, _moments=_moments_of(layer, _sum_over_parts if in_parts else add, pads=pads))
     return len(changed)
 
 
@@ -149,7 +149,7 @@ def global_moments(
     Returns:
       Two vectors of the channels' length, and what counted: a scalar, or with a mask one number for each channel.
     """
-    add = add or _over_replicas
+    add = add or _sum_over_replicas
     rank = inputs.shape.rank
     weights = None if shares is None else tf.reshape(tf.cast(shares, inputs.dtype), [-1, *[1] * (rank - 1)])
     if mask is not None:
@@ -172,10 +172,10 @@ def global_moments(
     return mean, tf.math.divide_no_nan(add(tf.reduce_sum(distances, axes)), divisors), counts
 
 
-def _over_parts(vector: tf.Tensor) -> tf.Tensor:
+def _sum_over_parts(vector: tf.Tensor) -> tf.Tensor:
     return tf.custom_gradient(lambda own: (meet(own), meet))(vector)  # the gradient of a sum is the sum of gradients
 
 
-def _over_replicas(vector: tf.Tensor) -> tf.Tensor:
+def _sum_over_replicas(vector: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     return vector if context is None else context.all_reduce(tf.distribute.ReduceOp.SUM, vector)

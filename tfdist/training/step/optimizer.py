@@ -23,6 +23,7 @@ from tfdist.recipes.schedules import bind
 from tfdist.settings.checks import FUNCTION, format_value
 from tfdist.strategies.base import Strategy
 
+Gradients = Sequence[tf.Tensor | tf.IndexedSlices]
 REDUCTION = "_all_reduce_sum_gradients"
 
 
@@ -169,14 +170,11 @@ def disable_reduction(optimizer: keras.optimizers.Optimizer, patches: Patches) -
             f"keras {keras.__version__} has no Optimizer.{REDUCTION}: gradients would be summed twice. tfdist was "
             "written for the release that pyproject.toml names."
         )
-    patches.replace(optimizer, **{REDUCTION: _as_they_are})
+    patches.replace(optimizer, **{REDUCTION: _pass_through})
 
 
-def _as_they_are(grads_and_vars: Any) -> list[Any]:
+def _pass_through(grads_and_vars: Any) -> list[Any]:
     return list(grads_and_vars)
-
-
-Gradients = Sequence[tf.Tensor | tf.IndexedSlices]
 
 
 class Update:

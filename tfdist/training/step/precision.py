@@ -43,6 +43,7 @@ class LossScale:
 
     @property
     def variables(self) -> list[keras.Variable]:
+        """The scale and the count of good steps, which a checkpoint holds."""
         return [self.scale, self.good_steps]
 
     def factor(self) -> tf.Tensor:

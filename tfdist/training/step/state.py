@@ -88,7 +88,7 @@ class TrainingState(_Named):
         self._strategy = strategy
         self._metrics = learner.train_metrics
         named, shards = variables_by_name(learner), learner.shards
-        apart = {n: v for n, v in named.items() if shards is not None and shards.is_apart(v)}
+        apart = {n: v for n, v in named.items() if shards is not None and shards.is_sharded(v)}
         held = {} if shards is None else shards.held(apart)  # what lies in this process of those
         super().__init__({n: v for n, v in named.items() if n not in apart} | held)
         self._is_sharded = shards is not None

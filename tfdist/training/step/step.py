@@ -18,7 +18,7 @@ from tfdist.strategies.base import Strategy, sum_repeated_rows
 from tfdist.strategies.sums import ordered_sum, sum_in_16_bits
 from tfdist.tasks.base import ROWS
 from tfdist.training.sharding.sharded_update import ShardedUpdate
-from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, beside, plus, quotients
+from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, add_gradients, beside, quotients
 from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.optimizer import Update
 from tfdist.training.step.precision import factor_of, traced
@@ -229,7 +229,7 @@ class TrainStep:
         for (name, i, _), gradient in zip(own, summed, strict=True):
             if name != MEAN:
                 gradient = _times(gradient, self._factor(sums.divisors[name]))
-            found[i] = sum_repeated_rows(plus(found[i], gradient)) if i in found else gradient
+            found[i] = sum_repeated_rows(add_gradients(found[i], gradient)) if i in found else gradient
         gradients = [found[i] for i in sorted(found)]
         loss, terms = quotients(sums)
         terms = {name: terms[name] for name in self.term_names if name in terms}
@@ -251,7 +251,7 @@ class TrainStep:
             return *self._strategy.sum_gradients(gradients, scalars), None
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
         total = tf.add_n([tf.cast(tf.reduce_sum(gradient), tf.float32) for gradient in dense])
-        left = [i for i, variable in enumerate(variables) if not self._scatters.is_apart(variable)]
+        left = [i for i, variable in enumerate(variables) if not self._scatters.is_sharded(variable)]
         found, received = self._scatters.reduced([dense[i] for i in left], [variables[i] for i in left], name="step")
         placed = dict(zip(left, found, strict=True))
         summed = [placed.get(i, gradient) for i, gradient in enumerate(dense)]

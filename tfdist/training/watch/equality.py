@@ -83,15 +83,11 @@ class Equality:
         """Raises UserError where values differ by more than rounding, and names the worker and the variables."""
         names = list(self._variables)
         rows = self._strategy.gather_from_workers(sums.astype(np.float64))
-        values, counts = np.unique(digests, return_counts=True)
-        most = counts.max()
-        usual = digests[0] if counts[values == digests[0]][0] == most else values[counts.argmax()]
-        reference = int(np.flatnonzero(digests == usual)[0])
-        others = np.flatnonzero(digests != usual).tolist()
+        others = np.flatnonzero(digests != digests[0]).tolist()
         apart: list[str] = []
         for index in np.flatnonzero((rows != rows[0]).any(axis=0)).tolist():
             mine = np.asarray(self._local(self._variables[names[index]]).numpy())
-            sent = self._strategy.broadcast_from(reference, np.ascontiguousarray(mine).reshape(-1).view(np.uint8).data)
+            sent = self._strategy.broadcast_from(0, np.ascontiguousarray(mine).reshape(-1).view(np.uint8).data)
             theirs = np.frombuffer(sent, mine.dtype).reshape(mine.shape)
             change = np.max(np.abs(mine.astype(np.float64) - theirs), initial=0.0)
             largest = np.max(np.abs(theirs.astype(np.float64)), initial=0.0)
@@ -104,7 +100,7 @@ class Equality:
             return
         more = f" and {len(apart) - MAX_SHOWN} more" if len(apart) > MAX_SHOWN else ""
         error = UserError(
-            f"Worker {', '.join(map(str, others))} has other values than worker {reference} at step {step:,}: "
+            f"Worker {', '.join(map(str, others))} has other values than worker 0 at step {step:,}: "
             f"{', '.join(apart[:MAX_SHOWN])}{more}. The run ends, and this state is not saved. A callback that changes "
             "something on one worker alone does that: let it decide by `logs`, which are the same on all. So does a "
             "machine that computes wrong: python -m tfdist.doctor looks at it."

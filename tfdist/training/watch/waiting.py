@@ -12,7 +12,6 @@ are not measured.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 import statistics
@@ -27,6 +26,8 @@ from tfdist.telemetry.reporter import Reporter
 from tfdist.training.step.gradients import beside
 from tfdist.training.step.randomness import is_deterministic
 
+SLOW_FACTOR = 1.5  # of the median worker's own time
+COMPARED_SECONDS = 1.5  # of calls that are compared together; a worker is slow in two such comparisons that follow
 SHOWN_SHARE, SHOWN_SECONDS = 0.05, 1.0
 WARNED_SHARE, WARNED_SECONDS = 0.2, 3.0
 
@@ -81,14 +82,17 @@ class Waited:
 
     @property
     def share(self) -> float:
+        """The share of its time that the worst worker waited."""
         return self.by_worker[self.worst]
 
     @property
     def is_notable(self) -> bool:
+        """Whether the console shows it."""
         return self.share >= SHOWN_SHARE and self.seconds[self.worst] >= SHOWN_SECONDS
 
     @property
     def is_alarming(self) -> bool:
+        """Whether it is worth a warning."""
         return self.share >= WARNED_SHARE and self.seconds[self.worst] >= WARNED_SECONDS
 
 
@@ -139,11 +143,6 @@ def _waited(figures: np.ndarray) -> Waited:
     return Waited(tuple(figures[:, 0].tolist()), tuple(figures[:, 1].tolist()))
 
 
-SLOW_FACTOR = 1.5  # of the median worker's own time
-SLOW_SECONDS, SLOW_CALLS = 3.0, 5  # of the latest calls, both at the least; the worker is slow in most of them
-COMPARED_SECONDS = 0.5  # of calls at the least, that count as one: of a few steps alone each now and then is quick
-
-
 class Reduction:
     """The seconds, float64, from having this replica's tensors to having all replicas' sums. Inside a tf.function.
 
@@ -156,6 +155,7 @@ class Reduction:
             self._began = _when_there(tensors)
 
     def seconds_until(self, sums: Sequence[Any]) -> tf.Tensor:
+        """The seconds, float64, until the sums are there."""
         if self._began is None:
             return tf.constant(math.nan, tf.float64)
         return _when_there(sums) - self._began
@@ -189,8 +189,8 @@ class Stragglers:
 
     Args:
       strategy: connected.
-      reporter: told of a worker that is slow in most of the latest calls, again only after it was quick in all of as
-        many, and of all workers at the end.
+      reporter: told of a worker that is slow for some seconds, again only after it was quick, and of all workers at the
+        end.
     """
 
     def __init__(self, strategy: Strategy, reporter: Reporter) -> None:
@@ -199,7 +199,7 @@ class Stragglers:
         self._reporter = reporter
         self._begun = False
         self._last = 0.0  # own seconds a step in the last call; 0 is not known
-        self._latest: collections.deque[_Comparison] = collections.deque()
+        self._slow: set[int] = set()  # in the last comparison
         self._told: set[int] = set()
         self._compared = np.zeros(2 + self._topology.num_workers)  # seconds, steps, and each worker's own seconds
         self._sums = np.zeros(4)  # steps, seconds, of them for input, and for others
@@ -225,26 +225,16 @@ class Stragglers:
         if len(news) > 1 and all(own > 0 for own in news):
             self._compared += (seconds, steps, *(steps * own for own in news))
             if self._compared[0] >= COMPARED_SECONDS:
-                self._compare(step, *self._compared.tolist())
+                self._compare(step, *self._compared[1:].tolist())
                 self._compared[:] = 0
 
-    def _compare(self, step: int, seconds: float, steps: float, *own_seconds: float) -> None:
-        latest = self._latest
-        latest.append(_Comparison(seconds, [own / steps for own in own_seconds]))
-        total = sum(each.seconds for each in latest)
-        while len(latest) > SLOW_CALLS and total - latest[0].seconds >= SLOW_SECONDS:
-            total -= latest.popleft().seconds
-        if len(latest) < SLOW_CALLS or total < SLOW_SECONDS:
-            return
-        for worker in range(self._topology.num_workers):
-            slow = [each for each in latest if each.is_slow(worker)]
-            if not slow:
-                self._told.discard(worker)
-            elif 2 * len(slow) > len(latest) and worker not in self._told:
-                self._told.add(worker)
-                own = statistics.fmean(each.times[worker] for each in slow)
-                median = statistics.fmean(each.median for each in slow)
-                self._reporter.straggler(step=step, worker=worker, seconds=own, median=median)
+    def _compare(self, step: int, steps: float, *own_seconds: float) -> None:
+        times = [own / steps for own in own_seconds]
+        median = statistics.median_low(times)  # of two workers the quicker one
+        slow = {worker for worker, own in enumerate(times) if own > SLOW_FACTOR * median}
+        for worker in sorted((slow & self._slow) - self._told):
+            self._reporter.straggler(step=step, worker=worker, seconds=times[worker], median=median)
+        self._told, self._slow = slow & self._slow, slow
 
     def end(self, step: int) -> None:
         """Brings the workers' figures together and tells them. A collective."""
@@ -253,21 +243,6 @@ class Stragglers:
         figures = self._strategy.gather_from_workers(self._sums)
         if figures[:, 0].all():
             self._reporter.workers(step=step, times=[_times(*row) for row in figures.tolist()])
-
-
-@dataclasses.dataclass(frozen=True)
-class _Comparison:
-    """Calls taken together: what they took, and each worker's own seconds a step in them."""
-
-    seconds: float
-    times: list[float]
-
-    @property
-    def median(self) -> float:
-        return statistics.median_low(self.times)  # of two workers the quicker one
-
-    def is_slow(self, worker: int) -> bool:
-        return self.times[worker] > SLOW_FACTOR * self.median
 
 
 def _times(steps: float, seconds: float, for_input: float, for_others: float) -> WorkerTimes:
