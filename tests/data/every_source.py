@@ -106,6 +106,12 @@ def npy(folder: pathlib.Path, lay: Callable[[np.ndarray], np.ndarray] = np.ascon
     return lambda: ArrayFiles({name: f"{folder}/{name}.npy" for name in "xy"}, inputs="x", targets="y")
 
 
+def npz_augmented(folder: pathlib.Path) -> Make:
+    np.savez(folder / "a.npz", x=pictures()[0], y=NUMBERS)
+    rotated = [lambda: keras.layers.RandomRotation(0.2)]
+    return lambda: ArrayFiles(f"{folder}/a.npz", inputs="x", targets="y", augmentation=rotated)
+
+
 def parts(sizes: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
     """The numbers of each file."""
     ends = np.cumsum(sizes)
@@ -267,6 +273,7 @@ CASES: dict[str, Case] = {
     "arrays": fixed(lambda: as_source(tuple(arrays().values()))),
     "npz": Case(npz),
     "npz compressed": Case(lambda folder: npz(folder, np.savez_compressed)),
+    "npz augmented": Case(npz_augmented, has_squares=False),
     "npy": Case(npy),
     "npy fortran": Case(lambda folder: npy(folder, np.asfortranarray)),
     **{f"tfrecord {name}": Case(records(sizes)) for name, sizes in SIZES.items()},

@@ -5,16 +5,14 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
-from data_streams import column, global_batches, same
+from data_streams import global_batches
 
 from tfdist.data.formats.array_files import ArrayFiles
 from tfdist.errors import UserError
 
 ROWS = 37
-STEPS = 5  # an epoch of batches of 8, the last with 5
 
 
 @pytest.fixture
@@ -49,23 +47,6 @@ def test_text_becomes_utf_8_and_several_inputs_a_dict(written: dict[str, Any], k
     (batch,) = global_batches(lambda: source, steps=1, seed=None)
     assert batch[0][3] == "é3".encode()
     assert set(source.structure[0]) == {"name", "x"}
-
-
-@pytest.mark.slow
-def test_images_can_be_augmented(tmp_path: pathlib.Path) -> None:
-    images = np.random.default_rng(0).random((ROWS, 6, 6, 1)).astype(np.float32)
-    np.savez(tmp_path / "images.npz", x=images, y=np.arange(ROWS))
-
-    def make() -> ArrayFiles:
-        return ArrayFiles(
-            f"{tmp_path}/images.npz", inputs="x", targets="y", augmentation=[lambda: keras.layers.RandomRotation(0.2)]
-        )
-
-    alone = global_batches(make, steps=STEPS)
-    assert same(alone, global_batches(make, steps=STEPS, num_workers=3))
-    assert not np.array_equal(column(alone, 0), images[column(alone, 1)])
-    plain = global_batches(make, steps=STEPS, seed=None)
-    np.testing.assert_array_equal(column(plain, 0), images)
 
 
 @pytest.mark.slow
