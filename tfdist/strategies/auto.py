@@ -110,4 +110,4 @@ class WrappedStrategy(Strategy):
         return self._wrapped.num_replicas_in_sync
 
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
-        return self._wrapped, Topology(0, 1, num_local_replicas=self._given.num_replicas_in_sync)
+        return self._wrapped, Topology(0, 1, num_local_replicas=self._wrapped.num_replicas_in_sync)
