@@ -200,7 +200,7 @@ def write_part(path: str, part: Part) -> None:
 
 
 def tell_event(directory: RunDirectory, worker: int) -> None:
-    log = EventLog(directory, worker=worker, is_chief=False, console=NullConsole())
+    log = EventLog(directory, worker=worker, console=NullConsole())
     log.info("started", step=0)
     log.close()
 

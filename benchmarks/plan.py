@@ -21,7 +21,7 @@ from measuring import Figure, choose_size, measure_part, measure_peak, report
 
 from tfdist import experiment
 from tfdist.models.transformer import TransformerBlock
-from tfdist.planning.traced_step import step_of
+from tfdist.planning.traced_step import trace_step
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry.console.console import NullConsole
@@ -66,7 +66,7 @@ def predict_memory(*cell: str) -> list[Figure]:
     assert isinstance(settings.num_microbatches, int)
     rows = settings.global_batch_size // settings.num_microbatches
     threads = len(os.sched_getaffinity(0))
-    step = step_of(settings, rows=rows, num_microbatches=settings.num_microbatches, num_threads=threads)
+    step = trace_step(settings, rows=rows, num_microbatches=settings.num_microbatches, num_threads=threads)
     told = step.host_bytes / 2**20
     return [Figure("predicted", told, None, (told, told), told, told, "MB")]
 

@@ -20,12 +20,11 @@ from tfdist.data.order.batches import BatchPlan
 from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.keras_patches.patches import Patches
-from tfdist.recipes.recompute import compute_again
+from tfdist.recipes.recompute import recompute_layers
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.loop.boundaries import Pace
+from tfdist.training.loop.boundaries import Pace, Vote
 from tfdist.training.loop.learner import build_learner
-from tfdist.training.loop.outcome import Vote
 from tfdist.training.run.assembly import keep_arithmetic
 from tfdist.training.run.tuned import COMPILED, UNCOMPILED, Call, XlaTrial, xla_variants
 from tfdist.training.step.gradients import LocalGradients
@@ -80,7 +79,7 @@ def build_training(
         batch_size=plan.global_batch_size,
         sharding=sharding,
     )
-    compute_again(learner.model, recompute, patches)
+    recompute_layers(learner.model, recompute, patches)
 
     def build_step(xla: str) -> TrainStep:
         compiles_pass, compiles_update = COMPILED[xla]

@@ -78,7 +78,7 @@ def nothing_of_another_test() -> Iterator[None]:
     """Takes back TensorFlow's global seed, under which what is not seeded seems to be, its determinism, and errors."""
     yield
     if "tfdist.data.sources.failures" in sys.modules:
-        sys.modules["tfdist.data.sources.failures"].forget()
+        sys.modules["tfdist.data.sources.failures"].clear_errors()
     if "tensorflow" in sys.modules:
         from tensorflow.python.framework import config
 

@@ -1,11 +1,17 @@
-"""The pages build as a site: every link leads somewhere, and the reference finds what it names."""
+"""The pages build as a site; every link, setting, flag and import that they name is there."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import importlib
+import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from settings_page import PARTS
 from support import REPOSITORY, run_python
 
 pytestmark = pytest.mark.slow
@@ -23,3 +29,81 @@ def test_the_tests_that_a_page_names_are_there() -> None:
     assert len(named) > 20
     missing = [(file, name) for file, name in named if f"def {name}(" not in (REPOSITORY / "tests" / file).read_text()]
     assert not missing
+
+
+PROGRAMS = {"tfdist": "tfdist.main", "tfdist-launch": "tfdist.launch"}
+SETTING = re.compile(r"(?<![\w.])(train|evaluate|predict|export|find_rate|tune|policy\.CheckpointPolicy)\.([a-z]\w*)")
+FILES = {"py", "gin", "json", "jsonl", "npz", "csv", "tsv"}
+GONE = REPOSITORY / "tfdist" / "config" / "files.py"  # names what was renamed, with what to write now
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Of all pages: the page's name and the text of each block of code."""
+    found = []
+    for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]:
+        text = re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
+        found += [(page.name, each) for each in text]
+    return found
+
+
+def commands() -> Iterator[tuple[str, str, str]]:
+    """Of all pages: the page's name, the module of tfdist and its flags for each command that names one."""
+    for page, block in blocks("bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            own, _, passed = line.partition(" -- ")
+            module = re.search(r"(?:^|\s)(tfdist-launch|tfdist|(?<=-m )tfdist\.\w+)(?=\s|$)", own)
+            if module is None:
+                continue
+            name = PROGRAMS.get(module[1], module[1])
+            yield page, name, own[module.end() :]
+            if name == PROGRAMS["tfdist-launch"] and passed:
+                named = re.search(r"--module=(\S+)", own)
+                yield page, named[1] if named else PROGRAMS["tfdist"], f" {passed}"
+
+
+def test_pages_and_messages_name_settings_that_exist() -> None:
+    known = {part.NAME: set(part.declared()) | FILES for part in PARTS}
+    texts = {page.name: page.read_text() for page in [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]}
+    for file in (REPOSITORY / "tfdist").rglob("*.py"):
+        strings = [node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)]
+        if file != GONE:
+            texts[str(file)] = "\n".join(value for value in strings if isinstance(value, str))
+    named = [(where, *match) for where, text in texts.items() for match in SETTING.findall(text)]
+    assert len(named) > 300
+    modules = {"find_rate": {"py"}}
+    unknown = [each for each in named if each[2] not in known[each[1]] | modules.get(each[1], set())]
+    assert not unknown
+
+
+def test_commands_of_pages_have_flags_that_exist() -> None:
+    told = list(commands())
+    assert len(told) > 30
+    helps = {module: run_python(["-m", module, "--help"]).check().stdout for module in {each[1] for each in told}}
+    wrong = [
+        (page, module, flag)
+        for page, module, text in told
+        for flag in re.findall(r" --(?:no)?([a-z_]+)", text)
+        if f"--{flag}" not in helps[module] and f"--[no]{flag}" not in helps[module]
+    ]
+    assert not wrong
+
+
+def test_code_of_pages_names_what_there_is() -> None:
+    """Modules, classes and functions of tfdist and Keras, and their arguments, in Python and in gin."""
+    named = {
+        (page, name) for page, text in blocks("python") for name in re.findall(r"\b(?:keras|tfdist)(?:\.\w+)+", text)
+    }
+    assert len(named) > 50
+    assert not [(page, name) for page, name in sorted(named) if not is_there(name)]
+
+
+def is_there(name: str) -> bool:
+    value = importlib.import_module(name.partition(".")[0])
+    for index, part in enumerate(name.split(".")[1:], 1):
+        if not hasattr(value, part):
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(".".join(name.split(".")[: index + 1]))
+        if not hasattr(value, part):
+            return callable(value) and index == name.count(".") and part in inspect.signature(value).parameters
+        value = getattr(value, part)
+    return True

@@ -80,13 +80,36 @@ def test_the_installed_commands_train_and_evaluate_from_any_directory(installed:
     assert "[worker 0] The Zen of Python" in launched.check().stdout
 
 
+def blocks(page: str) -> list[str]:
+    """The Python and gin code of a page of docs/."""
+    text = (support.REPOSITORY / "docs" / page).read_text()
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
 @pytest.mark.slow
-def test_the_first_experiment_of_the_pages_trains_away_from_the_repository(installed: Path, tmp_path: Path) -> None:
-    for file in ("smallest.py", "smallest.gin"):
-        shutil.copy(support.REPOSITORY / "examples/smallest" / file, tmp_path)
-    few = "--gin_param=train.epochs = 2"
-    trained = run(installed / "tfdist", "--gin_file=smallest.gin", few, "--run_dir=run", cwd=tmp_path)
-    assert "done: 12 steps" in trained.check().stdout
+def test_the_tutorial_for_scripts_runs_as_it_is_written(installed: Path, tmp_path: Path) -> None:
+    script = blocks("from_fit.md")[0]
+    (tmp_path / "train.py").write_text(script)
+    first = run(installed / "python", "train.py", cwd=tmp_path).check().stdout
+    assert "one_device, 1 worker" in first and "done: 580 steps" in first
+    assert "finished" in run(installed / "python", "train.py", cwd=tmp_path).check().outputs()
+    shutil.rmtree(tmp_path / "runs" / "digits")
+    launched = run(installed / "tfdist-launch", "--workers=2", "--module=train", cwd=tmp_path).check().stdout
+    assert "multi_worker, 2 workers" in launched and "[worker 0] done: 580 steps" in launched
+    losses = [re.findall(r"done: .* loss ([0-9.]+)", text)[0] for text in (first, launched)]
+    assert float(losses[0]) == pytest.approx(float(losses[1]), abs=2e-4)
+
+
+@pytest.mark.slow
+def test_the_tutorial_for_experiments_runs_as_it_is_written(installed: Path, tmp_path: Path) -> None:
+    module, gin = blocks("your_own_experiment.md")[:2]
+    (tmp_path / "smallest.py").write_text(module)
+    (tmp_path / "smallest.gin").write_text(gin)
+    trained = run(installed / "tfdist", "--gin_file=smallest.gin", "--run_dir=runs/wines", cwd=tmp_path)
+    assert "done: 600 steps" in trained.check().stdout
+    shutil.copytree(support.REPOSITORY / "examples" / "diabetes", tmp_path, dirs_exist_ok=True)
+    checked = run(installed / "tfdist", "--gin_file=diabetes.gin", "--mode=validate", cwd=tmp_path).check().stdout
+    assert "12 steps of 32 an epoch" in checked and checked.rstrip().endswith("valid")
 
 
 def pins(name: str) -> dict[str, list[Requirement]]:

@@ -32,7 +32,7 @@ from tfdist.errors import (
     redacted,
 )
 from tfdist.requirements import missing_requirement
-from tfdist.telemetry.console.base import write_line
+from tfdist.telemetry.console.console import write_line
 
 try:
     from absl import flags

@@ -18,14 +18,13 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.storage import files
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult
-from tfdist.training.loop.learner import build_model, check_fit
+from tfdist.training.loop.learner import build_model, check_fit, check_metric_sums
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import check_start_from
 from tfdist.training.recovery.weights import check_exported, find_weights, put_weights
 from tfdist.training.run import assembly, checks
 from tfdist.training.run.checks import shortened
 from tfdist.training.run.compiled import parts_of
-from tfdist.training.run.metric_sums import check_metric_sums
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings
@@ -132,7 +131,7 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
             built = build_model(model, task, source.structure)
             metrics = MetricGroup(task.metric_specs())
             check_fit(built, task, source.structure, [metrics])
-        check_metric_sums(built, task, source.structure, run.topology)
+        check_metric_sums(built, task, source.structure, run.topology.num_replicas)
         put_weights(run, built, found)
         evaluator = assembly.evaluator_of(run, built, metrics, task, source, settings.global_batch_size)
         results = evaluator.evaluate()

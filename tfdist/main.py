@@ -380,11 +380,11 @@ def load_roots(verbose: bool, *, starts_trials: bool = False) -> Mapping[str, Ca
     """The gin roots by name; imports TensorFlow, as the process from which trials are forked does at the same time."""
     if starts_trials:
         from tfdist.telemetry.console.quiet import quiet_tensorflow
-        from tfdist.tuning.places import trial_process
+        from tfdist.tuning.places import local
 
         if not verbose:
             quiet_tensorflow(os.environ)
-        trial_process.start_fork_server()
+        local.start_fork_server()
     import_tensorflow(verbose)
     from tfdist.serving.settings import ExportSettings, PredictSettings
     from tfdist.training.run.settings import EvaluateSettings, TrainSettings

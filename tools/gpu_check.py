@@ -179,11 +179,11 @@ def pack_step(settings: Any, precision: str) -> dict[str, Any]:
     import numpy as np
     import tensorflow as tf
 
-    from tfdist.tpu_compiler.program import traced
+    from tfdist.tpu_compiler.program import trace_programs
     from tfdist.tuning.search import hypermodel
 
     settings = dataclasses.replace(settings, precision=precision)
-    with traced(settings, hypermodel.builder_of(settings), num_replicas=1) as programs:
+    with trace_programs(settings, hypermodel.builder_of(settings), num_replicas=1) as programs:
         batches = [next(programs.batches) for _ in range(BATCHES)]
         step = tf.function(lambda batch: programs.step.on_batch(batch).loss, jit_compile=True, autograph=False)
         lowered = step.experimental_get_compiler_ir(batches[0])

@@ -30,7 +30,7 @@ def render_page() -> str:
     shares = ["| share of the wall clock | what the process did |", "|---|---|"]
     shares += [f"| `{share}` | {meaning} |" for share, meaning in SHARES.items()]
     events = ["| event | level | meaning |", "|---|---|---|"]
-    events += [f"| `{event.name}` | {event.level} | {event.meaning} |" for event in EVENTS.values()]
+    events += [f"| `{name}` | {level} | {meaning} |" for name, (level, meaning) in EVENTS.items()]
     tables = ["### Metrics", *metrics, "", "### Shares of time", *shares, "", "### Events", *events]
     return fill_page(PAGE, BEGIN, END, "\n".join(_space_headings(tables)))
 

@@ -75,7 +75,7 @@ def test_a_mistake_is_one_message(make: Callable[[], Any], message: str) -> None
 def test_what_fails_while_reading_is_one_message(make: Callable[[], IndexedSource], message: str) -> None:
     with pytest.raises(tf.errors.OpError):
         global_batches(make, steps=STEPS)
-    error = failures.take()
+    error = failures.pop_error()
     assert isinstance(error, UserError)
     with pytest.raises(UserError, match=message):
         raise error

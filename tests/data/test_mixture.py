@@ -15,7 +15,6 @@ from PIL import Image
 
 from tfdist.data.formats.array_files import ArrayFiles
 from tfdist.data.formats.image_folder import ImageFolder
-from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.mixture import Mixture, Quotas
 from tfdist.data.tables.tables import Table
@@ -133,9 +132,3 @@ def test_mistakes_have_messages() -> None:
     for settings, message in cases:
         with pytest.raises(UserError, match=message):
             global_batches(lambda settings=settings: Mixture(**settings), steps=1)
-
-
-@pytest.mark.slow
-def test_arrays_and_sources_can_stand_in_for_functions() -> None:
-    made = Mixture([ArraySource(numbers(0)), lambda: numbers(1)], weights=(1, 1))
-    assert made.num_examples == 30

@@ -38,7 +38,7 @@ def test_arrays_are_held_once_and_are_not_the_users() -> None:
         assert (numbers.numpy().tolist(), flags.numpy().tolist()) == ([[8.0, 9.0], [2.0, 3.0]], [True, False])
         assert texts.numpy().tolist() == [b"4", b"1"]
     memory = {np.asarray(reader.captured_inputs[0]).ctypes.data for reader in readers}
-    assert memory == {held.held()[0].ctypes.data}
+    assert memory == {held.arrays_in_memory()[0].ctypes.data}
 
 
 HELD = """

@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from data_streams import global_batches
+from data_streams import global_batches, same
 
-from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.text.text import TextLines, permute_by_length
 from tfdist.errors import UserError
-from tfdist.strategies.base import Topology
 
 
 def write_numbered(folder: pathlib.Path, sizes: Sequence[int]) -> str:
@@ -60,10 +57,10 @@ def test_a_vocabulary_is_kept_with_the_run_and_serves_every_split(tmp_path: path
     source.prepare(str(tmp_path / "fitted"))
     assert source.vocabulary == lines(str(train)).vocabulary
     assert source.labels == ["a", "b"]
-    ids, labels = next(iter(build_pipeline(source, BatchPlan(1, 1, 1), Topology(0, 1, 1))))["examples"]
+    ((ids, labels),) = global_batches(lambda: source, steps=1, batch_size=1, seed=None)
     known = {word: i for i, word in enumerate(source.vocabulary, start=2)}
-    assert ids.numpy().tolist() == [[known["three"], 1, known["two"], known["two"], known["one"], 0]]
-    assert labels.numpy().tolist() == [0]
+    assert ids.tolist() == [[known["three"], 1, known["two"], known["two"], known["one"], 0]]
+    assert labels.tolist() == [0]
     train.write_text("b\tother words\na\tnow\n")
     again = TextLines(files=str(test), fitted_on=str(train))
     again.prepare(str(tmp_path / "fitted"))
@@ -73,36 +70,25 @@ def test_a_vocabulary_is_kept_with_the_run_and_serves_every_split(tmp_path: path
         TextLines(files=str(test), fitted_on=str(train)).prepare(str(tmp_path / "fitted"))
 
 
-def test_files_by_label_and_characters_of_one_length(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "yes.txt").write_text("ab\nabc\n")
-    (tmp_path / "no.txt").write_text("bä\n")
-    files = {"yes": str(tmp_path / "yes.txt"), "no": str(tmp_path / "no.txt")}
+def test_characters_of_one_length(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.tsv").write_text("yes\tab\nyes\tabc\nno\tbä\n")
+    files = str(tmp_path / "a.tsv")
     source = lines(files, split="character", max_length=5, pad_to_max=True)
     assert source.structure[0] == tf.TensorSpec([None, 5], tf.int32)
-    plan = BatchPlan(num_examples=3, global_batch_size=3, num_replicas=1, pad=True)
-    ids, labels = next(iter(build_pipeline(source, plan, Topology(0, 1, 1))))["examples"]
-    assert (ids.numpy() > 0).sum(axis=1).tolist() == [2, 3, 2]
-    assert labels.numpy().tolist() == [0, 0, 1]
+    ((ids, labels),) = global_batches(lambda: source, steps=1, batch_size=3, seed=None, pad=True)
+    assert (ids > 0).sum(axis=1).tolist() == [2, 3, 2]
+    assert labels.tolist() == [1, 1, 0]
     with pytest.raises(UserError, match=r"needs batches of one shape.*TextLines.pad_to_max = True"):
-        build_pipeline(lines(files), plan, Topology(0, 1, 1))
+        global_batches(lambda: lines(files), steps=1, batch_size=3, pad=True)
 
 
 def test_a_byte_order_mark_belongs_to_no_label_and_no_word(tmp_path: pathlib.Path) -> None:
     mark, words = b"\xef\xbb\xbf", b"0\tgood film\r\n1\tbad film\r\n0\tgood play\r\n"
-    for name, content in (
-        ("plain", words),
-        ("marked", mark + words),
-        ("yes", mark + b"good film\n"),
-        ("no", mark + b"bad\n"),
-    ):
+    for name, content in (("plain", words), ("marked", mark + words)):
         (tmp_path / name).write_bytes(content)
     plain, marked = (lines(str(tmp_path / name)) for name in ("plain", "marked"))
     assert marked.labels == plain.labels == ["0", "1"] and marked.vocabulary == plain.vocabulary
-    by_label = lines({name: str(tmp_path / name) for name in ("yes", "no")})
-    assert sorted(by_label.vocabulary) == ["bad", "film", "good"]
-    plan = BatchPlan(num_examples=3, global_batch_size=3, num_replicas=1)
-    batches = [next(iter(build_pipeline(each, plan, Topology(0, 1, 1))))["examples"] for each in (plain, marked)]
-    assert np.array_equal(*(batch[0].numpy() for batch in batches))
+    assert same(*(global_batches(lambda each=each: each, steps=1, batch_size=3) for each in (plain, marked)))
 
 
 def test_what_is_wrong_gets_a_message(tmp_path: pathlib.Path) -> None:
@@ -121,7 +107,6 @@ def test_what_is_wrong_gets_a_message(tmp_path: pathlib.Path) -> None:
         (lambda: lines(good, labels=["sun"]), "the label 'rain' is not among"),
         (lambda: lines(good, vocabulary_size=2), "TextLines.vocabulary_size is 2; write a whole number of at least 3"),
         (lambda: lines(good, split="words"), "TextLines.split is 'words'; write one of 'whitespace'"),
-        (lambda: lines(good, separator=""), "TextLines.separator is ''"),
     ):
         with pytest.raises(UserError, match=message):
             make()

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from data_streams import global_batches
 from support import REPOSITORY, run_python
 
 from tfdist.data.formats.tfds_source import batch_decoder, load_tfds
-from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order, Source
 from tfdist.errors import UserError
-from tfdist.strategies.base import Topology
 
 pytest.importorskip("tensorflow_datasets")
 TOOL = REPOSITORY / "tools" / "prepare_digits.py"
@@ -38,9 +36,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def epoch(source: Source) -> list[tuple[bytes, int]]:
     """The examples of the first epoch."""
-    plan = BatchPlan(num_examples=source.num_examples, global_batch_size=10, num_replicas=1, shuffle_seed=3)
-    batches = build_pipeline(source, plan, Topology(0, 1, 1)).take(plan.steps_per_epoch).as_numpy_iterator()
-    return [(x.tobytes(), int(y)) for batch in batches for x, y in zip(*batch["examples"], strict=True)]
+    batches = global_batches(lambda: source, steps=-(-source.num_examples // 10), batch_size=10)
+    return [(x.tobytes(), int(y)) for batch in batches for x, y in zip(*batch, strict=True)]
 
 
 def theirs(directory: str, split: str) -> list[tuple[bytes, int]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from data_streams import global_batches
 from record_files_support import (
     COLUMNS,
     FEATURES,
@@ -21,28 +23,20 @@ from record_files_support import (
 from tfdist import user_code
 from tfdist.data.formats.tfrecord import TFRecordSource
 from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources import failures
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.strategies.base import Topology
 
 
 def numbered(files: str, **settings: Any) -> TFRecordSource:
     return TFRecordSource(**{"files": files, "features": FEATURES, "columns": COLUMNS} | settings)
 
 
-def plan(source: TFRecordSource, num_replicas: int, batch: int = 12, seed: int | None = 5) -> BatchPlan:
-    return BatchPlan(
-        num_examples=source.num_examples, global_batch_size=batch, num_replicas=num_replicas, shuffle_seed=seed
-    )
-
-
-def read(source: TFRecordSource, count: int | None = None) -> Any:
-    """The first examples in their own order."""
-    positions = tf.range(source.num_examples if count is None else count, dtype=tf.int64)
+def read(source: TFRecordSource) -> Any:
+    """The examples in their own order."""
+    positions = tf.range(source.num_examples, dtype=tf.int64)
     return source.reader(Order(8, None))(positions, tf.constant(0, tf.int64))
 
 
@@ -56,7 +50,7 @@ def test_a_worker_reads_its_own_bytes_and_no_others(
     total = sum(os.path.getsize(path) for path in tmp_path.glob("part-*"))
     for worker in range(num_workers):
         source = numbered(pattern, block_records=32)
-        batches = plan(source, num_workers, batch=64)
+        batches = BatchPlan(source.num_examples, 64, num_workers, shuffle_seed=5)
         read_batch = source.reader(Order(64, 5))
         counted = count_reads(monkeypatch)
         before = _characters_read()
@@ -157,7 +151,7 @@ def test_describe_counts_files_records_and_bytes(tmp_path: pathlib.Path) -> None
     ("settings", "message"),
     [
         ({"files": "nowhere/*"}, r"No file matches 'nowhere/\*'"),
-        ({"files": []}, "needs files; received"),
+        ({"files": []}, r"TFRecordSource\.files is \[\]; write a path"),
         ({"features": {}}, "features is a dict"),
         (
             {"features": {"x": ("fixed", (2,), "float32")}},
@@ -179,60 +173,60 @@ def test_wrong_settings_give_one_message(tmp_path: pathlib.Path, settings: dict[
         numbered(**{"files": write_numbered(tmp_path, [4])} | settings)
 
 
-@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
-def test_a_compressed_file_is_refused_with_what_to_do(tmp_path: pathlib.Path, compression: str) -> None:
-    with tf.io.TFRecordWriter(str(tmp_path / "packed"), compression) as writer:
-        writer.write(example(number=0, x=[0.0, 0.0]))
-    with pytest.raises(UserError, match=r"packed is compressed, .* Unpack it once, or read it with tf\.data"):
-        numbered(str(tmp_path / "packed"))
+def packed(compression: str) -> Callable[[pathlib.Path], None]:
+    def write(path: pathlib.Path) -> None:
+        with tf.io.TFRecordWriter(str(path), compression) as writer:
+            writer.write(example(number=0, x=[0.0, 0.0]))
+
+    return write
 
 
-def test_files_that_are_none_give_one_message(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "text").write_text("not a record file at all")
-    with pytest.raises(UserError, match="text is not a TFRecord file"):
-        numbered(str(tmp_path / "text"))
-    (tmp_path / "empty").write_bytes(b"")
-    with pytest.raises(UserError, match="hold no records"):
-        numbered(str(tmp_path / "empty"))
-    with pytest.raises(UserError, match="is a directory"):
-        numbered(str(tmp_path))
+def damaged(change: Callable[[bytes, int], bytes]) -> Callable[[pathlib.Path], None]:
+    """Four records, of so many bytes each, whose bytes are changed."""
+
+    def write(path: pathlib.Path) -> None:
+        data = write_records(path, [example(number=n, x=[float(n), 0.0]) for n in range(4)]).read_bytes()
+        path.write_bytes(change(data, len(data) // 4))
+
+    return write
 
 
-def corrupt(folder: pathlib.Path, file: int, at: int) -> None:
-    path = sorted(folder.glob("part-*"))[file]
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0xFF
-    path.write_bytes(data)
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (packed("GZIP"), r"f is compressed, .* Unpack it once, or read it with tf\.data"),
+        (packed("ZLIB"), r"f is compressed, .* Unpack it once, or read it with tf\.data"),
+        (lambda path: path.write_text("not a record file at all"), "f is not a TFRecord file"),
+        (lambda path: path.touch(), "hold no records"),
+        (lambda path: path.mkdir(), "is a directory"),
+        (damaged(lambda data, size: data[:-1]), r"Record 3 of .*f is corrupt: it is cut short"),
+        (damaged(lambda data, size: data[:-9]), r"Record 3 of .*f is corrupt: it is cut short"),
+        (damaged(lambda data, size: flipped(data, 2 * size)), "Record 2 of .*f is corrupt: the checksum of its length"),
+    ],
+)
+def test_a_file_that_cannot_be_indexed_is_one_message(
+    tmp_path: pathlib.Path, write: Callable[[pathlib.Path], None], message: str
+) -> None:
+    write(tmp_path / "f")
+    with pytest.raises(UserError, match=message):
+        numbered(str(tmp_path / "f"))
 
 
 def test_a_corrupt_record_is_named_by_file_and_number(tmp_path: pathlib.Path) -> None:
     pattern = write_numbered(tmp_path, [4, 6])
-    size = (tmp_path / "part-001").stat().st_size // 6
-    corrupt(tmp_path, 1, 2 * size + 20)
+    path = tmp_path / "part-001"
+    path.write_bytes(flipped(path.read_bytes(), 2 * (path.stat().st_size // 6) + 20))
     source = numbered(pattern)
-    failures.take()
+    failures.pop_error()
     with pytest.raises((UserError, tf.errors.OpError)):
-        for batch in build_pipeline(source, plan(source, 1, batch=4), Topology(0, 1, 1)).take(3):
-            del batch
-    told = failures.take()
+        global_batches(lambda: source, steps=3, batch_size=4)
+    told = failures.pop_error()
     assert isinstance(told, UserError)
     assert "Record 2 of" in str(told) and "part-001 is corrupt: its checksum is wrong" in str(told)
-
-
-@pytest.mark.parametrize("missing", [1, 9])
-def test_a_file_cut_short_is_named(tmp_path: pathlib.Path, missing: int) -> None:
-    pattern = write_numbered(tmp_path, [5, 4])
-    path = tmp_path / "part-001"
-    path.write_bytes(path.read_bytes()[:-missing])
-    with pytest.raises(UserError, match=r"Record \d of .*part-001 is corrupt: it is cut short"):
-        numbered(pattern)
-
-
-def test_a_corrupt_length_is_named(tmp_path: pathlib.Path) -> None:
-    pattern = write_numbered(tmp_path, [4])
-    corrupt(tmp_path, 0, 2 * (tmp_path / "part-000").stat().st_size // 4)
-    with pytest.raises(UserError, match=r"Record 2 of .*part-000 is corrupt: the checksum of its length"):
-        numbered(pattern)
 
 
 @pytest.mark.parametrize(
@@ -251,5 +245,5 @@ def test_a_later_record_that_does_not_fit_is_one_message(tmp_path: pathlib.Path,
     features = {**FEATURES, "tags": tf.io.SparseFeature("tags", "weight", "float32", 5)}
     source = numbered(str(path), features=features, columns=Columns(inputs=["x", "tags"], targets="number"))
     with pytest.raises((tf.errors.OpError, UnicodeDecodeError)) as caught:
-        next(iter(build_pipeline(source, plan(source, 1, batch=2), Topology(0, 1, 1))))
-    assert re.search(message, str(failures.explained(caught.value) or user_code.refused_values(caught.value)))
+        global_batches(lambda: source, steps=1, batch_size=2)
+    assert re.search(message, str(failures.explain_error(caught.value) or user_code.refused_values(caught.value)))

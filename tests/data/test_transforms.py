@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from data_streams import global_batches, same
 
-from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.source import Source
 from tfdist.data.text.token_windows import TokenWindows
 from tfdist.data.transforms.drawn import MaskedTokens, TwoViews
 from tfdist.data.transforms.mixing import CutMix, MixUp
 from tfdist.errors import UserError
-from tfdist.strategies.base import Topology
 
 N, BATCH = 22, 8
 IMAGES = np.random.default_rng(0).uniform(0.1, 1.0, (N, 6, 6, 1)).astype(np.float32)
@@ -30,10 +29,7 @@ def images() -> tuple[np.ndarray, np.ndarray]:
 
 
 def batches(source: Source, *, steps: int = 6, seed: int | None = 3) -> list[Any]:
-    """The global batches of some steps."""
-    plan = BatchPlan(num_examples=source.num_examples, global_batch_size=BATCH, num_replicas=1, shuffle_seed=seed)
-    dataset = build_pipeline(source, plan, Topology(0, 1, 1)).take(steps)
-    return [tf.nest.map_structure(lambda each: each.numpy(), batch["examples"]) for batch in dataset]
+    return global_batches(lambda: source, steps=steps, batch_size=BATCH, seed=seed)
 
 
 SOURCES = {
@@ -47,7 +43,7 @@ SOURCES = {
 @pytest.mark.parametrize("kind", ["views", "masked"])
 def test_an_evaluation_draws_the_same_every_time(kind: str) -> None:
     found = batches(SOURCES[kind](), seed=None)
-    tf.nest.map_structure(np.testing.assert_array_equal, found[:3], found[3:])
+    assert same(found[:3], found[3:])
 
 
 def plain(steps: int = 3) -> list[Any]:
@@ -91,15 +87,9 @@ def test_an_evaluation_mixes_nothing() -> None:
 def test_shares_of_mixup_are_those_of_the_beta_distribution() -> None:
     rows = np.arange(1200, dtype=np.float32)[:, np.newaxis] / 1200
     mixed = MixUp(lambda: (rows, rows), alpha=0.4)
-    plan = BatchPlan(num_examples=1200, global_batch_size=2, num_replicas=1, shuffle_seed=5)
-    both = [
-        (a["examples"][0].numpy()[0, 0], b["examples"][0].numpy())
-        for a, b in zip(
-            build_pipeline(mixed, plan, Topology(0, 1, 1)).take(600),
-            build_pipeline(ArraySource((rows, rows)), plan, Topology(0, 1, 1)).take(600),
-            strict=True,
-        )
-    ]
+    read = functools.partial(global_batches, steps=600, batch_size=2)
+    means, pairs = (read(lambda made=made: made) for made in (mixed, ArraySource((rows, rows))))
+    both = [(mean[0][0, 0], pair[0]) for mean, pair in zip(means, pairs, strict=True)]
     shares = np.array([(mean - pair[1, 0]) / (pair[0, 0] - pair[1, 0]) for mean, pair in both])
     assert abs(shares.mean() - 0.5) < 0.06
     assert abs(shares.var() - 1 / (4 * (2 * 0.4 + 1))) < 0.02  # of Beta(a, a): 1 ÷ (4 (2a + 1))

@@ -21,7 +21,10 @@ OF_MODULES = {
         "AutocastScope": "a layer's weights in its compute type, where it is computed a second time",
         "get_autocast_scope": "which type that is",
     },
-    "keras.src.losses.loss": {"scale_loss_for_distribution": "a loss that is not divided by the number of replicas"},
+    "keras.src.losses.loss": {
+        "scale_loss_for_distribution": "a loss that is not divided by the number of replicas",
+        "squeeze_or_expand_to_same_rank": "targets and outputs as a plain function of them gets them from compile()",
+    },
     "keras.src.trainers.compile_utils": {
         "get_loss": "'crossentropy' chosen by shapes, as compile() does",
         "get_metric": "'accuracy' chosen by shapes, as compile() does",

@@ -12,7 +12,7 @@ from keras_fit.behaviors import X, Y, by_position, classifier, dataset
 from keras_fit.test_behaviors import differences
 
 import tfdist
-from tfdist.tasks.class_weight import weights_of
+from tfdist.tasks.class_weight import weigh_classes
 
 
 def weights_after(model: keras.Model, *data: Any, **arguments: Any) -> list[np.ndarray]:
@@ -41,4 +41,4 @@ def test_a_dataset_may_weigh_the_classes_of_positions() -> None:
 
 def test_a_table_of_weights_has_no_room_for_the_classes_between_them() -> None:
     labels = tf.constant([0, 10**9, 5, 0, -1], tf.int64)
-    assert weights_of(labels, {0: 3.0, 10**9: 0.1}).numpy().tolist() == np.float32([3, 0.1, 1, 3, 1]).tolist()
+    assert weigh_classes(labels, {0: 3.0, 10**9: 0.1}).numpy().tolist() == np.float32([3, 0.1, 1, 3, 1]).tolist()

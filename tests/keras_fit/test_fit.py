@@ -25,9 +25,9 @@ from keras_fit.test_behaviors import differences
 import tfdist
 from tfdist.checkpoint import policy
 from tfdist.errors import EXIT_NOT_SAVED, UserError
-from tfdist.training.loop.callback_model import COMPILED
+from tfdist.keras_patches.patches import COMPILED
 from tfdist.training.recovery.weights import load_weights
-from tfdist.training.step.layers.layer_state import ThreadLosses
+from tfdist.training.step.layer_state import ThreadLosses
 from tfdist.training.step.optimizer import REDUCTION
 
 WORKER = pathlib.Path(__file__).with_name("under_workers.py")
@@ -91,12 +91,8 @@ def test_a_backup_of_another_experiment_is_refused_by_name(tmp_path: pathlib.Pat
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), delete_checkpoint=False)
     with pytest.raises(InterruptedError):
         fit(classifier(), epochs=2, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=interrupt_second), backup])
-    others = {"optimizer": {"optimizer": keras.optimizers.Adam(0.5)}, "loss": {"loss": "mse"}}
-    for name, compiled in others.items():
-        with pytest.raises(ValueError, match=f"another experiment(.|\n)* {name}: (.|\n)*Give another backup_dir"):
-            fit(classifier(**compiled), epochs=2, callbacks=backup)
-    with pytest.raises(ValueError, match=r"another experiment(.|\n)* data: "):
-        tfdist.fit(classifier(), X, Y[::-1], epochs=2, verbose=0, callbacks=backup)
+    with pytest.raises(ValueError, match=r"another experiment(.|\n)* loss: (.|\n)*Give another backup_dir"):
+        fit(classifier(loss="mse"), epochs=2, callbacks=backup)
 
 
 @pytest.mark.slow
@@ -380,7 +376,7 @@ def test_no_optimizer_is_left_without_its_own_reduction() -> None:
 
 def test_what_keras_keeps_of_compile_and_of_data_is_there() -> None:
     model = classifier()
-    assert set(COMPILED) <= set(vars(model)), "names of Keras's that callback_model.py puts back"
+    assert set(COMPILED) <= set(vars(model)), "names of Keras that patches.py puts back"
     assert hasattr(model.optimizer, REDUCTION)
     from keras.src.trainers.data_adapters import get_data_adapter
 

@@ -78,7 +78,7 @@ SHOWING = """
 from tfdist.telemetry import heartbeat
 heartbeat.begin(os.environ[heartbeat.VARIABLE])
 run_dir = here / "run"
-heartbeat.tell(run_dir=str(run_dir))
+heartbeat.set_exit_info(run_dir=str(run_dir))
 place = int(os.environ["TFDIST_PLACE"])
 start = 1
 while (here / f"start{place}-{start}").exists():

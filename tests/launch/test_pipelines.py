@@ -39,7 +39,7 @@ exit "$status"
 
 def python_with(packages: tuple[str, ...]) -> Path:
     try:
-        return toolchain.python_with(packages, name="pipelines", tell=print)
+        return toolchain.make_environment(packages, name="pipelines", notify=print)
     except UserError as error:
         pytest.skip(str(error))
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import pathlib
-import subprocess
-import sys
-import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import forks
 import numpy as np
 import pytest
 import support
 from crashes.runs import Run, differences, environment
+from tuning.sweeps import running
 
 pytestmark = pytest.mark.slow
 
@@ -51,30 +47,16 @@ def train(
     """Trains to the end, or until it ends otherwise; faults are those of `plan_faults`."""
     files = [EXPERIMENT, f"configs/strategies/{strategy}.gin"]
     given = [f"--gin_file={name}" for name in files] + [f"--gin_param={param}" for param in params]
-    module = ["tfdist.main"]
+    module = "tfdist.main"
     if strategy in LAUNCHERS:
         launch = [f"--workers={workers}", f"--launcher={LAUNCHERS[strategy]}", "--backoff_seconds=0.1", *options]
-        module = ["tfdist.launch", *launch, "--"]
-    mark = uuid.uuid4().hex
+        module, given = "tfdist.launch", [*launch, "--", *given]
     faults = {"TFDIST_TEST_FAULTS": str(faults_of(run_dir))} if faults_of(run_dir).exists() else {}
-    with run_dir.with_suffix(".output").open("w+", errors="replace") as output:
-        process = forks.Popen(
-            [sys.executable, "-m", *module, *given, f"--run_dir={run_dir}"],
-            env=environment() | {support.MARK: mark} | faults | dict(variables),
-            cwd=support.REPOSITORY,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(TIMEOUT_SECONDS)
-        finally:
-            support.kill_marked(mark)
-            process.wait()
-        output.seek(0)
-        return Launched(process.returncode, output.read())
+    variables = environment() | faults | dict(variables)
+    log = run_dir.with_suffix(".output")
+    log.unlink(missing_ok=True)
+    with running([*given, f"--run_dir={run_dir}"], log, variables, support.REPOSITORY, module) as launched:
+        return Launched(launched.end(timeout=TIMEOUT_SECONDS), launched.output)
 
 
 def faults_of(run_dir: pathlib.Path) -> pathlib.Path:

@@ -14,12 +14,20 @@ from gcs.server import GcsServer
 
 from tfdist.errors import EXIT_STORE_UNAVAILABLE
 from tfdist.launch.supervise import stacks
-from tfdist.launch.supervise.hangs import STOPPED_SECONDS, Deadlines, Vital, Watcher, absent, hindmost, stood_still
-from tfdist.launch.supervise.restarts import Again, Enough, Failure, Restarts, Rules
+from tfdist.launch.supervise.hangs import (
+    STOPPED_SECONDS,
+    Deadlines,
+    Vital,
+    Watcher,
+    find_hindmost,
+    find_missing,
+    find_stalled,
+)
+from tfdist.launch.supervise.restarts import GiveUp, Restart, Restarts, Rules
 from tfdist.launch.supervise.supervisor import Journal
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
-from tfdist.telemetry.heartbeat import Heartbeat, Reading, read, read_facts, stacks_path
+from tfdist.telemetry.heartbeat import Heartbeat, Reading, read, read_exit_info, stacks_path
 
 KILLED = 137
 
@@ -30,57 +38,45 @@ def account(workers: int = 2, **rules: int) -> Restarts:
 
 def test_waiting_doubles_up_to_a_minute_and_there_is_none_behind_a_new_step() -> None:
     restarts = account()
-    waits = [restarts.after(Failure(KILLED, 1, step)).seconds for step in (3, 3, 3)]
+    waits = [restarts.decide(KILLED, 1, step).seconds for step in (3, 3, 3)]
     assert waits == [0.0, 2.0, 4.0]
-    assert restarts.after(Failure(KILLED, 1, 4)).seconds == 0.0
-    assert restarts.after(Failure(EXIT_STORE_UNAVAILABLE, 1, 5)).seconds == 2.0  # the store may not answer yet
+    assert restarts.decide(KILLED, 1, 4).seconds == 0.0
+    assert restarts.decide(EXIT_STORE_UNAVAILABLE, 1, 5).seconds == 2.0  # the store may not answer yet
     far = Restarts(Rules(max_restarts=100, backoff_seconds=40.0), 2)
-    far.after(Failure(KILLED, 0, None))
-    assert far.after(Failure(KILLED, 0, None)).seconds == 60.0
-
-
-def test_three_failures_in_a_row_without_a_new_step_are_enough() -> None:
-    restarts = account()
-    assert isinstance(restarts.after(Failure(KILLED, 0, 5)), Again)
-    assert isinstance(restarts.after(Failure(KILLED, 1, 5)), Again)
-    assert isinstance(restarts.after(Failure(1, 0, None)), Again)
-    enough = restarts.after(Failure(4, None, 2))
-    assert isinstance(enough, Enough) and enough.event == "breaker_opened"
-    assert "3 failures in a row brought no new step (step 5 was the last)" in enough.reason
+    far.decide(KILLED, 0, None)
+    assert far.decide(KILLED, 0, None).seconds == 60.0
 
 
 def test_an_outage_of_a_store_is_waited_for_and_no_worker_is_left_out_for_it_and_restarts_are_counted() -> None:
     restarts = account(3, min_workers=2)
-    outage = Failure(EXIT_STORE_UNAVAILABLE, 2, None)
-    decisions = [restarts.after(outage) for _ in range(7)]
+    outage = (EXIT_STORE_UNAVAILABLE, 2, None)
+    decisions = [restarts.decide(*outage) for _ in range(7)]
     assert [decision.seconds for decision in decisions] == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     assert {decision.left_out for decision in decisions} == {frozenset()}
     counted = account(max_restarts=2)
-    decisions = [counted.after(Failure(KILLED, 0, step)) for step in (1, 2, 3)]
-    assert [type(decision) for decision in decisions] == [Again, Again, Enough]
+    decisions = [counted.decide(KILLED, 0, step) for step in (1, 2, 3)]
+    assert [type(decision) for decision in decisions] == [Restart, Restart, GiveUp]
     assert decisions[-1].event == "restarts_used_up"
-    assert account(max_restarts=0).after(Failure(KILLED, 0, 1)) == Enough()
+    assert account(max_restarts=0).decide(KILLED, 0, 1) == GiveUp()
 
 
 @pytest.mark.parametrize("status", [2, 3, 143, 130])
 def test_what_another_start_cannot_mend_is_final(status: int) -> None:
-    assert account().after(Failure(status, 0, 10)) == Enough()
-    assert isinstance(account().after(Failure(status, 0, 10), may_mend=True), Again)
+    assert account().decide(status, 0, 10) == GiveUp()
+    assert isinstance(account().decide(status, 0, 10, is_retryable=True), Restart)
 
 
 def test_who_fails_again_and_again_is_left_out_and_taken_in_behind_a_new_step() -> None:
     restarts = account(3, min_workers=2)
-    lost = Failure(KILLED, 2, None)
-    assert restarts.after(Failure(KILLED, 2, 10)).left_out == frozenset()
-    assert restarts.after(lost).left_out == frozenset()
-    assert restarts.after(lost).left_out == {2}
-    assert (
-        restarts.after(Failure(KILLED, 0, 20)).left_out == frozenset()
-    )  # it continued with two, and takes in the third
-    assert restarts.after(lost).left_out == {2}  # which has one chance
-    assert isinstance(restarts.after(Failure(KILLED, 0, None)), Again)
+    lost = (KILLED, 2, None)
+    assert restarts.decide(KILLED, 2, 10).left_out == frozenset()
+    assert restarts.decide(*lost).left_out == frozenset()
+    assert restarts.decide(*lost).left_out == {2}
+    assert restarts.decide(KILLED, 0, 20).left_out == frozenset()  # it continued with two, and takes in the third
+    assert restarts.decide(*lost).left_out == {2}  # which has one chance
+    assert isinstance(restarts.decide(KILLED, 0, None), Restart)
     all_of_them = account(3, min_workers=3)
-    assert [all_of_them.after(lost).left_out for _ in range(2)] == [frozenset()] * 2
+    assert [all_of_them.decide(*lost).left_out for _ in range(2)] == [frozenset()] * 2
 
 
 def reading(phase: str = heartbeat.TRAINING, *, moment: float = 100.0, **changes: float) -> Reading:
@@ -152,27 +148,24 @@ def test_time_in_which_the_supervisor_was_stopped_itself_does_not_count() -> Non
     assert look_until(watcher, vitals, 1060.0, 1062.0) is not None
 
 
-def test_the_hindmost_has_begun_fewer_turns() -> None:
+def test_the_hindmost_has_begun_fewer_turns_and_the_missing_has_not_met_the_others() -> None:
     def last(*shown: Reading | None) -> list[int]:
-        return [vital.worker for vital in hindmost([vital(i, r) for i, r in enumerate(shown)])]
+        return [vital.worker for vital in find_hindmost([vital(i, r) for i, r in enumerate(shown)])]
 
     assert last(reading(), None) == [1]
     assert last(reading(heartbeat.CONNECTING, turn=2), reading(heartbeat.STARTING, turn=1)) == [1]
     assert last(reading(turn=12), reading(heartbeat.BETWEEN, turn=11), reading(heartbeat.SAVING, turn=13)) == [1]
     assert last(reading(turn=12), reading(turn=12)) == [0, 1]
     assert last(reading(turn=12), reading(heartbeat.LEAVING, turn=13)) == [1]
-
-
-def test_who_did_not_come_is_told_from_who_waited() -> None:
     waits = vital(0, reading(heartbeat.CONNECTING))
-    assert absent([waits, vital(1, reading(heartbeat.STARTING))]).suspects[0].worker == 1
-    assert absent([waits, vital(1, reading(), "T")]).suspects[0].worker == 1
-    assert absent([waits]) is None
+    assert find_missing([waits, vital(1, reading(heartbeat.STARTING))]).suspects[0].worker == 1
+    assert find_missing([waits, vital(1, reading(), "T")]).suspects[0].worker == 1
+    assert find_missing([waits]) is None
 
 
 def test_a_heartbeat_shows_what_a_process_does_and_what_it_told(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "0.heartbeat"
-    assert read(path) is None and read_facts(path) == {}
+    assert read(path) is None and read_exit_info(path) == {}
     mine = Heartbeat(str(path))
     assert (read(path).phase, read(path).step, read(path).recent_seconds) == (heartbeat.STARTING, None, 0.0)
     before = time.monotonic()
@@ -184,15 +177,15 @@ def test_a_heartbeat_shows_what_a_process_does_and_what_it_told(tmp_path: pathli
     shown = read(path)
     assert (shown.phase, shown.step, shown.turn, shown.is_storing) == (heartbeat.TRAINING, 8, 4, True)
     assert before <= shown.moment <= time.monotonic() and 0 < shown.recent_seconds <= shown.longest_seconds < 60
-    mine.tell(run_dir="a")
-    mine.tell(address_taken=True)
-    assert read_facts(path) == {"run_dir": "a", "address_taken": True}
+    mine.set_exit_info(run_dir="a")
+    mine.set_exit_info(address_taken=True)
+    assert read_exit_info(path) == {"run_dir": "a", "address_taken": True}
     assert stacks_path(path).exists()
 
 
 def test_who_stood_still_is_told_from_who_trained_and_who_waited_for_another() -> None:
     def still(*vitals: Vital, now: float) -> list[int]:
-        return [vital.worker for vital in stood_still(vitals, now)]
+        return [vital.worker for vital in find_stalled(vitals, now)]
 
     trains = [vital(index, reading(moment=100.0)) for index in range(3)]
     assert still(*trains, now=101.0) == []
@@ -226,7 +219,7 @@ def test_a_worker_has_one_line_and_one_that_stood_still_its_stacks_once() -> Non
         "worker 1: training, last step 10",
         "worker 4: has not shown itself",
     ]
-    assert stacks.waits_for_input(dump) and not stacks.waits_for_input(dump.split("\n\n")[1])
+    assert stacks.is_input_blocked(dump) and not stacks.is_input_blocked(dump.split("\n\n")[1])
     many = stacks.summarize([vital(index, reading()) for index in range(1000)], {}, still={999}, now=100.0).splitlines()
     assert many[0].startswith("worker 999 (host here") and many[-1] == "983 more workers" and len(many) == 19
 

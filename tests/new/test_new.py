@@ -14,7 +14,7 @@ import pytest
 from support import Finished, run_command, run_python
 
 from tfdist.new import new
-from tfdist.new.found import Given
+from tfdist.new.description import DataRequest
 from tfdist.new.new import main
 
 
@@ -153,7 +153,7 @@ def test_whole_numbers_that_pandas_wrote_beside_missing_ones_are_classes(
 ) -> None:
     rows = [f"{n},{n % 2}.0" for n in range(30)]
     (tmp_path / "rows.csv").write_text("\n".join(["a,y", *rows, "30,", f"31,{last}"]))
-    found = new.look_at(Given("table", str(tmp_path / "rows.csv"), "y", None))
+    found = new.inspect_data(DataRequest("table", str(tmp_path / "rows.csv"), "y", None))
     assert found.classes == classes
 
 

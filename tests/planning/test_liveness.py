@@ -10,16 +10,16 @@ import pytest
 import tensorflow as tf
 
 from tfdist.models.transformer import TransformerBlock
-from tfdist.planning.liveness import Buffer, Follower
+from tfdist.planning.liveness import Buffer, MemoryTracer
 
 MB = 1_000_000
 
 
-def followed(function: Callable[..., Any], *specs: tf.TensorSpec) -> Follower:
+def followed(function: Callable[..., Any], *specs: tf.TensorSpec) -> MemoryTracer:
     graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
-    follower = Follower()
-    follower.follow(graph, [Buffer(0, kept=True) for _ in graph.inputs])
-    return follower
+    tracer = MemoryTracer()
+    tracer.trace(graph, [Buffer(0, kept=True) for _ in graph.inputs])
+    return tracer
 
 
 def floats(*shape: int) -> tf.TensorSpec:

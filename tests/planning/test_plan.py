@@ -16,10 +16,11 @@ from support import REPOSITORY, clean_environment, run_python
 
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.schedule import FIRST_COST
-from tfdist.planning.estimate import Limits, Traced, Training, checkpoints, estimates, memory_of
-from tfdist.planning.hardware import Group, read_devices
-from tfdist.planning.planning import chosen
+from tfdist.planning.estimate import Limits, Traced, Training, estimate_group, estimate_memory, plan_checkpoints
+from tfdist.planning.hardware import Group
+from tfdist.planning.planning import choose_plans
 from tfdist.planning.traced_step import Step
+from tfdist.tpu_compiler.devices import read_devices
 
 SCHEMA = REPOSITORY / "tfdist" / "planning" / "plan.schema.json"
 DIGITS = ["--gin_file=configs/experiments/digits.gin", "--gin_param=train.epochs = 2"]
@@ -77,7 +78,7 @@ def test_what_does_not_fit_is_cut_computed_again_and_shared_in_this_order() -> N
     }
     found = {}
     for kind, count in [("h200", 1), ("a100_40", 1), ("l4", 8), ("t4", 4)]:
-        some = list(estimates(training(), Group(KNOWN[kind], count), None))
+        some = list(estimate_group(training(), Group(KNOWN[kind], count), None))
         found[kind] = some and (some[0].choice.num_microbatches, some[0].choice.recomputes, some[0].choice.sharding)
         for each in some:
             assert each.memory_bytes <= 0.9 * each.group.device.memory_bytes
@@ -87,7 +88,7 @@ def test_what_does_not_fit_is_cut_computed_again_and_shared_in_this_order() -> N
 
 def test_sharing_takes_the_optimizers_part_alone() -> None:
     group = Group(KNOWN["l4"], 8)
-    whole, shared = (memory_of(STEP, group, microbatches=False, shards=shards) for shards in (False, True))
+    whole, shared = (estimate_memory(STEP, group, microbatches=False, shards=shards) for shards in (False, True))
     assert whole - shared == STEP.slot_bytes * 7 / 8
 
 
@@ -96,20 +97,20 @@ def test_the_cheapest_comes_first_and_limits_hold() -> None:
         each
         for kind in ("a100_40", "h200")
         for count in (1, 8)
-        for each in estimates(training(), Group(KNOWN[kind], count), None)
+        for each in estimate_group(training(), Group(KNOWN[kind], count), None)
     ]
-    best = chosen(found, Limits())
+    best = choose_plans(found, Limits())
     prices = [each.price for each in best]
     assert prices == sorted(prices) and len({str(each.group) for each in best}) == len(best)
-    quick = chosen(found, Limits(deadline_hours=min(each.hours for each in found)))
+    quick = choose_plans(found, Limits(deadline_hours=min(each.hours for each in found)))
     assert len(quick) == 1 and quick[0].hours == min(each.hours for each in found)
 
 
 def test_checkpoints_come_at_youngs_interval_and_their_cost_and_steps_done_twice_count() -> None:
-    interval, lost = checkpoints(CheckpointPolicy(mean_seconds_between_failures=7200))
+    interval, lost = plan_checkpoints(CheckpointPolicy(mean_seconds_between_failures=7200))
     assert interval == pytest.approx((2 * FIRST_COST * 7200) ** 0.5)  # Young
     assert lost == pytest.approx(FIRST_COST / interval + interval / 2 / 7200)
-    assert checkpoints(None) == (None, 0.0)
+    assert plan_checkpoints(None) == (None, 0.0)
 
 
 def plan(run_dir: Path, *flags: str) -> Any:
@@ -135,7 +136,7 @@ def test_strategies_follow_the_devices_and_an_experiment_with_horovod_keeps_it()
         (True, [("one_device", 1), ("horovod", 8), ("horovod", 16), ("tpu", 1)]),
     ]:
         of_kind = dataclasses.replace(training(), horovod=horovod)
-        found = [next(estimates(of_kind, group, None)) for group in groups]
+        found = [next(estimate_group(of_kind, group, None)) for group in groups]
         assert [(each.strategy, each.num_workers) for each in found] == expected
 
 

@@ -12,7 +12,7 @@ from equivalence.cases import digits
 from training.trainings import run
 
 from tfdist.errors import UserError
-from tfdist.recipes.lora import adapted, adapter_of, load_adapter
+from tfdist.recipes.lora import adapted, load_adapter, read_adapter
 
 
 def base() -> keras.Model:
@@ -51,7 +51,7 @@ def test_an_adapter_learns_and_its_weights_are_exported_merged_and_alone(tmp_pat
     again.load_weights(file)
     saved = (tmp_path / "adapted" / "export" / "adapter.npz").read_bytes()
     renamed = {v.path: v for v in again.trainable_variables}
-    assert set(renamed) == set(adapter_of(again))
+    assert set(renamed) == set(read_adapter(again))
     load_adapter(again, saved)
     np.testing.assert_allclose(again(images), expected, atol=1e-5)
     assert not (tmp_path / "base" / "export" / "adapter.npz").exists()

@@ -12,7 +12,7 @@ from training.trainings import run
 
 from tfdist.errors import UserError
 from tfdist.models.transformer import TransformerBlock
-from tfdist.recipes.recompute import chosen_layers
+from tfdist.recipes.recompute import choose_layers
 
 
 def model(num_blocks: int = 1) -> keras.Model:
@@ -63,9 +63,9 @@ def test_it_takes_the_same_steps(tmp_path: pathlib.Path, changes: dict[str, Any]
 
 def test_layers_are_chosen_by_pattern_and_outermost() -> None:
     made = model(num_blocks=2)
-    assert [layer.name for layer in chosen_layers(made, "auto")] == ["normalized", "block_0", "block_1"]
-    assert [layer.name for layer in chosen_layers(made, ["block_*"])] == ["block_0", "block_1"]
-    assert [layer.name for layer in chosen_layers(made, ["block_1", "wide"])] == ["block_1", "wide"]
+    assert [layer.name for layer in choose_layers(made, "auto")] == ["normalized", "block_0", "block_1"]
+    assert [layer.name for layer in choose_layers(made, ["block_*"])] == ["block_0", "block_1"]
+    assert [layer.name for layer in choose_layers(made, ["block_1", "wide"])] == ["block_1", "wide"]
 
 
 @pytest.mark.parametrize(

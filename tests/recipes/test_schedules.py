@@ -17,7 +17,7 @@ from training.trainings import STEPS_PER_EPOCH, run
 
 from tfdist.errors import UserError
 from tfdist.recipes import schedules
-from tfdist.recipes.lengths import RunLength, length_of
+from tfdist.recipes.lengths import RunLength, parse_length
 
 RUN = RunLength(total_steps=100, steps_per_epoch=20, examples_per_epoch=630, global_batch_size=32)
 
@@ -46,7 +46,7 @@ def values(schedule: Any, run: RunLength = RUN) -> np.ndarray:
     ],
 )
 def test_a_length_is_counted_by_the_run(text: str | int, steps: int) -> None:
-    assert length_of("x", text).steps(RUN) == steps
+    assert parse_length("x", text).steps(RUN) == steps
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_length_is_counted_by_the_run(text: str | int, steps: int) -> None:
 )
 def test_what_is_no_length_is_one_message(value: object, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        length_of("x", value)
+        parse_length("x", value)
     assert message in str(caught.value)
 
 

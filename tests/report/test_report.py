@@ -16,7 +16,7 @@ from gcs.server import GcsServer
 from report.written_runs import BEGAN, WrittenRun, eventful_run
 from support import REPOSITORY, clean_environment, run_python, wait_until
 
-from tfdist.report.comparison import differing_settings, run_names
+from tfdist.report.comparison import find_differing_settings, shorten_paths
 from tfdist.report.report import write_comparison, write_run_page
 from tfdist.report.run_data import Curve, read_run
 from tfdist.report.run_page import list_notes
@@ -80,7 +80,7 @@ def test_a_trained_run_is_shown_with_its_starts_metrics_norms_and_settings(train
     assert run.metrics["val_accuracy"] == result["eval_metrics"]["accuracy"]
     for shown in ("norm of the gradient, before clipping", "learning rate", "keras.optimizers.Adam.beta_1", "resumed"):
         assert shown in page
-    assert run.given["train.log_gradient_norm"] == "True" and run.defaults["train.precision"] == "'float32'"
+    assert run.stated["train.log_gradient_norm"] == "True" and run.defaults["train.precision"] == "'float32'"
 
 
 @pytest.mark.slow
@@ -175,9 +175,9 @@ def runs_of(tmp_path: pathlib.Path) -> list[str]:
 def test_several_runs_are_compared_by_what_differs_with_the_spread_over_seeds(tmp_path: pathlib.Path) -> None:
     paths = runs_of(tmp_path)
     runs = [read_run(path) for path in paths]
-    assert differing_settings(runs) == ["train.rate", "train.seed"]
+    assert find_differing_settings(runs) == ["train.rate", "train.seed"]
     page = html.unescape(pathlib.Path(write_comparison(paths, str(tmp_path / "report.html"))).read_text())
-    assert titles(page) == ["Runs", "What differs", "Curves", "Where the time went"]
+    assert titles(page) == ["Runs", "What differs", "Curves"]
     rows = re.findall(r"<tr>(.*?)</tr>", page.split("What differs")[1], flags=re.DOTALL)
     cells = [re.findall(r"<td[^>]*><span>(.*?)</span></td>", row) for row in rows[1:3]]
     assert cells == [
@@ -187,10 +187,10 @@ def test_several_runs_are_compared_by_what_differs_with_the_spread_over_seeds(tm
 
 
 def test_runs_are_called_by_what_tells_their_paths_apart() -> None:
-    assert run_names(["runs/a", "runs/b/c"]) == ["a", "b/c"]
-    assert run_names(["gs://bucket/sweep-1/run", "gs://bucket/sweep-2/run"]) == ["sweep-1/run", "sweep-2/run"]
-    assert run_names(["runs/a"]) == ["runs/a"]
-    assert run_names(["runs/a", "runs/a"]) == ["runs/a", "runs/a"]
+    assert shorten_paths(["runs/a", "runs/b/c"]) == ["a", "b/c"]
+    assert shorten_paths(["gs://bucket/sweep-1/run", "gs://bucket/sweep-2/run"]) == ["sweep-1/run", "sweep-2/run"]
+    assert shorten_paths(["runs/a"]) == ["runs/a"]
+    assert shorten_paths(["runs/a", "runs/a"]) == ["runs/a", "runs/a"]
 
 
 @pytest.mark.slow

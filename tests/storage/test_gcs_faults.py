@@ -232,10 +232,10 @@ def test_data_of_a_bucket_that_does_not_answer_end_with_the_status_of_an_outage(
 ) -> None:
     monkeypatch.setattr(gcs_requests, "_BUSY_PATIENCE_SECONDS", 1.0)
     gcs.faults.add(Fault("status", status=503, count=None))
-    for read in (lambda: files.read(PATH), lambda: input_files.matching_files("gs://bucket/train-*")):
+    for read in (lambda: files.read(PATH), lambda: input_files.find_files("gs://bucket/train-*", "files")):
         with pytest.raises((OSError, UserError)):
-            failures.noted(read)()
-        told = failures.take()
+            failures.record_errors(read)()
+        told = failures.pop_error()
         assert isinstance(told, UserError) and "503" in str(told)
         with pytest.raises(UserError) as raised:
             raise told from RuntimeError("TensorFlow's")

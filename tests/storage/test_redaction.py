@@ -12,15 +12,14 @@ from tfdist.commands import checkpoint as checkpoint
 from tfdist.errors import EXIT_STORE_UNAVAILABLE, EXIT_USER_ERROR, UserError, redacted
 from tfdist.storage import gcs_requests
 from tfdist.strategies.one_device import OneDevice
-from tfdist.telemetry.console.base import PlainConsole
+from tfdist.telemetry.console.console import PlainConsole
 from tfdist.telemetry.facts import Event
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import Sink
-from tfdist.telemetry.stream import Stream
+from tfdist.telemetry.sinks.sink import Sink, SinkDispatcher
 from tfdist.training.run.request import Request
-from tfdist.training.run.telling import TellingSettings
-from tfdist.training.run.telling import run_facts as facts_of_run
+from tfdist.training.run.run import run_facts as facts_of_run
+from tfdist.training.run.settings import TelemetrySettings
 
 SECRET = "hunter2"
 
@@ -74,11 +73,11 @@ def test_what_a_sink_raises_is_told_without_its_password(tmp_path: pathlib.Path)
     taken: list[Event] = []
     stdout, stderr = io.StringIO(), io.StringIO()
     console = PlainConsole(stdout, stderr)
-    log = EventLog(RunDirectory(str(tmp_path)), worker=0, is_chief=True, console=console, tell=taken.append)
-    stream = Stream(
+    log = EventLog(RunDirectory(str(tmp_path)), worker=0, console=console, dispatch=taken.append)
+    stream = SinkDispatcher(
         [Tracker()], run_facts(tmp_path), warn=lambda message: log.warning("sink_dropped", message=message, why=message)
     )
-    stream.tell(Event(name="training_started", level="info", worker=0, step=None, message=None, details={}))
+    stream.dispatch(Event(name="training_started", level="info", worker=0, step=None, message=None, details={}))
     stream.close()
     log.close()
     assert "http://***@tracker/api" in stderr.getvalue()
@@ -92,6 +91,6 @@ def test_sinks_learn_settings_without_their_passwords(tmp_path: pathlib.Path) ->
     request = Request(str(tmp_path), config_text=lambda: str(settings), settings=lambda: settings)
     strategy = OneDevice()
     strategy.connect()
-    found = facts_of_run(request, strategy, TellingSettings(), mode="train", start=1, warn=print)
+    found = facts_of_run(request, strategy, TelemetrySettings(), mode="train", start=1, warn=print)
     assert found.settings == {"mlflow.MLflow.tracking_uri": "'http://***@tracker'", "train.epochs": "3"}
     assert "***@tracker" in found.config_text and SECRET not in found.config_text

@@ -17,7 +17,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.gathering import replica_index
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
-from tfdist.strategies.reduced_precision import PRECISIONS, sum_gradients
+from tfdist.strategies.sums import PRECISIONS, sum_in_16_bits
 
 SIZES = {"kernel": (70, 51), "bias": (51,), "small": (33,), "large": (40, 8), "one": ()}
 FACTORS = {"small": 1e-12, "large": 1e12}
@@ -65,7 +65,7 @@ def main(name: str, file: str) -> None:
             if precision == NONE:
                 sums, scalars = strategy.sum_gradients(own, scalars)
             else:
-                sums, scalars = sum_gradients(strategy, own, scalars, precision)
+                sums, scalars = sum_in_16_bits(strategy, own, scalars, precision)
             return [*sums, *scalars]
 
         function = tf.function(lambda on_replica=on_replica: strategy.run(on_replica)).get_concrete_function()

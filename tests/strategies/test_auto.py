@@ -1,19 +1,32 @@
-"""What `auto` picks, and that it says why. Devices that are not here are faked; nothing is connected."""
+"""What `auto` picks, and why; and that a process which is one of several does not train by itself.
+
+Devices that are not here are faked; nothing is connected.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
 from support import CLUSTER_VARIABLES
 
 from tfdist.errors import UserError
+from tfdist.strategies import horovod
 from tfdist.strategies.auto import choose
+from tfdist.strategies.base import refuse_others
 from tfdist.strategies.mirrored import Mirrored
+from tfdist.strategies.one_device import OneDevice
 
-TF_CONFIG = json.dumps({"cluster": {"worker": ["host0:2222"]}, "task": {"type": "worker", "index": 0}})
+
+def tf_config(workers: int) -> dict[str, str]:
+    cluster = {"worker": [f"host{index}:2222" for index in range(workers)]}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
+
+
+ONE = tf_config(1)
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +46,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"TPU_WORKER_ID": "0"}, {"GPU": 2}, "tpu", "TPU_WORKER_ID is set"),
         ({"HOROVOD_RANK": "1"}, {"GPU": 2}, "horovod", "HOROVOD_RANK is set"),
         ({"OMPI_COMM_WORLD_RANK": "0"}, {}, "horovod", "OMPI_COMM_WORLD_RANK is set"),
-        ({"TF_CONFIG": TF_CONFIG}, {}, "multi_worker", "TF_CONFIG is set"),
-        ({"TF_CONFIG": TF_CONFIG}, {"GPU": 4}, "multi_worker", "TF_CONFIG is set"),
-        ({"TF_CONFIG": TF_CONFIG, "HOROVOD_RANK": "0"}, {"TPU": 8}, "multi_worker", "TF_CONFIG is set"),
+        (ONE, {}, "multi_worker", "TF_CONFIG is set"),
+        (ONE, {"GPU": 4}, "multi_worker", "TF_CONFIG is set"),
+        ({**ONE, "HOROVOD_RANK": "0"}, {"TPU": 8}, "multi_worker", "TF_CONFIG is set"),
         ({"HOROVOD_RANK": "0", "TPU_NAME": "node-1"}, {}, "horovod", "HOROVOD_RANK is set"),
         ({"TF_CONFIG": "{}"}, {}, "one_device", "no GPU"),
         ({"TF_CONFIG": " ", "TPU_NAME": "", "HOROVOD_RANK": ""}, {}, "one_device", "no GPU"),
@@ -66,3 +79,63 @@ def test_a_wrong_tf_config_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -
 def test_a_strategy_in_the_place_of_what_makes_one_is_refused() -> None:
     with pytest.raises(UserError, match=r"auto\.choose\.mirrored is .*without parentheses"):
         choose(mirrored=Mirrored(num_cpu_devices=2))
+
+
+@pytest.mark.parametrize(
+    ("variables", "together"),
+    [
+        (tf_config(2), "multi_worker.gin"),
+        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, "horovod.gin"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "horovod.gin"),
+        ({"PMI_SIZE": "2"}, "horovod.gin"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, "slurm.sbatch"),
+    ],
+)
+@pytest.mark.parametrize("strategy", [OneDevice, lambda: Mirrored(num_cpu_devices=2)])
+def test_a_strategy_of_one_process_is_refused_in_one_of_several(
+    monkeypatch: pytest.MonkeyPatch, strategy: type[OneDevice], variables: dict[str, str], together: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="trains in one process") as raised:
+        strategy().check_alone()
+    decisive = next(iter(name for name in variables if "RANK" not in name))
+    assert f"{decisive} says that this is one of 2" in str(raised.value)
+    assert together in str(raised.value) and f"env -u {decisive} python" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        tf_config(1),
+        {"HOROVOD_SIZE": "1"},
+        {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"},
+        {"SLURM_STEP_NUM_TASKS": "1"},
+    ],
+)
+def test_one_of_one_is_as_good_as_alone(variables: dict[str, str]) -> None:
+    refuse_others("mirrored", variables)
+
+
+def test_what_auto_finds_in_a_task_of_slurms_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    with pytest.raises(UserError, match="SLURM_STEP_NUM_TASKS says that this is one of 4"):
+        choose().check_alone()
+
+
+def test_horovod_without_horovodrun_is_refused_with_what_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(horovod, "import_horovod", lambda: SimpleNamespace(init=pytest.fail))
+    with pytest.raises(UserError, match=r"horovodrun has not started this process") as raised:
+        horovod.Horovod().connect()
+    assert "--launcher=horovod" in str(raised.value) and "on purpose, write 1 there" in str(raised.value)
+
+
+def test_horovod_that_meets_nobody_among_several_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under srun, with a Horovod that was built without MPI."""
+    nobody = SimpleNamespace(init=lambda: None, size=lambda: 1)
+    monkeypatch.setattr(horovod, "import_horovod", lambda: nobody)
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with pytest.raises(UserError, match=r"horovod trains in one process here, and PMI_SIZE says .* one of 2"):
+        horovod.Horovod().connect()

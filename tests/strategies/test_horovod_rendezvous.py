@@ -11,7 +11,7 @@ import pytest
 
 from tfdist.errors import EXIT_PEER_LOST, PeerLostError
 from tfdist.strategies.cluster import horovod_rendezvous
-from tfdist.strategies.cluster.horovod_rendezvous import Meeting, meet, read_meeting
+from tfdist.strategies.cluster.horovod_rendezvous import Store, meet, read_store
 
 pytestmark = [pytest.mark.horovod, pytest.mark.slow]
 
@@ -37,7 +37,7 @@ def test_all_go_on_once_the_last_has_come(port: int, monkeypatch: pytest.MonkeyP
         told.set()
 
     def join(rank: int) -> float:
-        meet(Meeting("127.0.0.1", port, rank, 3), timeout_seconds=30.0, on_wait=on_wait)
+        meet(Store("127.0.0.1", port, rank, 3), timeout_seconds=30.0, on_wait=on_wait)
         return time.monotonic()
 
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
@@ -52,17 +52,17 @@ def test_all_go_on_once_the_last_has_come(port: int, monkeypatch: pytest.MonkeyP
 
 def test_who_does_not_come_is_named_with_status_4(port: int) -> None:
     with pytest.raises(PeerLostError, match=r"waited 0\.5 s and gives up; missing: worker 0, worker 2\.") as error:
-        meet(Meeting("127.0.0.1", port, 1, 3), timeout_seconds=0.5, on_wait=lambda message: None)
+        meet(Store("127.0.0.1", port, 1, 3), timeout_seconds=0.5, on_wait=lambda message: None)
     assert error.value.exit_status == EXIT_PEER_LOST
 
 
 def test_a_horovodrun_that_is_gone_is_named(port: int) -> None:
     with pytest.raises(PeerLostError, match=r"horovodrun, which does not answer at 127\.0\.0\.1:1 "):
-        meet(Meeting("127.0.0.1", 1, 1, 3), timeout_seconds=0.3, on_wait=lambda message: None)
+        meet(Store("127.0.0.1", 1, 1, 3), timeout_seconds=0.3, on_wait=lambda message: None)
 
 
 def test_only_processes_of_horovodruns_gloo_meet() -> None:
     variables = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "h", "HOROVOD_GLOO_RENDEZVOUS_PORT": "7"}
     variables |= {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}
-    assert read_meeting(variables) == Meeting("h", 7, 1, 2)
-    assert read_meeting({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}) is None
+    assert read_store(variables) == Store("h", 7, 1, 2)
+    assert read_store({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}) is None

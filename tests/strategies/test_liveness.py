@@ -48,7 +48,7 @@ def test_between_machines_silence_is_a_loss_sooner_than_on_one(addresses: list[s
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", [0, 1])  # worker 0 leads the service
 def test_a_stopped_worker_without_restarts_goes_on_with_the_others(launch: Callable[..., Run], stopped: int) -> None:
-    run = launch(STOPS, str(stopped), options=("--timeout_seconds=200",))
+    run = launch(STOPS, str(stopped))
     run.wait_for("met0", "met1")
     pid = run.pid(f"pid{stopped}")
     os.kill(pid, signal.SIGSTOP)

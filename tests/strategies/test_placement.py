@@ -22,9 +22,9 @@ TRAINING = """
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     from tfdist.keras_patches.patches import Patches
-    from tfdist.strategies.of_tensorflow import strategy_over
+    from tfdist.strategies.auto import wrap_strategy
     from tfdist.telemetry.console.console import open_console
-    from tfdist.training.loop.outcome import Vote
+    from tfdist.training.loop.boundaries import Vote
     from tfdist.training.run import assembly
     from tfdist.training.run.request import Request
     from tfdist.training.run.run import open_run
@@ -33,7 +33,7 @@ TRAINING = """
     devices, sharding = json.loads(sys.argv[1])
     both = len(devices) > 1
     mirrored, one = tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy
-    strategy = strategy_over(mirrored(devices) if both else one(devices[0]))
+    strategy = wrap_strategy(mirrored(devices) if both else one(devices[0]))
     own = settings(strategy)
     if sharding is not None:
         own = dataclasses.replace(own, sharding=sharding, optimizer=lambda: keras.optimizers.Adam())

@@ -14,7 +14,7 @@ from strategies.reduced_sums import NONE, SIZES, gradients
 from training.trainings import run
 
 from tfdist.errors import UserError
-from tfdist.strategies.reduced_precision import packed, unpacked
+from tfdist.strategies.sums import pack, unpack
 from tfdist.strategies.tpu import TPU
 
 ROUNDS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # the most that a rounding changes of a number
@@ -24,7 +24,7 @@ HOROVOD = pytest.param("horovod", marks=pytest.mark.horovod)
 
 
 def there_and_back(rows: np.ndarray, precision: str) -> np.ndarray:
-    return unpacked(packed(tf.constant(rows), precision), precision).numpy()
+    return unpack(pack(tf.constant(rows), precision), precision).numpy()
 
 
 @pytest.mark.parametrize("precision", ROUNDS)

@@ -152,10 +152,6 @@ def test_a_tpu_of_this_machine_is_local_unless_another_is_named(monkeypatch: pyt
         TPU("grpc://127.0.0.1:1").connect()
 
 
-def test_how_many_replicas_there_will_be_only_the_hardware_knows() -> None:
-    assert TPU("local").expected_replicas() is None
-
-
 @pytest.mark.slow
 def test_a_host_that_answers_without_a_tpu_is_told_from_one_that_does_not(tmp_path: Path) -> None:
     (port,) = free_ports(1)

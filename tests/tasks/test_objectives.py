@@ -127,7 +127,7 @@ def test_several_steps_of_an_attack_stay_within_the_radius_and_find_more() -> No
     for steps in (1, 8):
         task = Adversarial(epsilon=0.3, steps=steps, loss=sparse_loss())
         losses.append(evaluated(task, model, (ROWS, LABELS))["adversarial_output_loss"])
-        changed = task._changed(model, tf.constant(ROWS), [tf.constant(LABELS)])
+        changed = task._attack(model, tf.constant(ROWS), [tf.constant(LABELS)])
         assert np.abs(changed - ROWS).max() <= 0.3 + 1e-6
     assert losses[1] > losses[0]
 

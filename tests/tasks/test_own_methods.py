@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -99,31 +100,31 @@ def test_what_cannot_be_called_in_parts_is_refused(tmp_path: pathlib.Path, model
         raise trained.error
 
 
-@pytest.mark.slow
-def test_a_stateful_layer_trains_on_one_device_and_is_refused_in_parts(tmp_path: pathlib.Path) -> None:
-    def model() -> keras.Model:
-        inputs = keras.Input(batch_shape=(64, 64))
-        x = keras.layers.LSTM(4, stateful=True)(keras.layers.Reshape((8, 8))(inputs))
-        return keras.Model(inputs, keras.layers.Dense(10)(x))
+def stateful() -> keras.Model:
+    inputs = keras.Input(batch_shape=(64, 64))
+    x = keras.layers.LSTM(4, stateful=True)(keras.layers.Reshape((8, 8))(inputs))
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
 
-    settings = {"model": model, "train_data": lambda: digits(192), "eval_data": None, "epochs": 1}
-    assert np.isfinite(run(tmp_path / "one", **settings).result.train_metrics["loss"])
-    trained = run(tmp_path / "two", may_fail=True, num_microbatches=2, **settings)
-    with pytest.raises(UserError, match=r"The layer 'lstm.*' is stateful.*cut into 2 parts"):
-        raise trained.error
+
+def of_float8() -> keras.Model:
+    made = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
+    made.quantize("float8")
+    return made
 
 
 @pytest.mark.slow
-def test_variables_that_their_gradients_overwrite_train_on_one_device_and_are_refused_in_parts(
-    tmp_path: pathlib.Path,
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (stateful, r"The layer 'lstm.*' is stateful.*cut into 2 parts"),
+        (of_float8, r"The variable .*dense.* takes its gradient as its next value.*into 2 parts"),
+    ],
+)
+def test_what_a_batch_leaves_for_the_next_trains_on_one_device_and_is_refused_in_parts(
+    tmp_path: pathlib.Path, model: Callable[[], keras.Model], message: str
 ) -> None:
-    def model() -> keras.Model:
-        made = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
-        made.quantize("float8")
-        return made
-
     settings = {"model": model, "train_data": lambda: digits(192), "eval_data": None, "epochs": 1}
     assert np.isfinite(run(tmp_path / "one", **settings).result.train_metrics["loss"])
     trained = run(tmp_path / "two", may_fail=True, num_microbatches=2, **settings)
-    with pytest.raises(UserError, match=r"The variable .*dense.* takes its gradient as its next value.*into 2 parts"):
+    with pytest.raises(UserError, match=message):
         raise trained.error

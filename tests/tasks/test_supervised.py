@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -64,10 +65,10 @@ def model_of(*outputs: keras.layers.Layer) -> keras.Model:
     return keras.Model(inputs, made if len(made) > 1 else next(iter(made.values())))
 
 
-def tagger(recurrent: bool = True) -> keras.Model:
+def tagger(kind: str) -> keras.Model:
     inputs = keras.Input((T,), dtype="int32")
-    x = keras.layers.Embedding(9, 4, mask_zero=True)(inputs)
-    if recurrent:
+    x = keras.layers.Embedding(9, 4, mask_zero=kind != "unmasked")(inputs)
+    if kind == "lstm":
         x = keras.layers.LSTM(5, return_sequences=True)(x)
     return keras.Model(inputs, keras.layers.TimeDistributed(keras.layers.Dense(3))(x))
 
@@ -148,32 +149,24 @@ def test_weights_of_examples_multiply_losses_whose_sum_is_divided_by_the_number_
     assert ours["sparse_categorical_accuracy"] == pytest.approx((WEIGHTS * hits).sum() / WEIGHTS.sum(), abs=1e-6)
 
 
-@pytest.mark.parametrize("weights", [WEIGHTS, STEP_WEIGHTS, None], ids=["by example", "by step", "none"])
-def test_weights_of_sequences_may_be_of_examples_or_of_steps(weights: np.ndarray | None) -> None:
-    inputs = keras.Input((T,), dtype="int32")
-    model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Embedding(9, 4)(inputs)))
-    examples = (WORDS, TAGS) if weights is None else (WORDS, TAGS, weights)
-    full = np.ones((N, T)) if weights is None else np.broadcast_to(weights.reshape(N, -1), (N, T))
-    ours = evaluated(Supervised(loss=sparse(), metrics=[keras.metrics.SparseCategoricalAccuracy]), model, examples)
-    hits = np.argmax(model(WORDS), -1) == TAGS
-    assert ours["loss"] == pytest.approx((full * losses_of(model, WORDS, TAGS)).sum() / (N * T), abs=1e-6)
-    assert ours["sparse_categorical_accuracy"] == pytest.approx((full * hits).sum() / full.sum(), abs=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compiled", [False, True], ids=["", "xla"])
-@pytest.mark.parametrize("recurrent", [False, True], ids=["dense", "lstm"])
+@pytest.mark.parametrize(
+    ("kind", "compiled"),
+    [
+        ("unmasked", False),
+        *[pytest.param(*case, marks=pytest.mark.slow) for case in itertools.product(["dense", "lstm"], [False, True])],
+    ],
+)
 @pytest.mark.parametrize("weights", [WEIGHTS, STEP_WEIGHTS, None], ids=["by example", "by step", "none"])
 def test_what_a_mask_leaves_out_counts_neither_in_the_loss_nor_in_the_metrics(
-    weights: np.ndarray | None, recurrent: bool, compiled: bool
+    weights: np.ndarray | None, kind: str, compiled: bool
 ) -> None:
-    model = tagger(recurrent)
+    model, mask = tagger(kind), np.ones((N, T)) if kind == "unmasked" else MASK
     examples = (WORDS, TAGS) if weights is None else (WORDS, TAGS, weights)
-    full = MASK * (np.ones((N, T)) if weights is None else np.broadcast_to(weights.reshape(N, -1), (N, T)))
+    full = mask * (np.ones((N, T)) if weights is None else np.broadcast_to(weights.reshape(N, -1), (N, T)))
     task = Supervised(loss=sparse(), metrics=[keras.metrics.SparseCategoricalAccuracy])
     ours = evaluated(task, model, examples, compiled=compiled)
     hits = np.argmax(model(WORDS), -1) == TAGS
-    assert ours["loss"] == pytest.approx((full * losses_of(model, WORDS, TAGS)).sum() / MASK.sum(), abs=1e-6)
+    assert ours["loss"] == pytest.approx((full * losses_of(model, WORDS, TAGS)).sum() / mask.sum(), abs=1e-6)
     assert ours["sparse_categorical_accuracy"] == pytest.approx((full * hits).sum() / full.sum(), abs=1e-6)
     if weights is None:
         assert ours["loss"] == pytest.approx(by_keras(model, WORDS, TAGS, loss=sparse())["loss"], abs=1e-6)
@@ -227,13 +220,9 @@ def test_each_output_has_weights_of_its_own() -> None:
     assert ours["odd_loss"] == pytest.approx((other * odd).sum() / N, abs=1e-6)
     only_one = evaluated(Supervised(loss=two_losses()), two_outputs(), (ROWS, TARGETS, {"label": WEIGHTS}))
     assert np.isfinite(only_one["loss"])
-
-
-def test_weights_for_all_outputs_weigh_each() -> None:
-    model = two_outputs()
-    ours = evaluated(Supervised(loss=two_losses()), model, (ROWS, TARGETS, WEIGHTS))
+    for_all = evaluated(Supervised(loss=two_losses()), model, (ROWS, TARGETS, WEIGHTS))
     named = evaluated(Supervised(loss=two_losses()), model, (ROWS, TARGETS, {"label": WEIGHTS, "odd": WEIGHTS}))
-    assert ours == pytest.approx(named, abs=1e-6)
+    assert for_all == pytest.approx(named, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -323,6 +312,7 @@ def test_half_precision_outputs_are_compared_in_float32() -> None:
         ({"loss": {"label": None}}, "loss is None for label"),
         ({"loss": sparse(), "metrics": "accuracy"}, "write a list"),
         ({"loss": sparse(), "metrics": [3]}, "metrics holds 3"),
+        ({"loss": sparse(), "metrics": [keras.metrics.AUC()]}, r"Write @keras\.metrics\.AUC without parentheses"),
         ({"loss": sparse(), "metrics": {"label": []}}, "no loss for the output 'label'"),
         ({"loss": {"label": sparse()}, "metrics": [keras.metrics.AUC]}, "dict of lists by output name"),
         ({"loss": {"label": sparse()}, "metrics": {"lable": []}}, "'lable'.*Did you mean 'label'"),
@@ -332,11 +322,6 @@ def test_half_precision_outputs_are_compared_in_float32() -> None:
 def test_wrong_arguments_give_a_message(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Supervised(**arguments)
-
-
-def test_a_metric_that_is_made_already_gives_a_message() -> None:
-    with pytest.raises(UserError, match=r"Write @keras\.metrics\.AUC without parentheses"):
-        Supervised(loss=sparse(), metrics=[keras.metrics.AUC()])
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,12 @@ import threading
 import pytest
 from support import clean_environment, run_python
 
-from tfdist.launch.plan import worker_environment
-from tfdist.telemetry.console.base import PlainConsole, wrap_words
-from tfdist.telemetry.console.console import NullConsole, open_console
+from tfdist.telemetry.console.console import NullConsole, PlainConsole, open_console
 from tfdist.telemetry.console.console_text import (
     EpochSummary,
     Plan,
     Progress,
-    epoch_line,
     number_text,
-    progress_line,
 )
 from tfdist.telemetry.console.progress_bar import ProgressBarConsole
 
@@ -44,10 +40,10 @@ console.message("done")
 _EPOCH_LINE = "epoch  1/10  step  34  loss 0.1234  accuracy 0.9671 | eval loss 0.1300 | 1.2 s  12,346 examples/s"
 
 
-def _run_on_terminal(*, columns: int = 120, term: str = "xterm", stderr: int | None = None) -> tuple[str, str]:
+def _run_on_terminal(*, term: str = "xterm", stderr: int | None = None) -> tuple[str, str]:
     """What a real process writes to a pseudo terminal, and what to a pipe for its standard error if there is one."""
     leader, follower = pty.openpty()
-    termios.tcsetwinsize(follower, (24, columns))
+    termios.tcsetwinsize(follower, (24, 120))
     environment = clean_environment() | {"TERM": term}
     for name in ("COLUMNS", "LINES", "NO_COLOR"):
         environment.pop(name, None)
@@ -82,15 +78,6 @@ def test_a_terminal_shows_a_bar_and_keeps_the_lines_of_epochs() -> None:
     assert "warning: A [bold] claim." in shown
     assert "a user's print" in shown
     assert shown.index("\x1b[?25l") < shown.rindex("\x1b[?25h") < shown.rindex("done")
-
-
-def test_a_narrow_terminal_keeps_the_bar_and_leaves_figures_out() -> None:
-    shown, _ = _run_on_terminal(columns=50)
-    drawn = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]", shown)]
-    bars = [line for line in drawn if "17/34" in line]
-    assert bars
-    assert all("━" in bar and "loss 0.1234" in bar and "…" not in bar and len(bar) <= 50 for bar in bars)
-    assert "epoch  1/10  loss 0.1234  accuracy 0.9671\r\n" in shown
 
 
 def test_warnings_reach_a_standard_error_that_is_not_the_terminal_as_plain_text() -> None:
@@ -187,37 +174,6 @@ def _epochs_in(stdout: io.StringIO) -> list[int]:
     return [int(number) for number in re.findall(r"^epoch +(\d+)/\d+  step", stdout.getvalue(), re.MULTILINE)]
 
 
-_METRICS = "  loss 0.5000  acc 0.9000 | eval loss 0.6000  acc 0.8000"
-
-
-@pytest.mark.parametrize(
-    ("width", "line"),
-    [
-        (None, f"epoch  9/12  step 207{_METRICS} | 1.0 s  9,876 examples/s"),
-        (103, f"epoch  9/12  step 207{_METRICS} | 1.0 s  9,876 examples/s"),
-        (102, f"epoch  9/12  step 207{_METRICS} | 1.0 s"),
-        (80, f"epoch  9/12  step 207{_METRICS}"),
-        (70, f"epoch  9/12{_METRICS}"),
-        (50, "epoch  9/12  loss 0.5000  acc 0.9000"),
-        (1, "epoch  9/12"),
-    ],
-)
-def test_an_epochs_line_leaves_out_what_tells_least_and_cuts_no_number(width: int | None, line: str) -> None:
-    train, evaluation = {"loss": 0.5, "acc": 0.9}, {"loss": 0.6, "acc": 0.8}
-    summary = EpochSummary(
-        step=207, epoch=9, metrics=train, eval_metrics=evaluation, seconds=1, examples_per_second=9876
-    )
-    assert epoch_line(Plan(total_epochs=12, total_steps=276), summary, width=width) == line
-
-
-def test_lines_that_a_launcher_shows_on_a_terminal_have_room_there() -> None:
-    variables = worker_environment({}, columns=80)
-    assert variables["COLUMNS"] == str(80 - len("[worker 0] "))
-    assert "COLUMNS" not in worker_environment({})
-    shown = run_python(["-c", _RUN], env={"COLUMNS": "30"}).check().stdout
-    assert "epoch  1/10  loss 0.1234\n" in shown
-
-
 def test_a_worker_that_is_not_the_chief_says_nothing_but_errors() -> None:
     stdout, stderr = io.StringIO(), io.StringIO()
     console = open_console(is_chief=False, stdout=stdout, stderr=stderr)
@@ -261,18 +217,6 @@ def test_numbers_keep_the_digits_that_tell_something(number: float, text: str) -
     assert number_text(number) == text
 
 
-def test_a_line_of_progress_drops_metrics_before_the_rate_and_the_rate_before_the_loss_and_cuts_none() -> None:
-    metrics = {"loss": 0.5, "accuracy": 0.9, "precision": 0.8}
-    progress = Progress(step=40, epoch=1, step_in_epoch=40, metrics=metrics, examples_per_second=12345)
-    lines = [progress_line(Plan(steps_per_epoch=68), progress, 12, width=width) for width in (120, 75, 40, 5)]
-    assert lines == [
-        "epoch 1  step 40/68  loss 0.5000  accuracy 0.9000  precision 0.8000  12,345 examples/s  0:00:12 left",
-        "epoch 1  step 40/68  loss 0.5000  12,345 examples/s  0:00:12 left",
-        "epoch 1  step 40/68  loss 0.5000",
-        "epoch 1  step 40/68",
-    ]
-
-
 def test_a_bar_shows_the_whole_run_where_epochs_are_short() -> None:
     clock = _Clock()
     console = ProgressBarConsole(io.StringIO(), io.StringIO(), clock=clock)
@@ -282,9 +226,3 @@ def test_a_bar_shows_the_whole_run_where_epochs_are_short() -> None:
         console.update(Progress(step=23 * epoch, epoch=epoch, step_in_epoch=23, metrics={}, examples_per_second=9))
         assert console._bar is not None and console._bar.tasks[0].percentage == epoch
     console.close()
-
-
-def test_a_terminal_breaks_lines_between_words_and_no_path() -> None:
-    path = "/a/very/long/path-that-fits/no/terminal"
-    assert wrap_words(f"Left at step 2, and {path} resumes", 20) == f"Left at step 2, and\n{path}\nresumes"
-    assert wrap_words("the workers:\n  worker 0: 1 ms", 20) == "the workers:\n  worker 0: 1 ms"

@@ -13,10 +13,9 @@ import support
 from monitoring_support import RUN_ID, run_facts
 from training.trainings import run
 
-from tfdist.telemetry import stream
 from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
-from tfdist.telemetry.sinks.sink import DONE, Sink
-from tfdist.telemetry.stream import Stream
+from tfdist.telemetry.sinks import sink as sinks
+from tfdist.telemetry.sinks.sink import DONE, Sink, SinkDispatcher
 
 RUN = run_facts()
 
@@ -68,10 +67,10 @@ def event(name: str) -> Event:
 
 def test_a_sink_gets_all_facts_in_order_on_its_own_thread() -> None:
     keeps, warnings = Keeps(), []
-    told = Stream([keeps], RUN, warn=warnings.append)
+    told = SinkDispatcher([keeps], RUN, warn=warnings.append)
     sample = Sample(worker=0, start=0, step=1, seconds={}, values={"host_memory_bytes": 3.0})
     for fact in (event("training_started"), Point(step=7, epoch=1, split="train", metrics={}), sample):
-        told.tell(fact)
+        told.dispatch(fact)
     told.status = DONE
     told.close()
     assert keeps.told == [RUN_ID, "training_started", 7, 3.0, "done"]
@@ -80,26 +79,26 @@ def test_a_sink_gets_all_facts_in_order_on_its_own_thread() -> None:
 
 def test_a_sink_that_fails_is_dropped_and_the_others_are_not() -> None:
     keeps, warnings = Keeps(), []
-    told = Stream([Fails("resumed"), keeps], RUN, warn=warnings.append)
-    told.tell(event("training_started"))
-    told.tell(event("resumed"))
+    told = SinkDispatcher([Fails("resumed"), keeps], RUN, warn=warnings.append)
+    told.dispatch(event("training_started"))
+    told.dispatch(event("resumed"))
     support.wait_until(lambda: len(keeps.told) == 3, seconds=5)
-    support.wait_until(lambda: told.tell(event("workers")) or bool(warnings), seconds=5)
+    support.wait_until(lambda: told.dispatch(event("workers")) or bool(warnings), seconds=5)
     told.close()
     assert warnings == ["The sink Fails was dropped, and the run goes on without it: RuntimeError: no route."]
     assert keeps.told[:3] == [RUN_ID, "training_started", "resumed"] and keeps.told[-1] == "failed"
 
 
 def test_a_sink_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "HANG_SECONDS", 0.2)
+    monkeypatch.setattr(sinks, "HANG_SECONDS", 0.2)
     hangs, warnings = Hangs(), []
-    told = Stream([hangs], RUN, warn=warnings.append)
+    told = SinkDispatcher([hangs], RUN, warn=warnings.append)
     slowest = 0.0
 
     def tells() -> bool:
         nonlocal slowest
         begun = time.perf_counter()
-        told.tell(event("workers"))
+        told.dispatch(event("workers"))
         slowest = max(slowest, time.perf_counter() - begun)
         return bool(warnings)
 
@@ -112,16 +111,16 @@ def test_a_sink_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("limit", "count", "warning"),
-    [(("CLOSE_SECONDS", 0.5), 1, "was not done"), (("MOST_WAITING", 5), 10, "5 facts wait for it")],
+    [(("CLOSE_SECONDS", 0.5), 1, "was not done"), (("MAX_WAITING", 5), 10, "5 facts wait for it")],
 )
 def test_a_sink_that_is_behind_at_the_end_or_by_too_much_is_dropped(
     monkeypatch: pytest.MonkeyPatch, limit: tuple[str, float], count: int, warning: str
 ) -> None:
-    monkeypatch.setattr(stream, *limit)
+    monkeypatch.setattr(sinks, *limit)
     hangs, warnings = Hangs(), []
-    told = Stream([hangs], RUN, warn=warnings.append)
+    told = SinkDispatcher([hangs], RUN, warn=warnings.append)
     for _ in range(count):
-        told.tell(event("workers"))
+        told.dispatch(event("workers"))
     told.close()
     hangs.released.set()
     assert len(warnings) == 1 and warning in warnings[0]

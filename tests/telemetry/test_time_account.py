@@ -95,4 +95,4 @@ def test_they_are_taken_for_nothing(tmp_path: pathlib.Path, content: bytes) -> N
     path = tmp_path / "0.heartbeat"
     path.write_bytes(content)
     path.with_name("0.heartbeat.facts").write_bytes(content)
-    assert heartbeat.read(path) is None and heartbeat.read_facts(path) == {}
+    assert heartbeat.read(path) is None and heartbeat.read_exit_info(path) == {}

@@ -22,7 +22,7 @@ def test_a_packed_step_trains_under_jax_as_it_does_under_tensorflow(tmp_path: Pa
     program = tmp_path / "step.npz"
     support.run_python([CHECK, f"--program={program}"], timeout=300).check()
     command = [
-        str(toolchain.python_with(toolchain.PACKAGES, name="tpu-compiler", tell=print)),
+        str(toolchain.make_environment(toolchain.PACKAGES, name="tpu-compiler", notify=print)),
         str(RUN),
         str(program),
         f"--json={tmp_path / 'found.json'}",

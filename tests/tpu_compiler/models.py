@@ -1,4 +1,4 @@
-"""Models for the TPU compiler: three whose operations can be counted by hand, and some that a TPU cannot run."""
+"""Models for the TPU compiler: one whose operations can be counted by hand, and some that a TPU cannot run."""
 
 from __future__ import annotations
 
@@ -31,21 +31,6 @@ def dense(units: int = 256) -> keras.Model:
     x = keras.Input((64,))
     h = keras.layers.Dense(units, use_bias=False)(x)
     return keras.Model(x, keras.layers.Dense(10, use_bias=False)(keras.layers.Dense(units, use_bias=False)(h)))
-
-
-def convolution() -> keras.Model:
-    x = keras.Input((64,))
-    h = keras.layers.Reshape((8, 8, 1))(x)
-    for filters in (128, 256):
-        h = keras.layers.Conv2D(filters, 3, padding="valid", use_bias=False)(h)
-    return keras.Model(x, keras.layers.Dense(10, use_bias=False)(keras.layers.Flatten()(h)))
-
-
-def attention() -> keras.Model:
-    x = keras.Input((64,))
-    h = keras.layers.Dense(128, use_bias=False)(keras.layers.Reshape((64, 1))(x))
-    h = keras.layers.MultiHeadAttention(4, 32, use_bias=False)(h, h)
-    return keras.Model(x, keras.layers.Dense(10, use_bias=False)(keras.layers.Flatten()(h)))
 
 
 def normalized() -> keras.Model:
@@ -86,26 +71,6 @@ class Unique(keras.layers.Layer):
 class Double(keras.layers.Layer):
     def call(self, x: Any) -> Any:
         return tf.cast(tf.linalg.matmul(tf.cast(x, tf.float64), tf.eye(64, dtype=tf.float64)), tf.float32)
-
-
-def of_python() -> keras.Model:
-    return of(Python(name="calls_python"))
-
-
-def of_ragged() -> keras.Model:
-    return of(Ragged(name="is_ragged"))
-
-
-def of_growing() -> keras.Model:
-    return of(Growing(name="grows"))
-
-
-def of_unique() -> keras.Model:
-    return of(Unique(name="finds_unique"))
-
-
-def of_double() -> keras.Model:
-    return of(Double(name="is_double"))
 
 
 def of_words() -> keras.Model:

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.one_device import OneDevice
-from tfdist.strategies.tpu_program import TpuProgram
+from tfdist.strategies.tpu import TpuProgram
 from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry.console.console import open_console
 from tfdist.training.run import assembly

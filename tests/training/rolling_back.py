@@ -12,16 +12,13 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import sys
 from typing import Any
 
 import keras
-from equivalence.cases import BASE, DIVERGING, STRATEGIES
+from equivalence.cases import DIVERGING, STRATEGIES
+from training.trainings import run_program, train_base
 
-from tfdist.experiment import train
 from tfdist.strategies.base import Strategy
-from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
 
 STEPS: list[int] = []  # of this process; what the callback held would come back from a checkpoint
 
@@ -53,19 +50,8 @@ class Dies(keras.callbacks.Callback):
 
 def main(directory: str, strategy_name: str, kills: str) -> None:
     strategy = STRATEGIES[strategy_name]()
-    settings = (
-        BASE
-        | DIVERGING
-        | {
-            "callbacks": [Dies(pathlib.Path(directory), strategy, kills)],
-            "strategy": strategy,
-        }
-    )
-    settings["task"] = settings["task"]()
-    train(TrainSettings(**settings), Request(run_dir=directory))
+    train_base(directory, strategy, **DIVERGING, callbacks=[Dies(pathlib.Path(directory), strategy, kills)])
 
 
 if __name__ == "__main__":
-    from tfdist.command_line import exit_status_of
-
-    sys.exit(exit_status_of(lambda: main(*sys.argv[1:])))
+    run_program(main)

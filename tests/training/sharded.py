@@ -14,20 +14,17 @@ import itertools
 import os
 import pathlib
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import keras
-from equivalence.cases import BASE, STRATEGIES, clipped_adam, deep_convnet_model, digits
+from equivalence.cases import STRATEGIES, clipped_adam, deep_convnet_model, digits
+from training.trainings import run_program, train_base
 
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.parts import Part
-from tfdist.experiment import train
 from tfdist.strategies.mirrored import Mirrored
-from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
 from tfdist.training.sharding.shards import SHARDINGS
 
 EPOCHS = 4
@@ -78,7 +75,7 @@ def main(directory: str, strategy_name: str, sharding: str, epochs: str, how: st
         die_once_two_are_committed()
     elif how == "dies":
         die_while_saving(pathlib.Path(directory))
-    settings = BASE | {
+    settings = {
         "optimizer": clipped_adam,
         "train_data": lambda: digits(448 if sharding == "canonical" else 501),
         "eval_data": None,
@@ -88,13 +85,9 @@ def main(directory: str, strategy_name: str, sharding: str, epochs: str, how: st
         "sharding": ["block"] if sharding == "tensors" else sharding if sharding in SHARDINGS else None,
         "deterministic": 4 if sharding == "canonical" else True,
         "checkpoint": CheckpointPolicy(every_steps=2, keep_last=2),
-        "strategy": strategy,
     }
-    settings["task"] = settings["task"]()
-    train(TrainSettings(**settings), Request(run_dir=directory))
+    train_base(directory, strategy, **settings)
 
 
 if __name__ == "__main__":
-    from tfdist.command_line import exit_status_of
-
-    sys.exit(exit_status_of(lambda: main(*sys.argv[1:])))
+    run_program(main)

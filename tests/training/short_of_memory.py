@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import pathlib
 import resource
-import sys
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from equivalence.cases import BASE, STRATEGIES, digits
+from equivalence.cases import STRATEGIES, digits
+from training.trainings import run_program, train_base
 
-from tfdist.experiment import train
 from tfdist.strategies.base import Strategy
-from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
 
 WIDTH = 1_000_000  # numbers that an example's activations take, 256 MB for a batch of 64
 
@@ -77,21 +74,17 @@ class Limits(keras.callbacks.Callback):
 
 def main(directory: str, strategy_name: str, microbatches: str, megabytes: str, step: str) -> None:
     strategy = STRATEGIES[strategy_name]()
-    settings = BASE | {
+    settings = {
         "model": wide_model,
         "train_data": lambda: marked_digits(int(step)),
         "eval_data": None,
         "epochs": 1,
         "shuffle": False,
         "callbacks": [Limits(int(megabytes), strategy)],
-        "strategy": strategy,
         "num_microbatches": microbatches if microbatches == "auto" else int(microbatches),
     }
-    settings["task"] = settings["task"]()
-    train(TrainSettings(**settings), Request(run_dir=directory))
+    train_base(directory, strategy, **settings)
 
 
 if __name__ == "__main__":
-    from tfdist.command_line import exit_status_of
-
-    sys.exit(exit_status_of(lambda: main(*sys.argv[1:])))
+    run_program(main)

@@ -8,18 +8,14 @@ STRATEGY: as in equivalence/cases.py. meeting: has a stage wait until another on
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from equivalence.cases import BASE, STRATEGIES, clipped_adam, staged_model
-
-from tfdist.experiment import train
-from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
+from equivalence.cases import STRATEGIES, clipped_adam, staged_model
+from training.trainings import run_program, train_base
 
 MICROBATCHES = 4
 WAIT = 5.0  # seconds; a stage that waits for others in vain goes on then
@@ -71,19 +67,15 @@ class Tells(keras.callbacks.Callback):
 
 
 def main(directory: str, strategy_name: str, epochs: str, model: str = "") -> None:
-    settings = BASE | {
+    settings = {
         "model": meeting_model if model == "meeting" else staged_model,
         "optimizer": clipped_adam,
         "num_microbatches": MICROBATCHES,
         "stop_after_epochs": int(epochs) if int(epochs) < 2 else None,
         "callbacks": [Tells()],
-        "strategy": STRATEGIES[strategy_name](),
     }
-    settings["task"] = settings["task"]()
-    train(TrainSettings(**settings), Request(run_dir=directory))
+    train_base(directory, STRATEGIES[strategy_name](), **settings)
 
 
 if __name__ == "__main__":
-    from tfdist.command_line import exit_status_of
-
-    sys.exit(exit_status_of(lambda: main(*sys.argv[1:])))
+    run_program(main)

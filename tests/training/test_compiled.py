@@ -14,32 +14,6 @@ from tfdist.training.run.compiled import parts_of
 STRUCTURE = (tf.TensorSpec((None, 4), tf.float32), tf.TensorSpec((None,), tf.int32))
 
 
-def compiled(**arguments: object) -> keras.Model:
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="softmax")])
-    model.compile(**arguments)
-    return model
-
-
-def metrics_of(task: Supervised) -> list[keras.metrics.Metric]:
-    return [spec.build() for spec in task.metric_specs()]
-
-
-def test_names_mean_what_they_mean_in_compile() -> None:
-    build, optimizer, task = parts_of(
-        None,
-        lambda: compiled(optimizer="sgd", loss="sparse_categorical_crossentropy", metrics=["accuracy", "mse"]),
-        None,
-        None,
-        STRUCTURE,
-    )
-    model = build()
-    assert model is build() and not model.compiled and model.optimizer is None
-    assert isinstance(optimizer(), keras.optimizers.SGD)
-    made = metrics_of(task)
-    assert [type(made[0]).__name__, made[0].name] == ["SparseCategoricalAccuracy", "accuracy"]
-    assert made[1].name == "mse"
-
-
 @pytest.mark.slow
 def test_a_model_that_is_not_compiled_needs_optimizer_and_task() -> None:
     def plain() -> keras.Model:
@@ -59,6 +33,7 @@ def test_a_metric_around_a_function_of_ones_own_is_made_again() -> None:
     model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
     model.compile("sgd", "mse", metrics=[keras.metrics.MeanMetricWrapper(gap, "gap", power=2)])
     targets = tf.TensorSpec((None, 1), tf.float32)
-    (made,) = metrics_of(parts_of(None, lambda: model, None, None, (STRUCTURE[0], targets))[2])
+    task = parts_of(None, lambda: model, None, None, (STRUCTURE[0], targets))[2]
+    (made,) = (spec.build() for spec in task.metric_specs())
     made.update_state(np.zeros((2, 1)), np.full((2, 1), 3.0))
     assert made.name == "gap" and float(made.result()) == 9.0

@@ -17,8 +17,8 @@ from tfdist.data.pipeline.pipeline import build_pipeline
 from tfdist.data.sources.source import RandomAccessSource
 from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice
-from tfdist.training.watch import input_wait
-from tfdist.training.watch.input_wait import InputWait, Waited, timed_next
+from tfdist.training.watch import waiting
+from tfdist.training.watch.waiting import InputWait, Waited, timed_next
 
 
 class Slow(RandomAccessSource):
@@ -89,8 +89,8 @@ def test_what_is_measured_is_the_time_the_pipeline_took() -> None:
 def test_a_run_that_waits_tells_each_epochs_share_and_warns_once_with_the_cure(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(input_wait, "WARNED_SECONDS", 0.2)
-    monkeypatch.setattr(input_wait, "SHOWN_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "WARNED_SECONDS", 0.2)
+    monkeypatch.setattr(waiting, "SHOWN_SECONDS", 0.1)
     trained = run(tmp_path, train_data=lambda: Slow(0.05), eval_data=None, epochs=4, steps_per_call=2)
     told = trained.events("input_wait")
     assert [event["details"]["epoch"] for event in told] == [1, 2, 3, 4]

@@ -14,10 +14,9 @@ from training.checks import MANY_METRICS
 from training.trainings import one_hot_digits, run
 
 from tfdist.errors import UserError
-from tfdist.strategies.base import Topology
 from tfdist.tasks.base import MetricSpec
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.run.metric_sums import check_metric_sums, metrics_without_sum
+from tfdist.training.loop.learner import check_metric_sums
 from tfdist.training.step.metrics import MetricGroup
 
 pytestmark = pytest.mark.slow
@@ -43,12 +42,8 @@ def test_evaluation_is_keras_own_over_all_examples(tmp_path: pathlib.Path) -> No
     assert set(theirs) == set(trained.result.eval_metrics)
     for name, value in trained.result.eval_metrics.items():
         np.testing.assert_allclose(theirs[name], value, atol=1e-5, err_msg=name)
-
-
-def test_a_metric_with_one_number_a_class_is_logged_as_a_list(tmp_path: pathlib.Path) -> None:
-    trained = run(tmp_path, **MANY_METRICS)
     (point,) = trained.points("eval")
-    assert len(point["f1"]) == 10
+    assert len(point["f1"]) == 10  # one number a class, as a list
 
 
 def test_names_do_not_depend_on_what_the_process_built_before() -> None:
@@ -79,15 +74,6 @@ class Largest(keras.metrics.Metric):
         return self.largest
 
 
-def test_a_metric_that_is_no_sum_is_named_by_the_check_of_a_batch() -> None:
-    inputs = keras.Input((1,))
-    model = keras.Model(inputs, inputs + 0.0 * keras.layers.Dense(1)(inputs))
-    sums = [keras.metrics.MeanAbsoluteError, keras.metrics.RootMeanSquaredError, keras.metrics.AUC]
-    task, x = Supervised(loss="mse", metrics=[*sums, Largest]), np.linspace(0.01, 1, 9, dtype=np.float32)[:, np.newaxis]
-    metrics = MetricGroup(task.metric_specs())
-    assert metrics_without_sum(model, task, metrics, (x, np.float32(x > 0.5))) == ["largest"]
-
-
 class OwnMean(keras.metrics.Mean):
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         super().update_state(keras.ops.abs(y_true - y_pred), sample_weight)
@@ -110,15 +96,15 @@ def test_a_run_on_several_replicas_refuses_a_metric_of_ones_own_that_is_no_sum(t
     x = keras.layers.Hashing(5, output_mode="one_hot")(inputs) if texts else inputs
     model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(Draws()(x)))
     structure = (tf.TensorSpec([None, 2], tf.string if texts else tf.float32), tf.TensorSpec([None, 1], tf.float32))
-    several, before = Topology(0, 1, 2), [np.array(v) for v in model.variables]
+    before = [np.array(v) for v in model.variables]
 
-    def check(metric: Any, topology: Topology = several) -> None:
+    def check(metric: Any, num_replicas: int = 2) -> None:
         check_metric_sums(
-            model, Supervised(loss="mse", metrics=[keras.metrics.MeanAbsoluteError, metric]), structure, topology
+            model, Supervised(loss="mse", metrics=[keras.metrics.MeanAbsoluteError, metric]), structure, num_replicas
         )
 
     check(OwnMean)
-    check(Largest, Topology(0, 1, 1))
+    check(Largest, 1)
     with pytest.raises(UserError, match="'largest' is not made of sums over examples, so 2 replicas"):
         check(Largest)
     assert all(np.array_equal(a, b) for a, b in zip(before, model.variables, strict=True))

@@ -21,9 +21,9 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice
 from tfdist.training.run.settings import TrainSettings
-from tfdist.training.step.layers.layer_state import moving_variables, separate_losses
-from tfdist.training.step.layers.lockstep import meet, side_by_side
-from tfdist.training.step.layers.normalization import batch_norm_layers, global_moments, is_synchronized, synchronize
+from tfdist.training.step.layer_state import moving_variables, separate_losses
+from tfdist.training.step.lockstep import meet, side_by_side
+from tfdist.training.step.normalization import batch_norm_layers, global_moments, is_synchronized, synchronize
 
 
 def normalized() -> Any:

@@ -23,9 +23,8 @@ from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.storage import files
 from tfdist.strategies.mirrored import Mirrored
-from tfdist.training.sharding.late_values import LateValues
 from tfdist.training.sharding.sharded_update import build_sharded
-from tfdist.training.sharding.shards import Shards
+from tfdist.training.sharding.shards import LateValues, Shards
 from tfdist.training.sharding.tensor_parallel import chosen
 
 WORKERS = ["-m", "tfdist.launch", "--workers=2", "--backoff_seconds=0.1"]

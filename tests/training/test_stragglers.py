@@ -9,7 +9,7 @@ import pytest
 import support
 
 from tfdist.strategies.base import Topology
-from tfdist.training.watch.stragglers import SLOW_CALLS, Stragglers, WorkerTimes
+from tfdist.training.watch.waiting import SLOW_CALLS, Stragglers, WorkerTimes
 
 pytestmark = pytest.mark.slow
 

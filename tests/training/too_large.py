@@ -13,16 +13,12 @@ import os
 import pathlib
 import re
 import signal
-import sys
 import threading
 from typing import Any
 
 import keras
-from equivalence.cases import BASE, STRATEGIES, digits
-
-from tfdist.experiment import train
-from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
+from equivalence.cases import STRATEGIES, digits
+from training.trainings import run_program, train_base
 
 BLOCKS, WIDTH, HIDDEN = 6, 2048, 4096
 
@@ -67,7 +63,7 @@ def main(directory: str, strategy_name: str, sharding: str, megabytes: str) -> N
     strategy = STRATEGIES[strategy_name]()
     strategy.connect()
     limit = Limit(int(megabytes), pathlib.Path(f"{directory}-built-{strategy.topology.worker_index}"))
-    settings = BASE | {
+    settings = {
         "model": large_model,
         "optimizer": lambda: keras.optimizers.Adam(1e-4),
         "train_data": lambda: digits(256),
@@ -76,13 +72,9 @@ def main(directory: str, strategy_name: str, sharding: str, megabytes: str) -> N
         "callbacks": [limit],
         "checkpoint": "off",
         "sharding": None if sharding == "none" else sharding,
-        "strategy": strategy,
     }
-    settings["task"] = settings["task"]()
-    train(TrainSettings(**settings), Request(run_dir=directory))
+    train_base(directory, strategy, **settings)
 
 
 if __name__ == "__main__":
-    from tfdist.command_line import exit_status_of
-
-    sys.exit(exit_status_of(lambda: main(*sys.argv[1:])))
+    run_program(main)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
 from equivalence.cases import BASE, digits
 
+from tfdist.command_line import exit_status_of
 from tfdist.experiment import train
+from tfdist.strategies.base import Strategy
 from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry.result import RunResult
 from tfdist.training.run.request import ProfiledSteps, Request
@@ -89,6 +93,17 @@ def run(
     finally:
         keras.config.set_dtype_policy("float32")
     return trained
+
+
+def train_base(directory: str, strategy: Strategy, **changes: Any) -> None:
+    """Trains the equivalence cases' BASE with `changes`, in a program of its own."""
+    settings = BASE | {"strategy": strategy} | changes
+    train(TrainSettings(**settings | {"task": settings["task"]()}), Request(run_dir=directory))
+
+
+def run_program(main: Callable[..., None]) -> NoReturn:
+    """Runs a test's program with the arguments of its command line, and exits as the command does."""
+    sys.exit(exit_status_of(lambda: main(*sys.argv[1:])))
 
 
 def softmax_model() -> keras.Model:

@@ -8,19 +8,16 @@ STRATEGY: as in equivalence/cases.py.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import keras
 import tensorflow as tf
-from equivalence.cases import BASE, STRATEGIES
+from equivalence.cases import STRATEGIES
+from training.trainings import run_program, train_base
 
-from tfdist.experiment import train
 from tfdist.training.run import tuned as xla_trial
-from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
 
 FORCED = {"MOST_COST": 1e9, "FIRST_LOOK": 2, "ROUNDS": 2}
 SETTINGS: dict[str, Any] = {"epochs": 4, "deterministic": False, "steps_per_call": 1, "eval_data": None, "xla": "auto"}
@@ -56,11 +53,9 @@ def interpreted_model() -> keras.Model:
 
 
 def main(directory: str, strategy_name: str) -> None:
-    given = BASE | SETTINGS | {"strategy": STRATEGIES[strategy_name]()}
-    given["task"] = given["task"]()
     with trials():
-        train(TrainSettings(**given), Request(run_dir=directory))
+        train_base(directory, STRATEGIES[strategy_name](), **SETTINGS)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_program(main)

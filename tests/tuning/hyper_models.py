@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import keras
 import keras_tuner
-import numpy as np
 
 import tfdist
-
-FILE = pathlib.Path(__file__).with_name("digits.npz")
-
-
-def digits(first=0, last=960):
-    with np.load(FILE) as held:
-        return held["images"][first:last], held["labels"][first:last]
 
 
 def build(hp):

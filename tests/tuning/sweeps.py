@@ -157,7 +157,7 @@ class Sweep:
 
 
 class Running:
-    """A chief that a test signals."""
+    """A chief, or what else `module` is, that a test signals; started in `directory`."""
 
     def __init__(
         self,
@@ -210,19 +210,13 @@ class Running:
 
     @property
     def output(self) -> str:
-        return self._log.read_text()
+        return self._log.read_text(errors="replace")
 
 
 @contextlib.contextmanager
-def running(
-    command: Sequence[str],
-    log: pathlib.Path,
-    variables: Mapping[str, str] = {},
-    directory: pathlib.Path | None = None,
-    module: str = "tfdist.main",
-) -> Iterator[Running]:
-    """A chief, started in `directory`; nothing of it is left afterwards."""
-    chief = Running(command, log, variables, directory, module)
+def running(command: Sequence[str], log: pathlib.Path, *given: Any, **more: Any) -> Iterator[Running]:
+    """`Running`, of which nothing is left afterwards."""
+    chief = Running(command, log, *given, **more)
     try:
         yield chief
     finally:

@@ -121,7 +121,7 @@ def test_nothing_of_this_imports_tensorflow_or_keras(tmp_path: pathlib.Path) -> 
     run_dir = hyperband_sweep(9).write(tmp_path)
     code = f"""
 import sys
-from tfdist.tuning.report import sweep_page, table
+from tfdist.tuning.report import sweep_page
 sweep_page.write_sweep_report({run_dir!r})
 print([name for name in ("tensorflow", "keras", "keras_tuner", "gin") if name in sys.modules])
 """

@@ -10,12 +10,8 @@ from tensorboards import tensorboard
 from tuning.sweeps import ACCURACY, Sweep, arguments
 
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.report.hparams import HParamsTable
+from tfdist.tuning.report.progress import write_hparams
 from tfdist.tuning.schedule import history
-from tfdist.tuning.schedule.chief import Plan
-from tfdist.tuning.search import search, space
-from tfdist.tuning.search.objective import Objective
-from tfdist.tuning.settings import TuneSettings
 
 RATE, SIZE, CALLS = "keras.optimizers.SGD.learning_rate", "train.eval_batch_size", "train.steps_per_call"
 SPACE = f"""{{
@@ -34,7 +30,6 @@ def test_tensorboard_shows_each_trial_with_its_values_metrics_and_end(
         f"tune.space = {SPACE}",
         "tune.seed = 1",
         "tune.max_trials = 3",
-        "tune.seeds_per_trial = 2",
         "train.epochs = 1",
         "tiny.linear.units = 8",
     ]
@@ -54,23 +49,14 @@ def test_tensorboard_shows_each_trial_with_its_values_metrics_and_end(
         (started,) = sweep.of("trial_started", trial=name)
         values = started["values"]
         assert group["hparams"] == {RATE: values[RATE], SIZE: values[SIZE], CALLS: f"{values[CALLS]}"}
-        assert [each["status"] for each in group["sessions"]] == 2 * [ENDS[ends[name]["status"]]]
+        assert [each["status"] for each in group["sessions"]] == [ENDS[ends[name]["status"]]]
         if ends[name]["status"] == "done":
             shown = {(each["name"]["group"], each["name"]["tag"]): each["value"] for each in group["metricValues"]}
             assert shown["eval", ACCURACY.removeprefix("val_")] == pytest.approx(ends[name]["objective"])
             assert texts[f"trials/{name}/tensorboard"] == ["config.gin"]
 
 
-def test_a_trial_that_a_killed_sweep_had_started_and_stopped_is_shown(tmp_path: pathlib.Path) -> None:
-    settings = TuneSettings(search=search.Random(), objective="val_accuracy", max_trials=1)
-    ranges = space.Space({"a.rate": space.uniform(low=0.0, high=1.0)})
-    plan = Plan(str(tmp_path), settings, ranges, Objective("val_accuracy", "max"), epochs=1, seed=0)
-    sweep, told = history.Sweep(), list[str]()
-    time = "2026-11-27T05:00:00+00:00"
-    sweep.add({"event": "trial_started", "time": time, "trial": "0000", "rung": 0, "values": {"a.rate": 0.5}})
-    RunDirectory(plan.directory("0000").path).create()
-    end = {"event": "trial_ended", "time": time, "trial": "0000", "status": "stopped", "objective": 0.7}
-    end |= {"seconds": 1.0, "message": ""}
-    sweep.add(end)
-    HParamsTable(plan, sweep, told.append).on_event(end)
-    assert told == [] and list((tmp_path / "trials/0000/tensorboard").rglob("*hparams*"))
+def test_a_trial_that_was_stopped_is_shown(tmp_path: pathlib.Path) -> None:
+    trial, directory = history.Trial(name="0000", values={"a.rate": 0.5}, status="stopped"), RunDirectory(str(tmp_path))
+    write_hparams(directory, trial, {"time": "2026-11-27T05:00:00+00:00", "seconds": 1.0}, {})
+    assert list((tmp_path / "tensorboard").rglob("*hparams*"))

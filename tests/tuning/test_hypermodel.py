@@ -22,27 +22,29 @@ from tfdist.tuning.search.space import Space
 
 EXPERIMENT = """\
 import hyper_models
+import tiny
 from tfdist.strategies import one_device
 from tfdist.tuning.search import search
 from tfdist.tuning.search import space
 
 train.model = @hyper_models.build
-train.train_data = @hyper_models.digits
-train.eval_data = @held_out/hyper_models.digits
+train.train_data = @tiny.digits
+train.eval_data = @held_out/tiny.digits
 train.strategy = @one_device.OneDevice(device='CPU:0')
 train.epochs = 1
 train.global_batch_size = 64
-held_out/hyper_models.digits.first = 960
-held_out/hyper_models.digits.last = 1500
+held_out/tiny.digits.first = 960
+held_out/tiny.digits.last = 1500
 tune.objective = 'val_accuracy'
 tune.search = @search.Random()
 """
 SCRIPT = """\
 import hyper_models
 import keras_tuner
+import tiny
 
-x, y = hyper_models.digits()
-held_out = hyper_models.digits(960, 1500)
+x, y = tiny.digits()
+held_out = tiny.digits(960, 1500)
 tuner = keras_tuner.RandomSearch(
     hyper_models.Digits(), objective="val_accuracy", max_trials=2, seed=1, directory="tuned", project_name="digits"
 )
@@ -163,7 +165,7 @@ def training(model: Any, values: Any) -> TrainSettings:
     return TrainSettings(
         model=model,
         hyperparameters=values,
-        train_data=hyper_models.digits,
+        train_data=lambda: None,
         strategy=OneDevice(),
         global_batch_size=8,
         epochs=1,

@@ -15,7 +15,7 @@ import support
 from tfdist.launch import local
 from tfdist.launch.plan import Plan
 from tfdist.launch.supervise.output import Output
-from tfdist.tuning.places.trials import TrialCommand
+from tfdist.tuning.places.executor import TrialCommand
 
 # A script without `if __name__ == "__main__"`, which a process of multiprocessing would start again.
 SCRIPT = """\
@@ -25,18 +25,18 @@ import pathlib
 import sys
 
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places.local import LocalExecutor
-from tfdist.tuning.places.trials import TrialCommand
+from tfdist.tuning.places.local import LocalSlots
+from tfdist.tuning.places.executor import TrialCommand
 
 os.environ["SLURM_STEP_NUM_TASKS"] = "2"
-executor = LocalExecutor(TrialCommand(["--gin_file=own.gin"]), 2, gpus=["5", "7"])
+slots = LocalSlots(TrialCommand(["--gin_file=own.gin"]), 2, gpus=["5", "7"])
 for name in ("first", "second"):
-    executor.start(RunDirectory(f"{sys.argv[1]}/{name}"), ["own.record.name = 'it'"])
+    slots.start(RunDirectory(f"{sys.argv[1]}/{name}"), ["own.record.name = 'it'"])
 ends = []
 while len(ends) < 2:
-    executor.wait(1.0)
-    ends += executor.collect()
-executor.close()
+    slots.wait(1.0)
+    ends += slots.collect()
+slots.close()
 print(json.dumps({end.name: [end.status, end.log] for end in ends}))
 """
 # What a trial imports first: it writes down what it sees, leaves a process behind, and cannot be trained.

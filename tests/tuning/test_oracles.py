@@ -10,9 +10,8 @@ import pytest
 from tfdist.errors import UserError
 from tfdist.tuning.schedule.chief import EPOCHS, PARENT, ROUND
 from tfdist.tuning.search import search, space
-from tfdist.tuning.search.objective import Objective
 
-OBJECTIVE = Objective("val_accuracy", "max")
+OBJECTIVE = "val_accuracy"
 
 
 SPACE = space.Space({"a.rate": space.uniform(low=0.0, high=1.0)})
@@ -22,12 +21,13 @@ def build(
     chosen: search.Search,
     *,
     of: space.Space = SPACE,
-    objective: Objective = OBJECTIVE,
+    metric: str = OBJECTIVE,
+    direction: str = "max",
     max_trials: int | None = None,
     epochs: int = 9,
     seed: int = 0,
 ) -> Any:
-    return chosen.build(of, objective, max_trials=max_trials, epochs=epochs, seed=seed)
+    return chosen.build(of, metric, direction, max_trials=max_trials, epochs=epochs, seed=seed)
 
 
 def end(oracle: Any, trial: Any, score: float | None, *, epoch: int = 1) -> None:
@@ -35,7 +35,7 @@ def end(oracle: Any, trial: Any, score: float | None, *, epoch: int = 1) -> None
     if score is None:
         trial.status, trial.message = "FAILED", "diverged"
     else:
-        oracle.update_trial(trial.trial_id, {OBJECTIVE.name: score}, step=epoch)
+        oracle.update_trial(trial.trial_id, {OBJECTIVE: score}, step=epoch)
         trial.status = "COMPLETED"
     oracle.end_trial(trial)
 
@@ -60,7 +60,7 @@ def test_median_stopping_ends_what_is_worse_than_the_median_and_nothing_before_i
     oracle = build(search.MedianStopping(min_trials=3), max_trials=10)
 
     def report(trial: Any, epoch: int, value: float) -> str:
-        return oracle.update_trial(trial.trial_id, {OBJECTIVE.name: value}, step=epoch).status
+        return oracle.update_trial(trial.trial_id, {OBJECTIVE: value}, step=epoch).status
 
     finished = [oracle.create_trial(f"worker-{index}") for index in range(3)]
     for trial, score in zip(finished, (0.5, 0.6, 0.7), strict=True):
@@ -79,7 +79,7 @@ def test_asha_that_stops_lets_the_best_of_each_rung_continue_as_they_arrive() ->
     trials = [oracle.create_trial(f"worker-{index}") for index in range(5)]
 
     def report(number: int, epoch: int, value: float) -> str:
-        return oracle.update_trial(trials[number].trial_id, {OBJECTIVE.name: value}, step=epoch).status
+        return oracle.update_trial(trials[number].trial_id, {OBJECTIVE: value}, step=epoch).status
 
     assert report(0, 1, 0.5) == "RUNNING"  # alone at the rung
     assert report(1, 1, 0.4) == "STOPPED"
@@ -96,8 +96,7 @@ def test_asha_that_stops_lets_the_best_of_each_rung_continue_as_they_arrive() ->
 @pytest.mark.parametrize("direction", ["max", "min"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_asha_that_stops_takes_what_is_no_number_for_the_worst(direction: str, bad: float) -> None:
-    objective = Objective("val_loss", direction)
-    oracle = build(search.AshaStopping(factor=2), objective=objective, max_trials=10, epochs=4)
+    oracle = build(search.AshaStopping(factor=2), metric="val_loss", direction=direction, max_trials=10, epochs=4)
     trials = [oracle.create_trial(f"worker-{index}") for index in range(4)]
     better = -0.1 if direction == "min" else 0.1
     values = [bad, 0.5, bad, 0.5 + better]
@@ -111,7 +110,7 @@ def test_the_grid_does_not_wait_for_trials_to_end() -> None:
     made = space.Space({"a": space.choice(values=[1, 2, 3]), "b": space.boolean()})
     oracle = build(search.Grid(), of=made)
     started = [oracle.create_trial(f"worker-{index}") for index in range(6)]
-    assert len({str(made.decoded(trial.hyperparameters.values)) for trial in started}) == 6
+    assert len({str(made.decode(trial.hyperparameters.values)) for trial in started}) == 6
     for trial in started:
         end(oracle, trial, 0.5)
     assert oracle.create_trial("worker-6").status == "STOPPED"

@@ -14,13 +14,12 @@ from tfdist.tuning.search.space import Space
 
 def sampled(parameters: dict[str, Any], count: int = 200) -> list[dict[str, Any]]:
     """Values that KerasTuner draws, as the sweep decodes them."""
-    from tfdist.tuning.search.objective import Objective
     from tfdist.tuning.search.search import Random
 
     made = Space(parameters)
-    oracle = Random().build(made, Objective("loss", "min"), max_trials=count, epochs=None, seed=0)
+    oracle = Random().build(made, "loss", "min", max_trials=count, epochs=None, seed=0)
     trials = [oracle.create_trial(f"worker-{index}") for index in range(count)]
-    return [made.decoded(trial.hyperparameters.values) for trial in trials if trial.status == "RUNNING"]
+    return [made.decode(trial.hyperparameters.values) for trial in trials if trial.status == "RUNNING"]
 
 
 def test_every_kind_of_value_stays_in_its_range_and_reads_back_as_a_literal() -> None:

@@ -8,7 +8,6 @@ import os
 import pathlib
 import shutil
 import signal
-import statistics
 from collections.abc import Callable
 
 import psutil
@@ -53,7 +52,6 @@ def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Do
     kinds = {
         "random": (
             "tune.max_trials = 3",
-            "tune.seeds_per_trial = 2",
             "tune.num_workers = 2",
             "train.epochs = 1",
             "train.callbacks = [@keras.callbacks.CSVLogger()]",
@@ -131,21 +129,10 @@ def test_the_objective_is_that_of_the_finished_run_and_the_reports_are_its_evalu
 
 
 @pytest.mark.slow
-def test_several_seeds_count_by_their_mean(done: Done) -> None:
-    sweep = done["random"]
-    for event in sweep.ends:
-        directories = [sweep.directory / "trials" / f"{event['trial']}{suffix}" for suffix in ("", "-seed-1")]
-        results = [json.loads((directory / "result.json").read_text()) for directory in directories]
-        scores = [result["eval_metrics"]["sparse_categorical_accuracy"] for result in results]
-        assert event["objective"] == pytest.approx(statistics.fmean(scores))
-        assert results[0]["train_metrics"]["loss"] != results[1]["train_metrics"]["loss"]
-
-
-@pytest.mark.slow
 def test_each_trial_has_a_run_directory_of_its_own_for_what_callbacks_write(done: Done) -> None:
     sweep = done["random"]
     trials = sorted((sweep.directory / "trials").iterdir())
-    assert len(trials) == 6
+    assert len(trials) == 3
     for trial in trials:
         header, line = (trial / "of-callback.csv").read_text().splitlines()
         row = dict(zip(header.split(","), line.split(","), strict=True))
@@ -301,39 +288,29 @@ def test_a_sweep_that_ends_before_its_first_evaluation_loses_no_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_sweep_that_has_saved_nothing_makes_room_for_another(tmp_path: pathlib.Path, gin_file: pathlib.Path) -> None:
-    sweep = Sweep(tmp_path / "sweep")
-    wrong = ("tune.space = {'tiny.linear.units': @space.choice(values=['wide'])}", "tune.max_trials = 1")
-    commands = [
-        arguments(gin_file, sweep.directory, *wrong, "train.epochs = 1"),
-        arguments(gin_file, sweep.directory, "tune.max_trials = 1", "train.epochs = 1"),
-    ]
-    finished = support.run_python(["-c", SEVERAL, json.dumps(commands)], timeout=100).check()
-    assert [line for line in finished.stdout.splitlines() if line.startswith("status")] == ["status 2", "status 0"]
-    assert len(sweep.of("sweep_started")) == 1 and [e["status"] for e in sweep.ends] == ["done"]
-
-
-@pytest.mark.slow
-def test_what_the_first_trial_cannot_do_ends_the_sweep_with_its_message(
+def test_what_the_first_trial_cannot_do_ends_the_sweep_with_its_message_and_makes_room_for_another(
     tmp_path: pathlib.Path, gin_file: pathlib.Path
 ) -> None:
-    wrong = {
-        "objective": ("tune.objective = 'val_acuracy'", "tune.direction = 'max'"),
-        "nothing": ("train.eval_data = None", "tune.objective = 'val_loss'"),
-        "model": ("tune.space = {'tiny.linear.units': @space.choice(values=['wide'])}",),
-    }
+    starts = [
+        ("objective", "tune.objective = 'val_acuracy'", "tune.direction = 'max'"),
+        ("nothing", "train.eval_data = None", "tune.objective = 'val_loss'"),
+        ("model", "tune.space = {'tiny.linear.units': @space.choice(values=['wide'])}"),
+        ("model",),
+    ]
     commands = [
-        arguments(gin_file, tmp_path / name, "tune.max_trials = 3", "train.epochs = 1", *parameters)
-        for name, parameters in wrong.items()
+        arguments(gin_file, tmp_path / name, "tune.max_trials = 1", "train.epochs = 1", *parameters)
+        for name, *parameters in starts
     ]
     finished = support.run_python(["-c", SEVERAL, json.dumps(commands)], timeout=100).check()
-    assert finished.stdout.count("status 2") == 3, finished.outputs()
+    statuses = [line for line in finished.stdout.splitlines() if line.startswith("status")]
+    assert statuses == ["status 2", "status 2", "status 2", "status 0"], finished.outputs()
     assert "tune.objective is 'val_acuracy', which is not reported" in finished.stderr
     assert "Reported: loss, sparse_categorical_accuracy, val_loss, val_sparse_categorical_accuracy." in finished.stderr
     assert "tune.objective is 'val_loss', and nothing is evaluated. Write train.eval_data" in finished.stderr
     assert "The first trial cannot be trained: tiny.linear() failed" in finished.stderr
     assert "tiny.linear.units = 'wide'" in finished.stderr
-    assert Sweep(tmp_path / "model").ends == []
+    sweep = Sweep(tmp_path / "model")
+    assert len(sweep.of("sweep_started")) == 1 and [e["status"] for e in sweep.ends] == ["done"]
 
 
 @pytest.mark.slow

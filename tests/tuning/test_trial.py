@@ -12,10 +12,9 @@ from tfdist.errors import EXIT_IN_USE, PeerLostError, UserError
 from tfdist.launch.processes import deal
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places.trials import OUT_OF_MEMORY
+from tfdist.tuning.places.executor import OUT_OF_MEMORY
 from tfdist.tuning.schedule.chief import Interruptions
-from tfdist.tuning.schedule.trial import ActiveTrial, SeedRun
-from tfdist.tuning.search.objective import Objective
+from tfdist.tuning.schedule.trial import ActiveTrial, Objective
 
 OBJECTIVE = Objective("val_accuracy", "max")
 
@@ -25,11 +24,13 @@ def point(epoch: int, accuracy: Any, split: str = "eval") -> str:
     return json.dumps(head | {"loss": 1.0, "accuracy": accuracy}) + "\n"
 
 
-def seed_run(directory: pathlib.Path, *, points: int = 0, result: dict[str, Any] | None = None) -> SeedRun:
+def trial(
+    directory: pathlib.Path, *, points: int = 0, result: dict[str, Any] | None = None, epochs: int | None = 3
+) -> ActiveTrial:
     (directory / "metrics.jsonl").write_text("".join(point(1 + index, 0.1 * index) for index in range(points)))
     if result is not None:
         (directory / "result.json").write_text(json.dumps(result))
-    return SeedRun(0, RunDirectory(str(directory)))
+    return ActiveTrial("0000", RunDirectory(str(directory)), {}, "0", epochs=epochs)
 
 
 def result(accuracy: Any) -> dict[str, Any]:
@@ -52,40 +53,40 @@ def result(accuracy: Any) -> dict[str, Any]:
 def test_an_end_without_an_objective_has_its_reason(
     tmp_path: pathlib.Path, status: int, log: str, expected: str, message: str
 ) -> None:
-    run = seed_run(tmp_path)
-    assert run.end(status, log, OBJECTIVE, epochs=3) and run.status == expected and message in run.message
-    assert ActiveTrial("0000", {}, [run], "0").conclude() == (expected, None, run.message)
+    run = trial(tmp_path)
+    assert run.end(status, log, OBJECTIVE) and run.status == expected and message in run.message
+    assert run.objective is None
 
 
 @pytest.mark.parametrize("status", [1, 2])
 def test_a_full_disk_says_nothing_of_the_values(tmp_path: pathlib.Path, status: int) -> None:
-    run = seed_run(tmp_path, points=1)
+    run = trial(tmp_path, points=1)
     log = "epoch 1\nerror: runs/export/model.keras cannot be used: No space left on device. Make room on that disk.\n"
     for _ in range(5):
-        assert not run.end(status, log, OBJECTIVE, epochs=3) and run.status is None
+        assert not run.end(status, log, OBJECTIVE) and run.status is None
     assert run.message.startswith("its disk failed: runs/export/model.keras cannot be used: No space left")
-    assert run.end(2, f"warning: No space left on device\n{log.partition(':')[0]}: no such file\n", OBJECTIVE, epochs=3)
+    assert run.end(2, f"warning: No space left on device\n{log.partition(':')[0]}: no such file\n", OBJECTIVE)
 
 
 @pytest.mark.parametrize(("status", "log"), [(139, ""), (134, ""), (137, f"loading\n{OUT_OF_MEMORY}")])
 def test_a_run_that_crashes_again_and_again_is_infeasible_but_not_if_it_gets_further(
     tmp_path: pathlib.Path, status: int, log: str
 ) -> None:
-    run = seed_run(tmp_path)
-    assert not run.end(status, log, OBJECTIVE, epochs=3) and not run.end(status, log, OBJECTIVE, epochs=3)
+    run = trial(tmp_path)
+    assert not run.end(status, log, OBJECTIVE) and not run.end(status, log, OBJECTIVE)
     (tmp_path / "metrics.jsonl").write_text(point(1, 0.5))
     assert len(list(run.new_reports(OBJECTIVE))) == 1
-    assert not run.end(status, log, OBJECTIVE, epochs=3) and not run.end(status, log, OBJECTIVE, epochs=3)
-    assert run.end(status, log, OBJECTIVE, epochs=3) and run.status == "infeasible" and "died 3 times" in run.message
+    assert not run.end(status, log, OBJECTIVE) and not run.end(status, log, OBJECTIVE)
+    assert run.end(status, log, OBJECTIVE) and run.status == "infeasible" and "died 3 times" in run.message
 
 
 @pytest.mark.parametrize("status", [4, 5, 129, 130, 137, 143])
 def test_interruptions_however_many_say_nothing_of_the_values(tmp_path: pathlib.Path, status: int) -> None:
-    run = seed_run(tmp_path)
+    run = trial(tmp_path)
     for _ in range(20):
-        assert not run.end(status, "", OBJECTIVE, epochs=3)
-        assert not run.end(status, "", OBJECTIVE, epochs=3, lost="tuner0 was not heard from for 30 s")
-    assert run.status is None and run.deaths == 0
+        assert not run.end(status, "", OBJECTIVE)
+        assert not run.end(status, "", OBJECTIVE, lost="tuner0 was not heard from for 30 s")
+    assert run.status is None and run.crashes == 0
 
 
 def test_interruptions_in_a_row_without_progress_end_the_sweep(tmp_path: pathlib.Path) -> None:
@@ -109,7 +110,7 @@ def test_interruptions_in_a_row_without_progress_end_the_sweep(tmp_path: pathlib
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "final", "stop_asked", "status", "epochs", "expected"),
+    ("accuracies", "final", "is_stop_requested", "status", "epochs", "expected"),
     [
         ([0.0, 0.1, 0.2], None, False, 0, 3, ("paused", 0.2, "")),
         ([0.0, 0.1, 0.2], 0.7, False, 0, 3, ("done", 0.7, "")),
@@ -124,25 +125,24 @@ def test_the_end_of_a_run_is_told_by_its_status_and_its_files(
     tmp_path: pathlib.Path,
     accuracies: list[Any],
     final: Any,
-    stop_asked: bool,
+    is_stop_requested: bool,
     status: int,
     epochs: int | None,
     expected: tuple[str, float | None, str] | None,
 ) -> None:
-    run = seed_run(tmp_path, result=None if final is None else result(final))
+    run = trial(tmp_path, result=None if final is None else result(final), epochs=epochs)
     (tmp_path / "metrics.jsonl").write_text("".join(point(1 + i, value) for i, value in enumerate(accuracies)))
     assert len(list(run.new_reports(OBJECTIVE))) == len(accuracies)
-    run.stop_asked = stop_asked
-    assert run.end(status, "", OBJECTIVE, epochs=epochs) == (expected is not None)
+    run.is_stop_requested = is_stop_requested
+    assert run.end(status, "", OBJECTIVE) == (expected is not None)
     if expected is None:
         assert run.status is None
     else:
-        objective = run.objective if run.status != "infeasible" else None
-        assert (run.status, objective, run.message) == expected
+        assert (run.status, run.objective, run.message) == expected
 
 
 def test_what_a_resumed_run_does_again_is_reported_once(tmp_path: pathlib.Path) -> None:
-    run = seed_run(tmp_path, points=3)
+    run = trial(tmp_path, points=3)
     assert [report.epoch for report in run.new_reports(OBJECTIVE)] == [1, 2, 3]
     (tmp_path / "metrics.jsonl").write_text(point(1, 0.0) + point(2, 0.1))  # taken back
     assert list(run.new_reports(OBJECTIVE)) == []
@@ -163,7 +163,7 @@ def test_a_metrics_file_that_grows_is_not_read_again_from_its_beginning(
             return data
 
         monkeypatch.setattr(files, name, counted)
-    run, path = seed_run(tmp_path), tmp_path / "metrics.jsonl"
+    run, path = trial(tmp_path), tmp_path / "metrics.jsonl"
     for index in range(100):
         with path.open("a") as metrics:
             metrics.write(point(1 + index, 0.1))
@@ -176,14 +176,14 @@ def test_a_metrics_file_that_grows_is_not_read_again_from_its_beginning(
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: pathlib.Path) -> None:
-    run = seed_run(tmp_path)
+    run = trial(tmp_path)
     whole = point(1, 0.5)
     (tmp_path / "metrics.jsonl").write_text(whole + whole[:20])
     assert len(list(run.new_reports(OBJECTIVE))) == 1
 
 
 def test_an_objective_that_is_not_reported_is_named_with_what_is(tmp_path: pathlib.Path) -> None:
-    run = seed_run(tmp_path, points=1)
+    run = trial(tmp_path, points=1)
     with pytest.raises(UserError, match=r"Did you mean 'val_accuracy'.*Reported: val_loss, val_accuracy"):
         list(run.new_reports(Objective("val_acuracy", "max")))
 
@@ -195,16 +195,16 @@ def test_devices_are_dealt_in_equal_parts_and_shared_only_if_there_are_too_few()
 
 
 def test_a_run_that_another_process_still_trains_is_only_interrupted(tmp_path: pathlib.Path) -> None:
-    run = seed_run(tmp_path)
-    assert not run.end(EXIT_IN_USE, "error: runs/trials/0001 is in use by a training.\n", OBJECTIVE, epochs=3)
-    assert run.status is None and run.deaths == 0
-    assert not run.end(143, "", OBJECTIVE, epochs=3, lost="tuner0 was not heard from for 30 s") and run.deaths == 0
+    run = trial(tmp_path)
+    assert not run.end(EXIT_IN_USE, "error: runs/trials/0001 is in use by a training.\n", OBJECTIVE)
+    assert run.status is None and run.crashes == 0
+    assert not run.end(143, "", OBJECTIVE, lost="tuner0 was not heard from for 30 s") and run.crashes == 0
     assert run.message == "tuner0 was not heard from for 30 s"
 
 
 @pytest.mark.parametrize("line", [b"x", b"[" * 100_000, b"5", b'{"step": "1"}', b'{"step": 1}', b"\xff\xfe"])
 def test_files_of_a_trial_that_no_training_wrote_are_one_message(tmp_path: pathlib.Path, line: bytes) -> None:
-    run = seed_run(tmp_path, points=1, result={"eval_metrics": [1]})
+    run = trial(tmp_path, points=1, result={"eval_metrics": [1]})
     with (tmp_path / "metrics.jsonl").open("ab") as metrics:
         metrics.write(line + b"\n")
     with pytest.raises(UserError, match=r"metrics.jsonl is damaged: a line is not a point of a training"):
@@ -212,4 +212,4 @@ def test_files_of_a_trial_that_no_training_wrote_are_one_message(tmp_path: pathl
     for result in (b"", b"{}", b'{"eval_metrics": [1]}', line):
         (tmp_path / "result.json").write_bytes(result)
         with pytest.raises(UserError, match=r"result.json is damaged"):
-            run.end(0, "", OBJECTIVE, epochs=None)
+            run.end(0, "", OBJECTIVE)

@@ -2,8 +2,8 @@
 
     python -m tfdist.launch --workers=2 [--launcher=horovod] --module=workers.differing -- DIRECTORY CASE [CASE …]
 
-CASE is a name in CASES. Workers share DIRECTORY/CASE/shared; DIRECTORY/CASE/apart-0 and -1 are their own disks. Each
-writes DIRECTORY/CASE/worker-N.json at the case's end: exit status and message.
+CASE is a name in OF_THE_SECOND, OF_THE_CHIEF or ACTS. Workers share DIRECTORY/CASE/shared; their own disks are
+DIRECTORY/CASE/apart-0 and -1. Each writes DIRECTORY/CASE/worker-N.json at the case's end: exit status and message.
 """
 
 from __future__ import annotations
@@ -105,36 +105,49 @@ def train(worker: Worker) -> None:
     experiment.train(settings, Request(run_dir=worker.run_dir, settings=lambda: worker.named))
 
 
-# Each changes the second worker, or what it finds; a function returned is called in place of `train`.
-def fewer_examples(worker: Worker) -> None:
-    if worker.is_second:
-        worker.settings["train_data"] = lambda: examples(NUM_EXAMPLES - 16)
+def leave(*given: object) -> None:
+    sys.exit(7)
 
 
-def a_few_examples_fewer(worker: Worker) -> None:
-    """As many steps an epoch, which hides it."""
-    if worker.is_second:
-        worker.settings["train_data"] = lambda: examples(NUM_EXAMPLES - 3)
+# Settings of both workers, of the second alone, and of the chief alone.
+OF_BOTH: dict[str, dict[str, Any]] = {
+    "other_evaluation_data": {"eval_data": lambda: examples()},
+    "other_dropout": {"model": model_of(8, dropout=0.1)},
+    **{f"on_{hook}_fails": {"eval_data": lambda: examples()} for hook in ("test_batch_end", "test_end")},
+}
+OF_THE_SECOND: dict[str, dict[str, Any]] = {
+    "fewer_examples": {"train_data": lambda: examples(NUM_EXAMPLES - 16)},
+    "a_few_examples_fewer": {"train_data": lambda: examples(NUM_EXAMPLES - 3)},  # as many steps, which hides it
+    "other_examples": {"train_data": lambda: (examples()[0][::-1].copy(), examples()[1])},
+    "other_labels": {"train_data": lambda: (examples()[0], examples()[1][::-1].copy())},
+    "other_structure": {"train_data": lambda: (examples()[0].astype(np.int32), examples()[1])},
+    "other_evaluation_data": {"eval_data": lambda: examples(NUM_EXAMPLES - 16)},
+    "other_units": {"model": model_of(12)},
+    "more_layers": {"model": model_of(8, layers=2)},
+    "other_dropout": {"model": model_of(8, dropout=0.5)},
+    "other_optimizer": {"optimizer": lambda: keras.optimizers.Adam(0.1)},
+    "other_momentum": {"optimizer": lambda: keras.optimizers.SGD(0.1, momentum=0.5)},
+    "other_epochs": {"epochs": 5},
+    "rate_changed_in_training": {"callbacks": [Acting("on_epoch_end", change_rate)]},
+    "weights_changed_in_training": {"callbacks": [Acting("on_train_batch_end", change_weights)]},
+    "a_hook_exits": {"callbacks": [Acting("on_epoch_begin", leave)]},
+    "data_fails": {"train_data": fail},
+    "model_fails": {"model": fail},
+    "optimizer_fails": {"optimizer": fail},
+    **{
+        f"on_{hook}_fails": {"callbacks": [Acting(f"on_{hook}", fail)]}
+        for hook in ("train_begin", "train_batch_end", "test_batch_end", "test_end", "epoch_end", "train_end")
+    },
+}
+OF_THE_CHIEF: dict[str, dict[str, Any]] = {
+    "chiefs_hook_fails": {"callbacks": [Acting("on_epoch_begin", fail)]},
+    "chiefs_data_fails": {"train_data": fail},
+}
 
 
-def other_examples(worker: Worker) -> None:
-    if worker.is_second:
-        worker.settings["train_data"] = lambda: (examples()[0][::-1].copy(), examples()[1])
-
-
-def other_labels(worker: Worker) -> None:
-    if worker.is_second:
-        worker.settings["train_data"] = lambda: (examples()[0], examples()[1][::-1].copy())
-
-
-def other_structure(worker: Worker) -> None:
-    if worker.is_second:
-        worker.settings["train_data"] = lambda: (examples()[0].astype(np.int32), examples()[1])
-
-
-def other_evaluation_data(worker: Worker) -> None:
-    count = NUM_EXAMPLES - 16 if worker.is_second else NUM_EXAMPLES
-    worker.settings["eval_data"] = lambda: examples(count)
+# Each changes what else a worker has, or finds; a function returned is called in place of `train`.
+def other_setting(worker: Worker) -> None:
+    worker.named = {"train.model": "@build", "build.units": "12" if worker.is_second else "8"}
 
 
 def bad_id(worker: Worker) -> None:
@@ -159,88 +172,6 @@ def late_bad_id_of_the_second(worker: Worker) -> None:
     bad[12, 0] = 100_000
     worker.settings |= {"model": embedding_model, "train_data": lambda: (x, examples()[1])}
     worker.settings |= {"eval_data": lambda: (bad, examples()[1])}
-
-
-def other_units(worker: Worker) -> None:
-    worker.settings["model"] = model_of(12 if worker.is_second else 8)
-
-
-def more_layers(worker: Worker) -> None:
-    worker.settings["model"] = model_of(8, layers=2 if worker.is_second else 1)
-
-
-def other_dropout(worker: Worker) -> None:
-    worker.settings["model"] = model_of(8, dropout=0.5 if worker.is_second else 0.1)
-
-
-def other_optimizer(worker: Worker) -> None:
-    if worker.is_second:
-        worker.settings["optimizer"] = lambda: keras.optimizers.Adam(0.1)
-
-
-def other_momentum(worker: Worker) -> None:
-    if worker.is_second:
-        worker.settings["optimizer"] = lambda: keras.optimizers.SGD(0.1, momentum=0.5)
-
-
-def other_epochs(worker: Worker) -> None:
-    worker.settings["epochs"] = 5 if worker.is_second else 3
-
-
-def other_setting(worker: Worker) -> None:
-    worker.named = {"train.model": "@build", "build.units": "12" if worker.is_second else "8"}
-
-
-def rate_changed_in_training(worker: Worker) -> None:
-    worker.settings["callbacks"] = [Acting("on_epoch_end", change_rate)] if worker.is_second else []
-
-
-def weights_changed_in_training(worker: Worker) -> None:
-    worker.settings["callbacks"] = [Acting("on_train_batch_end", change_weights)] if worker.is_second else []
-
-
-def hook_fails(hook: str) -> Callable[[Worker], None]:
-    def change(worker: Worker) -> None:
-        if worker.is_second:
-            worker.settings["callbacks"] = [Acting(hook, fail)]
-        if "test" in hook:
-            worker.settings["eval_data"] = examples
-
-    return change
-
-
-def chiefs_hook_fails(worker: Worker) -> None:
-    if not worker.is_second:
-        worker.settings["callbacks"] = [Acting("on_epoch_begin", fail)]
-
-
-def leave(*given: object) -> None:
-    sys.exit(7)
-
-
-def a_hook_exits(worker: Worker) -> None:
-    if worker.is_second:
-        worker.settings["callbacks"] = [Acting("on_epoch_begin", leave)]
-
-
-def data_fails(worker: Worker) -> None:
-    if worker.is_second:
-        worker.settings["train_data"] = fail
-
-
-def model_fails(worker: Worker) -> None:
-    if worker.is_second:
-        worker.settings["model"] = fail
-
-
-def optimizer_fails(worker: Worker) -> None:
-    if worker.is_second:
-        worker.settings["optimizer"] = fail
-
-
-def chiefs_data_fails(worker: Worker) -> None:
-    if not worker.is_second:
-        worker.settings["train_data"] = fail
 
 
 def start_from_of_one_disk(worker: Worker) -> None:
@@ -360,21 +291,18 @@ def fit_after_a_failure(worker: Worker) -> Callable[[], object]:
     return act
 
 
-CASES: dict[str, Callable[[Worker], Callable[[], object] | None]] = {
+ACTS: dict[str, Callable[[Worker], Callable[[], object] | None]] = {
     each.__name__: each
     for each in (
-        *(fewer_examples, a_few_examples_fewer, other_examples, other_labels, other_structure, other_evaluation_data),
-        *(bad_id, bad_id_of_the_second, late_bad_id_of_the_second, other_units, more_layers, other_dropout),
-        *(other_optimizer, other_momentum, other_epochs, other_setting, rate_changed_in_training),
-        *(weights_changed_in_training, chiefs_hook_fails, a_hook_exits, data_fails, model_fails, optimizer_fails),
-        chiefs_data_fails,
-        *(start_from_of_one_disk, directories_apart, damaged_record, evaluate_apart, fit_with_unseeded_shuffle),
-        *(fit_with_split_at_random, fit_with_an_unseeded_pydataset, fit_with_its_own_arrays),
-        *(fit_with_callbacks_of_the_chief, fit_after_a_failure),
+        *(other_setting, bad_id, bad_id_of_the_second, late_bad_id_of_the_second, start_from_of_one_disk),
+        *(directories_apart, damaged_record, evaluate_apart, fit_with_unseeded_shuffle, fit_with_split_at_random),
+        *(
+            fit_with_an_unseeded_pydataset,
+            fit_with_its_own_arrays,
+            fit_with_callbacks_of_the_chief,
+            fit_after_a_failure,
+        ),
     )
-} | {
-    f"on_{hook}_fails": hook_fails(f"on_{hook}")
-    for hook in ["train_begin", "train_batch_end", "test_batch_end", "test_end", "epoch_end", "train_end"]
 }
 
 
@@ -389,7 +317,9 @@ def run_case(case: str, worker: Worker) -> int:
     keras.backend.clear_session()
     status, message = 0, ""
     try:
-        act = CASES[case](worker)
+        of_one = OF_THE_SECOND if worker.is_second else OF_THE_CHIEF
+        worker.settings |= OF_BOTH.get(case, {}) | of_one.get(case, {})
+        act = ACTS[case](worker) if case in ACTS else None
         train(worker) if act is None else act()
     except (Exception, SystemExit) as error:  # as tfdist.main does
         status, message = failure_report.describe(error)

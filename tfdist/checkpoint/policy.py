@@ -12,7 +12,7 @@ from typing import ClassVar
 from tfdist.errors import EXIT_PREEMPTED, UserError
 from tfdist.settings.checks import COUNT, SECONDS, Check, one_of, or_none, text, whole_number
 from tfdist.settings.declaration import Settings, setting
-from tfdist.telemetry.metric_direction import larger_is_better
+from tfdist.telemetry.registry import larger_is_better
 
 ON_ERROR = ("continue", "stop")
 BEST_MODES = ("min", "max", "auto")

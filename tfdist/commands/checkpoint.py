@@ -15,7 +15,7 @@ from tfdist.checkpoint.catalog import Entry
 from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import EXIT_DONE, UserError, printable, suggest
 from tfdist.storage import files
-from tfdist.telemetry.console.formatting import in_bytes
+from tfdist.telemetry.console.console_text import in_bytes
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.starts import find_checkpoint_dir
 

@@ -21,9 +21,9 @@ def run(options: flags.FlagValues) -> int:
     """Compiles the steps of training and evaluation for each slice that is asked for; returns the exit status."""
     from tfdist import main
     from tfdist.config import loading
-    from tfdist.tpu_compiler.chips import slice_of
+    from tfdist.tpu_compiler.devices import parse_slice
 
-    slices = [slice_of(each) for given in options.compile_for for each in given.split(",")]
+    slices = [parse_slice(each) for given in options.compile_for for each in given.split(",")]
     if not options.gin_file:
         raise UserError("--compile_for compiles an experiment: write --gin_file=FILE too.")
     tell = (lambda text: None) if options.json else functools.partial(print, flush=True)
@@ -34,7 +34,7 @@ def run(options: flags.FlagValues) -> int:
         roots=functools.partial(main.load_roots, verbose=False),
     )
 
-    def compiled(settings: Any) -> list[Any]:
+    def compile_steps(settings: Any) -> list[Any]:
         from tfdist.tpu_compiler import compiling, toolchain
 
         with toolchain.open_compiler(tell) as compiler:
@@ -48,27 +48,27 @@ def run(options: flags.FlagValues) -> int:
 
     with tempfile.TemporaryDirectory(prefix="tfdist-compile-") as run_dir:
         try:
-            found = loaded.run("train", compiled, run_dir=run_dir)
+            found = loaded.run("train", compile_steps, run_dir=run_dir)
         except UserError:
             raise
         except Exception as error:
             raise loaded.user_error(error) or error from None
-    put = _format_json if options.json else _format_text
-    print(put(found), flush=True)
+    write = _format_json if options.json else _format_text
+    print(write(found), flush=True)
     return EXIT_DONE
 
 
 def _format_json(found: Sequence[Any]) -> str:
-    return json.dumps([each.as_json() for each in found], indent=2)
+    return json.dumps([each.to_dict() for each in found], indent=2)
 
 
 def _format_text(found: Sequence[Any]) -> str:
-    from tfdist.telemetry.console.formatting import in_bytes
-    from tfdist.tpu_compiler.report import table
+    from tfdist.telemetry.console.console_text import in_bytes
+    from tfdist.tpu_compiler.report import format_table
 
     program = found[0].program
     notes = dict.fromkeys(f"\nnote: {note}" for each in found for note in each.notes)
     return (
         f"{program.num_parameters:,} parameters: {in_bytes(program.parameter_bytes)}, and "
-        f"{in_bytes(program.slot_bytes)} of the optimizer's\n{table(found)}{''.join(notes)}"
+        f"{in_bytes(program.slot_bytes)} of the optimizer's\n{format_table(found)}{''.join(notes)}"
     )

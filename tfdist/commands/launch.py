@@ -24,13 +24,16 @@ from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.restarts import Rules
 from tfdist.launch.supervise.signals import ignore_signals
 from tfdist.launch.supervise.supervisor import Slots, Start, Supervisor
-from tfdist.launch.supervise.watch import Patience
-from tfdist.telemetry.console.base import columns_of
 
 LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": local.start_one}
 ON_RAY = ("ray", "ray_horovod")
 WITH_HOSTS = ("tf_config", "horovod")
 REMOTE_SHELL = "ssh -o BatchMode=yes -o ServerAliveInterval=10"
+INSTEAD = {  # flags of an earlier version
+    "--print": "copy a file of examples/clusters/ or examples/pipelines/ (docs/clusters.md)",
+    "--timeout_seconds": "write `timeout 3600 python -m tfdist.launch …`",
+    "--max_workers": "have --hosts_command list fewer, as `head -n 4 hosts.txt` does",
+}
 EXAMPLE = "python -m tfdist.launch --workers=2 -- --gin_file=configs/experiments/digits.gin"
 DESCRIPTION = f"""\
 python -m tfdist.launch --workers=N [FLAGS] -- ARGUMENTS OF tfdist.main
@@ -43,8 +46,7 @@ Runs `python -m tfdist.main ARGUMENTS` in N processes, as workers of one run: on
 Each line that a worker writes has its name in front. The first failure ends all; with --max_restarts they are then
 started again, and the run resumes from its newest checkpoint. The exit status is that of the last failure. SIGTERM,
 SIGHUP, SIGUSR1 and the first Ctrl-C have the workers save and end, with status 143, or 130 after Ctrl-C; the second
-Ctrl-C kills them. Exit statuses are those of tfdist.main, 128 + N when a worker died of signal N, and 124 when the time
-was up.
+Ctrl-C kills them. Exit statuses are those of tfdist.main, and 128 + N when a worker died of signal N.
 """
 FLAGS = flags.FlagValues()
 flags.DEFINE_integer("workers", None, "how many processes", lower_bound=1, flag_values=FLAGS)
@@ -55,7 +57,6 @@ flags.DEFINE_string(
     "change, the workers save, and the run continues on those that there are then",
     flag_values=FLAGS,
 )
-flags.DEFINE_integer("max_workers", None, "of those that --hosts_command lists", lower_bound=1, flag_values=FLAGS)
 flags.DEFINE_string(
     "remote_shell", REMOTE_SHELL, "starts a command on a host that --hosts_command lists", flag_values=FLAGS
 )
@@ -81,7 +82,6 @@ flags.DEFINE_enum(
     flag_values=FLAGS,
 )
 flags.DEFINE_bool("pin_cpus", False, "give each worker its own share of the CPUs", flag_values=FLAGS)
-command_line.define_seconds("timeout_seconds", None, "end the run after so long, with status 124", FLAGS)
 flags.DEFINE_integer(
     "max_restarts",
     0,
@@ -131,23 +131,22 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
     output = Output()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        options, plan, start, patience, rules = parse(arguments)
+        options, plan, start, deadlines, rules = parse(arguments)
         slots = Slots(lambda: plan.places, is_fixed=True)
         if options.hosts_command is not None:
-            listing = hosts.HostList(options.hosts_command, output.say)
-            least, most = options.min_workers or 1, options.max_workers
-            slots = Slots(lambda: listing.slots, min_workers=least, max_workers=most)
-        supervisor = Supervisor(plan, start, output, signals=signals, patience=patience, rules=rules, slots=slots)
+            listing = hosts.HostList(options.hosts_command, output.report)
+            slots = Slots(lambda: listing.slots, min_workers=options.min_workers or 1)
+        supervisor = Supervisor(plan, start, output, signals=signals, deadlines=deadlines, rules=rules, slots=slots)
         return supervisor.run()
     except TfdistError as error:
-        output.say(str(error))
+        output.report(str(error))
         return error.exit_status
     finally:
         ignore_signals()
 
 
-def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Patience, Rules]:
-    """The flags, and the plan, the launcher, the patience and the rules for restarts that they ask for.
+def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Deadlines, Rules]:
+    """The flags, and the plan, the launcher, the deadlines and the rules for restarts that they ask for.
 
     Raises:
       UserError: they cannot be understood.
@@ -165,15 +164,12 @@ def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Pati
         num_workers=options.workers,
         first_index=local.read_worker_index(os.environ) if on_this_host else 0,
         command=(sys.executable, "-m", options.module, *workers_own),
-        environment=worker_environment(os.environ, keep_cluster=on_this_host, columns=columns_of(sys.stdout)),
+        environment=worker_environment(os.environ, keep_cluster=on_this_host),
         pin_cpus=options.pin_cpus,
     )
-    patience = Patience(
-        timeout_seconds=options.timeout_seconds,
-        deadlines=Deadlines(options.start_deadline_seconds, options.deadline_seconds),
-        ends_hangs=options.max_restarts > 0 or options.deadline_seconds is not None,
-    )
-    return options, plan, _launcher(options), patience, _rules(options)
+    end_hangs = options.max_restarts > 0 or options.deadline_seconds is not None
+    deadlines = Deadlines(options.start_deadline_seconds, options.deadline_seconds, end_hangs)
+    return options, plan, _launcher(options), deadlines, _rules(options)
 
 
 def _launcher(options: flags.FlagValues) -> Start:
@@ -204,20 +200,20 @@ def _launcher(options: flags.FlagValues) -> Start:
 
 
 def _rules(options: flags.FlagValues) -> Rules:
-    least, most = options.min_workers, options.workers
+    least = options.min_workers
     if options.hosts_command is not None:
-        least, most = options.min_workers or 1, options.max_workers
-    if least is not None and most is not None and least > most:
-        name = "workers" if options.hosts_command is None else "max_workers"
-        raise UserError(f"--min_workers={least} is more than --{name}={most}. Write fewer.")
-    if options.hosts_command is None and least is not None and not options.max_restarts:
+        least = least or 1
+    elif least is not None and least > options.workers:
+        raise UserError(f"--min_workers={least} is more than --workers={options.workers}. Write fewer.")
+    elif least is not None and not options.max_restarts:
         raise UserError(f"--min_workers={least} says how many continue after a failure: write --max_restarts=N, too.")
     return Rules(max_restarts=options.max_restarts, min_workers=least, backoff_seconds=options.backoff_seconds)
 
 
 def _parse_options(arguments: Sequence[str]) -> flags.FlagValues:
-    if any(argument.split("=")[0] == "--print" for argument in arguments):
-        raise UserError("--print is gone: copy a file of examples/clusters/ or examples/pipelines/ (docs/clusters.md).")
+    for name in (argument.split("=")[0] for argument in arguments):
+        if name in INSTEAD:
+            raise UserError(f"{name} is gone: {INSTEAD[name]}.")
     hint = f"The arguments of tfdist.main come after `--`: {EXAMPLE}"
     options = command_line.parse(FLAGS, arguments, about=DESCRIPTION, hint=hint)
     if options.launcher == "host":
@@ -228,11 +224,9 @@ def _parse_options(arguments: Sequence[str]) -> flags.FlagValues:
         if options.launcher not in WITH_HOSTS or options.pin_cpus or options.workers is not None:
             raise UserError(
                 f"--hosts_command is for --launcher={' or '.join(WITH_HOSTS)}, without --workers and --pin_cpus. "
-                "Write --min_workers and --max_workers."
+                "Write --min_workers."
             )
         options["workers"].value = 1  # until the hosts are known
-    elif options.max_workers is not None:
-        raise UserError(f"--max_workers={options.max_workers} is for --hosts_command: write that, too, or --workers.")
     if options.workers is None:
         raise UserError(f"--workers=N is missing: how many processes? Write, for example: {EXAMPLE}")
     return options

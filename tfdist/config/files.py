@@ -28,6 +28,7 @@ REMOVED = {  # modules that gin files of an earlier version import, and settings
     "tfdist.data.sources.tfds_source": "It lies elsewhere: write `from tfdist.data.formats import tfds_source`.",
     "tfdist.data.cache": "Decode the examples into .npy files once, for array_files.ArrayFiles: docs/data.md.",
     "policy.CheckpointPolicy.compression": "Checkpoints are not compressed: remove the line.",
+    "text.TextLines.separator": "Separate each label from its text by a tab.",
     "train.canonical_replicas": "Write train.deterministic = 8, with that number.",
     "train.tensor_parallel": "Write train.sharding = ['mlp_*'], with these patterns.",
     "train.eval_every_steps": "Write train.eval_every = '500 steps'.",
@@ -36,6 +37,12 @@ REMOVED = {  # modules that gin files of an earlier version import, and settings
     "train.start_from_names": "Write train.start_from = ('runs/a', {'encoder/(.*)': 'backbone/\\\\1'}).",
     "train.partial_restore": "Write train.accept_changes = True.",
     "schedules.Warmup.shape": "The rise is linear: remove the line.",
+    "tune.seeds_per_trial": "Search 'train.seed' too, by @search.Grid(), and average the rows of trials.csv.",
+    "tune.max_failures": "Three trials in a row that fail by a bug of tfdist end a sweep: remove the line.",
+    "mirrored.Mirrored.num_gpus": "Set CUDA_VISIBLE_DEVICES=0,1 to use these two.",
+    "horovod.Horovod.fusion_threshold_bytes": "Set the environment variable HOROVOD_FUSION_THRESHOLD.",
+    "horovod.Horovod.cycle_time_milliseconds": "Set the environment variable HOROVOD_CYCLE_TIME.",
+    "opentelemetry.OpenTelemetry.sample_rate": "Set OTEL_TRACES_SAMPLER=traceidratio and OTEL_TRACES_SAMPLER_ARG.",
     "train.initial_epoch": "Take these epochs off train.epochs, and begin with train.start_from.",
 }
 

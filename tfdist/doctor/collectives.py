@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.doctor.findings import WARNING, Finding, fine
 from tfdist.strategies.base import Strategy, Topology
-from tfdist.telemetry.console.formatting import in_bytes
+from tfdist.telemetry.console.console_text import in_bytes
 
 GROUP = "allreduce"
 KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20

@@ -1,18 +1,27 @@
-"""A compiled model on its way through a training that takes its parts: what is asked of it before, what it is after."""
+"""A compiled model on its way through a training that takes its parts: checks before it, identity, what it is after.
+
+Invariant of the identity, by which a run directory knows model, optimizer, loss and examples: what stays the same has
+the same words in another process, whatever names Keras gave its layers.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from tfdist.data.pipeline.pipeline import digest_arrays
+from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.own_methods import overrides
+from tfdist.telemetry.json_text import to_json
 from tfdist.user_code import where_defined
 
 # Where models of several workers were made, which Keras does not know of them after a training.
@@ -53,7 +62,7 @@ def scope_of(model: keras.Model) -> tf.distribute.Strategy:
 
 
 @contextlib.contextmanager
-def given_back(model: keras.Model, strategy: Strategy) -> Iterator[None]:
+def restored_after_training(model: keras.Model, strategy: Strategy) -> Iterator[None]:
     """Puts the global dtype policy, which a training sets, back at the end.
 
     With several workers `evaluate` and `predict`, which Keras cannot distribute over these, compute in this process
@@ -80,3 +89,70 @@ def _refuse_training(iterator: object) -> NoReturn:
         "The model's own fit would train this worker's copy alone, apart from those of the other workers. Call "
         "tfdist.fit(model, …) again."
     )
+
+
+_NAMES = ("name", "dtype", "build_config", "registered_name")
+# What callbacks leave of an optimizer that a second call of this process continues with, and what it was at first.
+_began: weakref.WeakKeyDictionary[Any, tuple[str, str]] = weakref.WeakKeyDictionary()
+
+
+def identity_of(model: keras.Model, source: Source) -> dict[str, str]:
+    """The settings of a call, by which `check_same_experiment` compares it; the contents of arrays alone count."""
+    optimizer = _text(model.optimizer)
+    left, first = _began.get(model.optimizer, ("", ""))
+    found = {
+        "fit.model": _digest(_layers(model)),
+        "fit.optimizer": first if optimizer == left else optimizer,
+        "fit.loss": _text(model.loss),
+    }
+    if (held := source.arrays_in_memory()) is not None:
+        found["fit.data"] = digest_arrays(keras.tree.flatten(held))
+    return found
+
+
+def note_end(model: keras.Model, began: Mapping[str, str]) -> None:
+    """Notes what a call that had the identity `began` leaves of its optimizer."""
+    if "fit.optimizer" in began:
+        _began[model.optimizer] = (_text(model.optimizer), began["fit.optimizer"])
+
+
+def _text(part: Any) -> str:
+    """An optimizer, a loss, or a nest of losses, as somebody would write it."""
+    if isinstance(part, Mapping):
+        return "{" + ", ".join(f"{name!r}: {_text(each)}" for name, each in part.items()) + "}"
+    if isinstance(part, list | tuple):
+        return "[" + ", ".join(map(_text, part)) + "]"
+    if not isinstance(part, keras.Optimizer | keras.Loss):
+        return getattr(part, "__name__", None) or str(part)
+    config = _config(part)
+    return f"{type(part).__name__}({', '.join(f'{name}={value!r}' for name, value in config.items())})"
+
+
+def _config(part: Any) -> dict[str, Any]:
+    """The settings of a part, as far as it tells them."""
+    try:
+        return dict(_plain(part.get_config()))
+    except (NotImplementedError, TypeError, ValueError):  # of the user's own
+        return {}
+
+
+def _layers(model: Any) -> list[Any]:
+    """Classes and settings of all layers, in their order."""
+    return [
+        [type(layer).__name__, _layers(layer) if hasattr(layer, "layers") else _config(layer)] for layer in model.layers
+    ]
+
+
+def _plain(config: Any) -> Any:
+    """A configuration without names and types, which a process counts."""
+    if isinstance(config, Mapping):
+        return {str(name): _plain(value) for name, value in config.items() if name not in _NAMES}
+    if isinstance(config, list | tuple):
+        return [_plain(each) for each in config]
+    if config is None or isinstance(config, bool | int | float | str):
+        return config
+    return config.item() if isinstance(config, np.generic) else re.sub(r" at 0x\w+", "", str(config))
+
+
+def _digest(nest: Any) -> str:
+    return digest_arrays([np.frombuffer(to_json(nest).encode(), np.uint8)])

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import UserError
-from tfdist.telemetry.console.base import Console, PlainConsole, columns_of
-from tfdist.telemetry.console.console import open_console
+from tfdist.telemetry.console.console import Console, PlainConsole, open_console
 from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress, epoch_line
 from tfdist.telemetry.facts import Level
 
@@ -56,10 +55,10 @@ class EpochLines(WarningsOnly):
     """`Console` that has a line for each epoch besides, however short epochs are: that is what was asked for."""
 
     def end_epoch(self, summary: EpochSummary) -> None:
-        PlainConsole.message(self, epoch_line(self._plan, summary, width=columns_of(self._stdout)))
+        PlainConsole.message(self, epoch_line(self._plan, summary))
 
 
-def flat_callbacks(callbacks: Any) -> tuple[list[keras.callbacks.Callback], bool]:
+def flatten_callbacks(callbacks: Any) -> tuple[list[keras.callbacks.Callback], bool]:
     """The callbacks of one, a nest of several, or a CallbackList; and whether the run should show itself.
 
     A CallbackList says itself what is shown: by the ProgbarLogger that is in it, or not.
@@ -77,7 +76,7 @@ def flat_callbacks(callbacks: Any) -> tuple[list[keras.callbacks.Callback], bool
     return given, shows
 
 
-def history_among(callbacks: Sequence[keras.callbacks.Callback]) -> keras.callbacks.History:
+def find_history(callbacks: Sequence[keras.callbacks.Callback]) -> keras.callbacks.History:
     """The first History among them, or a new one."""
     given = next((each for each in callbacks if isinstance(each, keras.callbacks.History)), None)
     return given or keras.callbacks.History()

@@ -20,14 +20,14 @@ from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from tfdist.data.sources.arrays import ArraySource
-from tfdist.data.sources.given_batches import GivenBatches, without_value
+from tfdist.data.sources.prebatched import PrebatchedSource, missing_input_error
 from tfdist.data.sources.source import Source
 from tfdist.data.sources.user_dataset import batch_size as size_of_batches
 from tfdist.data.sources.user_dataset import find_batching
 from tfdist.errors import UserError
 from tfdist.keras_fit.python_batches import Once, PythonBatches, python_kind
 from tfdist.settings.checks import COUNT, or_none
-from tfdist.tasks.class_weight import checked_class_weight, weights_of
+from tfdist.tasks.class_weight import check_class_weight, weigh_classes
 
 DEFAULT_BATCH_SIZE = 32  # Keras's
 _LOG = logging.getLogger(__name__)
@@ -101,26 +101,7 @@ def to_train(
     _check_counts(batch_size=batch_size, steps_per_epoch=steps_per_epoch)
     if isinstance(x, Source):
         _check_alone(x, y=y, sample_weight=sample_weight, class_weight=class_weight)
-        return Examples(x, batch_size or DEFAULT_BATCH_SIZE, steps_per_epoch)
-    _check_values(x, "x")
-    given = python_kind(x, seed=seed, drain=steps_per_epoch is None)
-    if class_weight is not None and isinstance(given, tf.data.Dataset):
-        given, class_weight = _weighted(given, class_weight), None
-    adapter = _adapter(given, y, sample_weight, class_weight)
-    if isinstance(adapter, ArrayDataAdapter):
-        return _of_arrays(adapter, batch_size, steps_per_epoch)
-    num_batches, steps_per_epoch = _counted(adapter, given, steps_per_epoch, "steps_per_epoch")
-    begins_at = epochs.start * (steps_per_epoch or num_batches)
-    if isinstance(given, tf.data.Dataset):
-        dataset = adapter.get_tf_dataset()
-        stream = _repeated(dataset, None)
-        size = _batch_size(adapter, dataset)
-        source = GivenBatches(
-            stream, _as_tuple(dataset.element_spec), num_batches=num_batches, batch_size=size, begins_at=begins_at
-        )
-        return Examples(source, size, steps_per_epoch)
-    total = len(epochs) * (steps_per_epoch or num_batches)
-    return _of_python(adapter, given, num_batches, steps_per_epoch, begins_at=begins_at, total=total)
+    return _examples((x, y, sample_weight), class_weight, batch_size, steps_per_epoch, seed=seed, epochs=epochs)
 
 
 def to_evaluate(data: Any, *, batch_size: int | None, steps: int | None) -> Examples:
@@ -136,28 +117,62 @@ def to_evaluate(data: Any, *, batch_size: int | None, steps: int | None) -> Exam
     _check_counts(validation_batch_size=batch_size, validation_steps=steps)
     if data is None:
         return Examples(None, None)
-    if isinstance(data, Source):
-        return Examples(data, batch_size or DEFAULT_BATCH_SIZE)
     try:
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        given = (data, None, None) if isinstance(data, Source) else keras.utils.unpack_x_y_sample_weight(data)
     except ValueError as error:
         raise UserError(f"validation_data: {error}") from error
+    return _examples(given, None, batch_size, steps)
+
+
+def _examples(
+    data: tuple[Any, Any, Any],
+    class_weight: Mapping[int, float] | None,
+    batch_size: int | None,
+    steps: int | None,
+    *,
+    seed: int | None = None,
+    epochs: range | None = None,
+) -> Examples:
+    """The examples of `epochs`; without these, of an evaluation, which leaves out what comes after so many steps."""
+    x, y, sample_weight = data
+    cuts = epochs is None
     if isinstance(x, Source):
-        return Examples(x, batch_size or DEFAULT_BATCH_SIZE)
-    _check_values(x, "The x of validation_data")
-    given = python_kind(x, seed=None, drain=steps is None)
-    adapter = _adapter(given, y, sample_weight, None)
+        return Examples(x, batch_size or DEFAULT_BATCH_SIZE, None if cuts else steps)
+    _check_values(x, "The x of validation_data" if cuts else "x")
+    given = python_kind(x, seed=seed, drain=steps is None)
+    if class_weight is not None and isinstance(given, tf.data.Dataset):
+        given, class_weight = _weighted(given, class_weight), None
+    adapter = _adapter(given, y, sample_weight, class_weight)
     if isinstance(adapter, ArrayDataAdapter):
-        return _of_arrays(adapter, batch_size, steps, cuts=True)
-    num_batches, steps = _counted(adapter, given, steps, "validation_steps")
+        return _of_arrays(adapter, batch_size, steps, cuts=cuts)
+    num_batches, steps = _counted(adapter, given, steps, "validation_steps" if cuts else "steps_per_epoch")
+    of_epoch = steps or num_batches
+    plan: dict[str, Any] = {
+        "num_batches": of_epoch if cuts else num_batches,
+        "begins_at": 0 if epochs is None else epochs.start * of_epoch,
+    }
     if isinstance(given, tf.data.Dataset):
-        dataset, size = adapter.get_tf_dataset(), _batch_size(adapter, adapter.get_tf_dataset())
-        stream, spec = _repeated(dataset, steps), _as_tuple(dataset.element_spec)
-        return Examples(GivenBatches(stream, spec, num_batches=steps or num_batches, batch_size=size), size)
-    return _of_python(adapter, given, num_batches, steps, cuts=True)
+        dataset = adapter.get_tf_dataset()
+        stream = (dataset.take(steps) if cuts and steps else dataset).repeat()
+        size = _batch_size(adapter, dataset)
+        begin = lambda first: stream.skip(first) if first else stream  # noqa: E731
+        source = PrebatchedSource(begin, _as_tuple(dataset.element_spec), batch_size=size, **plan)
+        return Examples(source, size, None if cuts else steps)
+    total = None if epochs is None else len(epochs) * of_epoch
+    batches = PythonBatches(adapter, given, num_batches=num_batches, total=total, per_pass=steps if cuts else None)
+    size = getattr(given, "batch_size", None) or adapter.batch_size or DEFAULT_BATCH_SIZE
+    source = PrebatchedSource(
+        batches.stream,
+        _as_tuple(batches.element_spec),
+        batch_size=size,
+        parallel=not isinstance(given, Once),
+        first_batch=lambda: batches.first_batch,
+        **plan,
+    )
+    return Examples(source, size, None if cuts else steps, batches.close)
 
 
-def _of_arrays(adapter: ArrayDataAdapter, batch_size: int | None, steps: int | None, *, cuts: bool = False) -> Examples:
+def _of_arrays(adapter: ArrayDataAdapter, batch_size: int | None, steps: int | None, *, cuts: bool) -> Examples:
     """Arrays; `cuts` leaves out what comes after so many steps."""
     arrays = _as_tuple(keras.tree.lists_to_tuples(next(iter(adapter.get_numpy_iterator()))))
     count = len(keras.tree.flatten(arrays)[0])
@@ -166,31 +181,6 @@ def _of_arrays(adapter: ArrayDataAdapter, batch_size: int | None, steps: int | N
     if cuts and steps:
         arrays, steps = keras.tree.map_structure(lambda a: a[: steps * size], arrays), None
     return Examples(ArraySource(arrays), size, steps)
-
-
-def _of_python(
-    adapter: Any,
-    given: Any,
-    num_batches: int,
-    steps: int | None,
-    *,
-    begins_at: int = 0,
-    total: int | None = None,
-    cuts: bool = False,
-) -> Examples:
-    batches = PythonBatches(adapter, given, num_batches=num_batches, total=total, per_pass=steps if cuts else None)
-    spec = _as_tuple(batches.element_spec)
-    size = getattr(given, "batch_size", None) or adapter.batch_size or DEFAULT_BATCH_SIZE
-    source = GivenBatches(
-        batches.stream,
-        spec,
-        num_batches=(steps if cuts else None) or num_batches,
-        batch_size=size,
-        begins_at=begins_at,
-        parallel=not isinstance(given, Once),
-        first_batch=lambda: batches.first_batch,
-    )
-    return Examples(source, size, None if cuts else steps, batches.close)
 
 
 def _adapter(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
@@ -213,14 +203,14 @@ def _adapter(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
 
 def _weighted(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -> tf.data.Dataset:
     """The dataset with weights by class; Keras's own knows no class beyond the largest of `class_weight`."""
-    classes = checked_class_weight(class_weight)
+    classes = check_class_weight(class_weight)
     _, y, sample_weight = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)
     if sample_weight is not None:
         raise UserError("class_weight and the dataset's sample_weight cannot be given at the same time.")
     if not isinstance(y, tf.TensorSpec):
         raise UserError("class_weight is for a model with a single output, and needs its targets y.")
     assert classes is not None
-    return dataset.map(lambda x, y: (x, y, weights_of(y, classes)), num_parallel_calls=tf.data.AUTOTUNE)
+    return dataset.map(lambda x, y: (x, y, weigh_classes(y, classes)), num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _counted(adapter: Any, given: Any, steps: int | None, name: str) -> tuple[int, int | None]:
@@ -260,12 +250,6 @@ def _at_most(steps: int | None, num_batches: int | None) -> int | None:
     return num_batches
 
 
-def _repeated(dataset: tf.data.Dataset, steps: int | None) -> Callable[[int], tf.data.Dataset]:
-    """A dataset without end, of whose every pass only so many steps are taken."""
-    taken = dataset if steps is None else dataset.take(steps)
-    return lambda first: taken.repeat().skip(first) if first else taken.repeat()
-
-
 def _batch_size(adapter: Any, dataset: tf.data.Dataset) -> int:
     known = adapter.batch_size or size_of_batches(find_batching(dataset))
     return known or int(keras.tree.flatten(next(iter(dataset)))[0].shape[0])
@@ -288,7 +272,7 @@ def _arrays(nest: Any) -> Any:
 def _check_values(x: Any, name: str) -> None:
     """Raises UserError where one of several inputs is None."""
     if x is not None and any(leaf is None for leaf in keras.tree.flatten(x)):
-        raise without_value(name)
+        raise missing_input_error(name)
 
 
 def _check_counts(**counts: Any) -> None:

@@ -13,7 +13,7 @@ import random
 import re
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -21,15 +21,23 @@ import keras
 from tfdist import experiment
 from tfdist.errors import EXIT_INTERRUPTED, NotSavedError, PreemptedError, UserError, suggest
 from tfdist.keras_fit import examples
-from tfdist.keras_fit.compiled_model import build_compiled, check_compiled, given_back, precision_of, scope_of
-from tfdist.keras_fit.consoles import console_for, flat_callbacks, history_among
-from tfdist.keras_fit.identity import identity_of, note_end
+from tfdist.keras_fit.compiled_model import (
+    build_compiled,
+    check_compiled,
+    identity_of,
+    note_end,
+    precision_of,
+    restored_after_training,
+    scope_of,
+)
+from tfdist.keras_fit.consoles import console_for, find_history, flatten_callbacks
 from tfdist.keras_fit.python_batches import BatchError
 from tfdist.settings.checks import COUNT, MOST_SEED, whole_number
 from tfdist.storage import files
+from tfdist.strategies.auto import wrap_strategy
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.of_tensorflow import strategy_over
 from tfdist.tasks.class_weight import check_one_class
+from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import CallbackError, find_backup
 from tfdist.training.run.request import Request
@@ -101,22 +109,19 @@ def fit(
       KeyboardInterrupt: of Ctrl-C; with a run_dir the run is saved before. SystemExit: the same of SIGTERM, and of both
         with status 5 where it could not be saved.
     """
-    with _raising_as_fit(), contextlib.ExitStack() as reporting:
+    with _raising_as_fit(), contextlib.ExitStack() as at_end:
         check_compiled(model)
-        strategy = _strategy_of(model, strategy)
-        reporting.enter_context(reporting_failures(strategy))
-        _check_settings(settings)
+        strategy = _connect_strategy(model, strategy)
+        at_end.enter_context(reporting_failures(strategy))
         validation_freq = sorted(validation_freq) if isinstance(validation_freq, Collection) else validation_freq
-        COUNT("fit.epochs", epochs)
-        whole_number(0)("fit.initial_epoch", initial_epoch)
-        TrainSettings.declared()["eval_every"].check("fit.validation_freq", validation_freq)
+        _check_arguments(settings, epochs, initial_epoch, validation_freq)
         epochs = _at_most(epochs, keras.config.max_epochs())
-        given, shows = flat_callbacks(callbacks)
-        history = history_among(given)
-        tuner_dir, values = trial_of(given)
+        given, shows = flatten_callbacks(callbacks)
+        history = find_history(given)
+        tuner_dir, values = find_trial(given)
         kept = run_dir or tuner_dir
         resumes = kept is not None or find_backup(given) is not None
-        seed = _seed(strategy, resumes, reporting) if seed is None else seed
+        seed = _draw_seed(strategy, resumes, at_end) if seed is None else seed
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = examples.split(x, y, sample_weight, validation_split)
         data = examples.to_train(
@@ -129,49 +134,60 @@ def fit(
             seed=seed if shuffle else None,
             epochs=range(initial_epoch, epochs),
         )
+        at_end.callback(data.close)
         assert data.source is not None and data.batch_size is not None
-        structure = data.source.structure
         if class_weight is not None:
-            check_one_class(model.loss, structure[1])
+            check_one_class(model.loss, data.source.structure[1])
         held_out = examples.to_evaluate(
             validation_data, batch_size=validation_batch_size or batch_size, steps=validation_steps
         )
+        at_end.callback(held_out.close)
         model.history = history
-        known_by = values | _identity(data, shuffle=bool(shuffle), seed=seed)
+        parts = {"batch_size": data.batch_size, "steps_per_epoch": data.steps_per_epoch, "shuffle": bool(shuffle)}
+        known_by = values | {f"fit.{name}": repr(value) for name, value in (parts | {"seed": seed}).items()}
         known_by |= identity_of(model, data.source) if resumes else {}
-        with contextlib.ExitStack() as leaving:
-            path = kept or leaving.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-fit-"))
-            leaving.enter_context(given_back(model, strategy))
-            leaving.callback(data.close)
-            leaving.callback(held_out.close)
-            trained = TrainSettings(
-                model=lambda: model,
-                train_data=lambda: data.source,
-                eval_data=None if held_out.source is None else lambda: held_out.source,
-                strategy=strategy,
-                global_batch_size=data.batch_size,
-                eval_batch_size=held_out.batch_size,
-                epochs=epochs,
-                steps_per_epoch=data.steps_per_epoch,
-                eval_every=validation_freq,
-                shuffle=bool(shuffle),
-                seed=seed,
-                callbacks=given if history in given else [*given, history],
-                **({"precision": precision_of(model)} | ({} if resumes else {"checkpoint": "off"}) | settings),
-            )
-            request = Request(
-                run_dir=path,
-                settings=lambda: known_by,
-                console=console_for(verbose if shows else 0),
-                keeps=kept is not None,
-                initial_epoch=initial_epoch,
-                repeats_end=True,
-                seeds=False,
-            )
-            experiment.train(trained, request)
-        build_compiled(model, structure)
+        trained = TrainSettings(
+            model=lambda: model,
+            train_data=lambda: data.source,
+            eval_data=None if held_out.source is None else lambda: held_out.source,
+            strategy=strategy,
+            global_batch_size=data.batch_size,
+            eval_batch_size=held_out.batch_size,
+            epochs=epochs,
+            steps_per_epoch=data.steps_per_epoch,
+            eval_every=validation_freq,
+            shuffle=bool(shuffle),
+            seed=seed,
+            callbacks=given if history in given else [*given, history],
+            **({"precision": precision_of(model)} | ({} if resumes else {"checkpoint": "off"}) | settings),
+        )
+        _train(model, trained, kept, known_by, console_for(verbose if shows else 0), initial_epoch)
+        build_compiled(model, data.source.structure)
         note_end(model, known_by)
     return history
+
+
+def _train(
+    model: keras.Model,
+    settings: TrainSettings,
+    run_dir: str | None,
+    known_by: Mapping[str, str],
+    console: Callable[[bool], Console],
+    initial_epoch: int,
+) -> None:
+    """Trains in `run_dir`, or where nothing stays; `known_by` are the settings that a run directory is known by."""
+    with contextlib.ExitStack() as leaving:
+        request = Request(
+            run_dir=run_dir or leaving.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-fit-")),
+            settings=lambda: known_by,
+            console=console,
+            keeps=run_dir is not None,
+            initial_epoch=initial_epoch,
+            repeats_end=True,
+            seeds=False,
+        )
+        leaving.enter_context(restored_after_training(model, settings.strategy))
+        experiment.train(settings, request)
 
 
 class TfdistFit:
@@ -214,21 +230,23 @@ def _in_words_of_fit(message: str) -> str:
     return re.sub(r"\b(?:train|fit)\.([a-z_]+)", r"\1", message)
 
 
-def _check_settings(settings: Mapping[str, Any]) -> None:
+def _check_arguments(settings: Mapping[str, Any], epochs: Any, initial_epoch: Any, validation_freq: Any) -> None:
     known = [name for name in TrainSettings.declared() if name not in OMITTED]
-    arguments = list(inspect.signature(fit).parameters)
     for name in settings:
         if name not in known:
             raise UserError(
                 f"fit() got an argument {name!r}, which neither keras.Model.fit nor tfdist.fit takes."
-                f"{suggest(name, [*arguments, *known])}"
+                f"{suggest(name, [*inspect.signature(fit).parameters, *known])}"
             )
+    COUNT("fit.epochs", epochs)
+    whole_number(0)("fit.initial_epoch", initial_epoch)
+    TrainSettings.declared()["eval_every"].check("fit.validation_freq", validation_freq)
 
 
-def _strategy_of(model: keras.Model, strategy: Strategy | None) -> Strategy:
+def _connect_strategy(model: keras.Model, strategy: Strategy | None) -> Strategy:
     """The strategy, connected; that of the scope which the model was made in where none was given."""
     made_in = scope_of(model)
-    is_given, strategy = strategy is not None, strategy or strategy_over(made_in)
+    is_given, strategy = strategy is not None, strategy or wrap_strategy(made_in)
     strategy.check_alone()
     strategy.connect()
     if not is_given:
@@ -241,7 +259,7 @@ def _strategy_of(model: keras.Model, strategy: Strategy | None) -> Strategy:
     return strategy
 
 
-def _seed(strategy: Strategy, resumes: bool, at_end: contextlib.ExitStack) -> int:
+def _draw_seed(strategy: Strategy, resumes: bool, at_end: contextlib.ExitStack) -> int:
     """0 for a run that may continue in another process; else drawn, and on every worker what the chief drew.
 
     The generator moves on only `at_end`: a model that the call builds draws the seeds of its weights as in fit.
@@ -261,17 +279,7 @@ def _at_most(count: Any, most: int | None) -> Any:
     return most if count is None else min(count, most)
 
 
-def _identity(data: examples.Examples, *, shuffle: bool, seed: int) -> dict[str, str]:
-    """What a run directory is known by, as settings."""
-    return {
-        "fit.batch_size": repr(data.batch_size),
-        "fit.steps_per_epoch": repr(data.steps_per_epoch),
-        "fit.shuffle": repr(shuffle),
-        "fit.seed": repr(seed),
-    }
-
-
-def trial_of(callbacks: Sequence[Any]) -> tuple[str | None, dict[str, str]]:
+def find_trial(callbacks: Sequence[Any]) -> tuple[str | None, dict[str, str]]:
     """Where KerasTuner keeps the trial that trains, one directory an execution, and its values as settings.
 
     None and no values where none of the callbacks is KerasTuner's.

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import user_code
-from tfdist.data.sources.failures import noted
+from tfdist.data.sources.failures import record_errors
 from tfdist.errors import TfdistError, UserError
 
 MOST_HELD_BYTES = 1 << 30  # of a generator that says nothing of its length
@@ -118,7 +118,8 @@ def python_kind(x: Any, *, seed: int | None, drain: bool) -> Any:
     first = next(x, None)
     if first is None:
         raise UserError("The generator gives no batch.")
-    return Once(_again(first, x), _rows(first))
+    whole = (each for each in itertools.chain([first], x))  # Keras takes generators alone
+    return Once(whole, _rows(first))
 
 
 class PythonBatches:
@@ -186,7 +187,7 @@ class PythonBatches:
         if self._per_pass is None or self._length is None or now == self._length:
             return
         if now < self._per_pass:
-            noted(_shrank)(self._per_pass, now)
+            record_errors(_shrank)(self._per_pass, now)
         if not self._has_grown:
             self._has_grown = True
             _LOG.warning(
@@ -205,7 +206,7 @@ class PythonBatches:
             if count == self._total:
                 break
         else:
-            noted(_ran_out)(count, self._total)
+            record_errors(_ran_out)(count, self._total)
         yield from itertools.repeat(batch)  # read ahead by the pipeline, and never trained on
 
 
@@ -216,7 +217,7 @@ def _noting_errors(batches: Iterator[Any]) -> Iterator[Any]:
     except TfdistError:
         raise
     except Exception as error:
-        noted(_fail)(error)
+        record_errors(_fail)(error)
 
 
 def _fail(raised: Exception) -> None:
@@ -252,11 +253,6 @@ def _drained(generator: types.GeneratorType) -> list[Any]:
         raise UserError("The generator gives no batch.")
     _LOG.warning("Held the generator's %d batches in memory; the number of steps spares that.", len(batches))
     return batches
-
-
-def _again(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def _rows(batch: Any) -> int | None:

@@ -56,6 +56,7 @@ def serve_rendezvous(address: str, *, listens_on: str) -> Iterator[Callable[[Seq
     thread.start()
 
     def assign_variables(nodes: Sequence[str]) -> list[dict[str, str]]:
+        """Returns the environment variables of each process, by the nodes' addresses."""
         hosts = [HostInfo(node, len(list(equal))) for node, equal in itertools.groupby(nodes)]
         slots = get_host_assignments(hosts, len(nodes))
         server.init(slots)

@@ -18,7 +18,7 @@ from tfdist.launch.local import tf_config
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.output import STDERR, STDOUT, Output
-from tfdist.launch.worker_host import Seen
+from tfdist.launch.worker_host import WorkerUpdate
 from tfdist.telemetry import heartbeat
 
 LOOK_SECONDS = 0.25
@@ -34,7 +34,7 @@ class Host(Protocol):
 
     def meet(self, address: str) -> str: ...
     def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None: ...
-    def look(self, seconds: float) -> Seen: ...
+    def look(self, seconds: float) -> WorkerUpdate: ...
     def send(self, signal_number: int) -> None: ...
 
 
@@ -103,10 +103,10 @@ class HostedWorker(Worker):
         """Ends it from here."""
         with self._lock:
             if self._status is None:
-                self._output.say(why)
+                self._output.report(why)
                 self._status = status
 
-    def _take(self, seen: Seen) -> None:
+    def _take(self, seen: WorkerUpdate) -> None:
         for stream, data in seen.written:
             self._feeds[stream](data.encode("latin-1"))
         for ending, text in seen.shown.items():
@@ -156,16 +156,16 @@ class HostedStart:
     def _run(self) -> None:
         worker = self.workers[0]
         try:
-            found = self._find_hosts(self.workers)
-            if not found:
+            hosts = self._find_hosts(self.workers)
+            if not hosts:
                 return
             addresses = []
-            for worker, (node, host) in zip(self.workers, found, strict=True):  # noqa: B007
+            for worker, (node, host) in zip(self.workers, hosts, strict=True):  # noqa: B007
                 addresses.append(host.meet(node))
             own = [{"TF_CONFIG": tf_config(addresses, number)} for number in range(len(addresses))]
             if self._assign is not None:
-                own = self._assign([node for node, _ in found])
-            for worker, (_, host), variables in zip(self.workers, found, own, strict=True):
+                own = self._assign([node for node, _ in hosts])
+            for worker, (_, host), variables in zip(self.workers, hosts, own, strict=True):
                 variables = self._plan.launcher_variables | variables | self._plan.own_variables(worker.index)
                 if worker.begin(host):
                     host.start(worker.index, self._plan.command[1:], variables)

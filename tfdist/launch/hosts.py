@@ -28,7 +28,7 @@ from tfdist.launch.hosted_worker import HostedStart, HostLostError
 from tfdist.launch.plan import Plan, host_of
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.output import Output
-from tfdist.launch.worker_host import Seen
+from tfdist.launch.worker_host import WorkerUpdate
 
 ASK_SECONDS = 1.0
 ANSWER_SECONDS = 30.0  # for the command
@@ -69,15 +69,15 @@ class HostList:
 
     Args:
       command: for the shell.
-      say: is told when it fails; the last listing then stays.
+      report: is called when it fails; the last listing then stays.
 
     Raises:
       UserError: it fails the first time.
     """
 
-    def __init__(self, command: str, say: Callable[[str], None]) -> None:
+    def __init__(self, command: str, report: Callable[[str], None]) -> None:
         self._command = command
-        self._say = say
+        self._report = report
         self._slots = self._ask()
         threading.Thread(target=self._follow, name="tfdist-hosts", daemon=True).start()
 
@@ -94,7 +94,7 @@ class HostList:
                 self._slots, failure = self._ask(), ""
             except UserError as error:
                 if str(error) != failure:
-                    self._say(f"{error} The hosts stay as they are.")
+                    self._report(f"{error} The hosts stay as they are.")
                 failure = str(error)
 
     def _ask(self) -> list[str]:
@@ -166,8 +166,8 @@ class _ShellHost:
     def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
         self._ask("start", index, arguments, self._inherited | dict(variables))
 
-    def look(self, seconds: float) -> Seen:
-        return Seen(**self._ask("look", seconds))
+    def look(self, seconds: float) -> WorkerUpdate:
+        return WorkerUpdate(**self._ask("look", seconds))
 
     def send(self, signal_number: int) -> None:
         with contextlib.suppress(HostLostError):

@@ -67,19 +67,14 @@ def host_of(slot: Slot) -> str:
     return str(slot).partition("#")[0]
 
 
-def worker_environment(
-    environment: Mapping[str, str], *, keep_cluster: bool = False, columns: int | None = None
-) -> dict[str, str]:
+def worker_environment(environment: Mapping[str, str], *, keep_cluster: bool = False) -> dict[str, str]:
     """The launcher's environment as workers on this machine need it.
 
     Lines appear when they are printed, and a proxy does not stand between the workers, as gRPC else arranges it.
-    TF_CONFIG is the launcher's to make, unless it is to be kept. On a terminal of so many `columns` a worker's lines
-    leave room for its name.
+    TF_CONFIG is the launcher's to make, unless it is to be kept.
     """
     changed = {**environment, "PYTHONUNBUFFERED": "1"}
     if not keep_cluster:
         changed.pop("TF_CONFIG", None)
     changed.pop(ALL_WORKERS_VARIABLE, None)
-    if columns is not None:
-        changed["COLUMNS"] = str(max(0, columns - len("[worker 0] ")))
     return changed | without_proxy(_THIS_MACHINE, environment)

@@ -32,7 +32,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class WorkerUpdate:
     """A worker's process at one moment. Texts are bytes as Latin-1, for JSON.
 
     Attributes:
@@ -85,7 +85,7 @@ class WorkerHost:
             self._readers.append(reader)
             reader.start()
 
-    def look(self, seconds: float) -> Seen:
+    def look(self, seconds: float) -> WorkerUpdate:
         """What is new; waits so long for something to be."""
         assert self._process is not None
         with self._news:
@@ -101,7 +101,7 @@ class WorkerHost:
         for path in self._heartbeat.parent.iterdir():
             if not path.name.endswith(".part"):
                 shown[path.name.removeprefix(self._heartbeat.name)] = path.read_text("latin-1")
-        return Seen(status, self._process.pid, self._process.state, written, shown, time.monotonic())
+        return WorkerUpdate(status, self._process.pid, self._process.state, written, shown, time.monotonic())
 
     def send(self, signal_number: int) -> None:
         """Signals the process."""
@@ -133,7 +133,7 @@ def main() -> None:
             continue
         try:
             value = getattr(host, request["name"])(*request["arguments"])
-            answer = {"value": dataclasses.asdict(value) if isinstance(value, Seen) else value}
+            answer = {"value": dataclasses.asdict(value) if isinstance(value, WorkerUpdate) else value}
         except (OSError, TfdistError) as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)

@@ -11,41 +11,41 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import UserError
-from tfdist.new.found import Found, Given, classes_of, is_test, target_among
+from tfdist.new.description import DataDescription, DataRequest, draw_test_mask, find_classes, find_target
 
 
-def find(given: Given) -> Found:
+def inspect(request: DataRequest) -> DataDescription:
     """The examples of an `.npz` file of two arrays, or of two `.npy` files, of which `--target` is one."""
-    arrays = _loaded(given.file)
+    arrays = _load(request.file)
     if isinstance(arrays, np.ndarray):
-        if given.target is None:
+        if request.target is None:
             raise UserError("--target is missing: which .npy file holds what is to be predicted? Write --target=FILE")
-        target = given.target
-        x, y, inputs = arrays, _loaded(target), None
+        target = request.target
+        x, y, inputs = arrays, _load(target), None
     else:
-        target = target_among(given.target, arrays.files, given.file)
+        target = find_target(request.target, arrays.files, request.file)
         others = [name for name in arrays.files if name != target]
         if len(others) != 1:
             raise UserError(
-                f"{given.file} has the arrays {others} besides {target!r}. Write a file with one of inputs."
+                f"{request.file} has the arrays {others} besides {target!r}. Write a file with one of inputs."
             )
         inputs = others[0]
-        with _readable(given.file):
+        with _raise_user_errors(request.file):
             x, y = arrays[inputs], arrays[target]
     if not isinstance(y, np.ndarray) or y.ndim != 1 or x.ndim < 2 or len(x) != len(y) or x.dtype.kind not in "biuf":
         raise UserError(
             f"The inputs are numbers [n, …] and the target is [n]; received {x.dtype}{x.shape} and "
             f"{getattr(y, 'dtype', '')}{getattr(y, 'shape', ' an archive')}. Write one value a row into the target."
         )
-    classes = classes_of(target, y, given.predict)
-    return Found(
+    classes = find_classes(target, y, request.predict)
+    return DataDescription(
         kind="arrays",
-        told=f"{x.dtype}{list(x.shape[1:])} of {len(x):,} examples",
+        summary=f"{x.dtype}{list(x.shape[1:])} of {len(x):,} examples",
         target=Path(target).stem if inputs is None else target,
         classes=classes,
-        num_training=int((~is_test(len(y))).sum()),
+        num_training=int((~draw_test_mask(len(y))).sum()),
         values={
-            "x_file": str(Path(given.file).resolve()),
+            "x_file": str(Path(request.file).resolve()),
             "y_file": str(Path(target).resolve()) if inputs is None else None,
             "x_name": inputs,
             "y_name": target,
@@ -53,13 +53,13 @@ def find(given: Given) -> Found:
     )
 
 
-def _loaded(path: str) -> Any:
-    with _readable(path):
+def _load(path: str) -> Any:
+    with _raise_user_errors(path):
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 @contextlib.contextmanager
-def _readable(path: str) -> Iterator[None]:
+def _raise_user_errors(path: str) -> Iterator[None]:
     """Raises UserError for what NumPy raises; an archive's arrays are read when they are asked for."""
     try:
         yield

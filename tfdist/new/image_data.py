@@ -8,17 +8,17 @@ import numpy as np
 
 from tfdist.data.formats.input_files import IMAGE_SUFFIXES
 from tfdist.errors import UserError, missing_extra
-from tfdist.new.found import Found, Given, is_test
+from tfdist.new.description import DataDescription, DataRequest, draw_test_mask
 
-LOOKED_AT = 32
-MOST_PIXELS = 128  # of a side
+NUM_SAMPLED = 32
+MAX_PIXELS = 128  # of a side
 TEST_NAMES = ("test", "validation", "val")
 
 
-def find(given: Given) -> Found:
+def inspect(request: DataRequest) -> DataDescription:
     """The images; those that are not split already are split by links to them."""
-    given.without_target()
-    root = Path(given.file).resolve()
+    request.refuse_target()
+    root = Path(request.file).resolve()
     names = _directories(root)
     held_out = next((name for name in TEST_NAMES if name in names), None) if "train" in names else None
     classes = _directories(root / "train") if held_out else names
@@ -31,7 +31,7 @@ def find(given: Given) -> Found:
             f"{root / str(held_out)} holds the class {unknown[0]!r}, and {root / 'train'} does not. Add or remove it."
         )
     height, width, channels = _shape(training)
-    test = is_test(len(training))
+    test = draw_test_mask(len(training))
 
     def link(directory: Path) -> None:
         for path, split in zip(training, np.where(test, "test", "train"), strict=True):
@@ -39,9 +39,9 @@ def find(given: Given) -> Found:
             place.mkdir(parents=True, exist_ok=True)
             (place / path.name).symlink_to(path)
 
-    return Found(
+    return DataDescription(
         kind="images",
-        told=f"{len(training):,} images",
+        summary=f"{len(training):,} images",
         target="class",
         classes=classes,
         num_training=len(training) if held_out else int((~test).sum()),
@@ -74,7 +74,7 @@ def _shape(paths: list[Path]) -> tuple[int, int, int]:
     except ImportError as error:
         raise missing_extra("pillow", "images", "Reading images") from error
     sizes, gray = [], []
-    for path in paths[:: max(1, len(paths) // LOOKED_AT)]:
+    for path in paths[:: max(1, len(paths) // NUM_SAMPLED)]:
         try:
             with Image.open(path) as image:
                 sizes.append((image.height, image.width))
@@ -82,5 +82,5 @@ def _shape(paths: list[Path]) -> tuple[int, int, int]:
         except UnidentifiedImageError as error:
             raise UserError(f"{path} is no image that can be read. Mend or remove it.") from error
     height, width = np.median(sizes, axis=0)
-    scale = min(1.0, MOST_PIXELS / max(height, width))
+    scale = min(1.0, MAX_PIXELS / max(height, width))
     return round(height * scale), round(width * scale), 1 if all(gray) else 3

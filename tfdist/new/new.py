@@ -6,17 +6,20 @@ exit status 2.
 
 from __future__ import annotations
 
+import pprint
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import jinja2
 
 from tfdist import command_line
 from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import EXIT_DONE, UserError
-from tfdist.new.found import KINDS, PREDICTIONS, Found, Given, kind_of
-from tfdist.new.writing import write
+from tfdist.new.description import KINDS, PREDICTIONS, DataDescription, DataRequest, find_kind
 
 PROGRAM = "python -m tfdist.new"
 ABOUT = f"""\
@@ -25,7 +28,10 @@ ABOUT = f"""\
 Writes an experiment for your data into DIR, which must be new or empty: a module with the data and the model, gin files
 for training and for a sweep, a test, and a README.
 """
-MOST_TRIALS = 10_000  # of a search that its minutes end
+WIDTH = 120
+STEPS = 2000  # of a training, about
+FILES = ("train.gin", "sweep.gin", "test_experiment.py", "README.md")
+MAX_TRIALS = 10_000  # of a search that its minutes end
 FLAGS = flags.FlagValues()
 flags.DEFINE_string(
     "file",
@@ -74,20 +80,20 @@ def run(arguments: Sequence[str]) -> int:
         raise UserError(f"{directory} is there and not an empty directory. Write the name of a new one.")
     if not values.file:
         raise UserError("--file is missing: where is the data? Write --file=FILE")
-    found = look_at(Given(values.data or kind_of(values.file), values.file, values.target, values.predict))
-    write(directory, found)
-    if found.note:
-        print(found.note)
-    print(
-        f"{directory}: predicts {found.target} from {found.told}; {directory / 'README.md'} has the commands",
-        flush=True,
+    description = inspect_data(
+        DataRequest(values.data or find_kind(values.file), values.file, values.target, values.predict)
     )
+    write_experiment(directory, description)
+    if description.note:
+        print(description.note)
+    purpose = f"predicts {description.target} from {description.summary}"
+    print(f"{directory}: {purpose}; {directory / 'README.md'} has the commands", flush=True)
     if values.search_minutes is None and values.search_trials is None:
         return EXIT_DONE
     return search(directory, minutes=values.search_minutes, trials=values.search_trials)
 
 
-def look_at(given: Given) -> Found:
+def inspect_data(request: DataRequest) -> DataDescription:
     """What there is to predict from the data; raises UserError where it cannot be used."""
     from tfdist.main import import_tensorflow
 
@@ -95,7 +101,53 @@ def look_at(given: Given) -> Found:
     from tfdist.new import array_data, image_data, table_data, text_data, tfds_data
 
     readers = (table_data, image_data, text_data, array_data, tfds_data)
-    return readers[KINDS.index(given.kind)].find(given)
+    return readers[KINDS.index(request.kind)].inspect(request)
+
+
+def write_experiment(directory: Path, description: DataDescription) -> None:
+    """Writes the experiment, and the data of its own where it has some."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if description.write_data is not None:
+        description.write_data(directory / "data")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tfdist", "new/templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"set_to": _assignment, "literal": repr}
+    values = {**_settings(description), **description.values}
+    for name, template in {"experiment.py": f"{description.kind}.py", **dict(zip(FILES, FILES, strict=True))}.items():
+        text = environment.get_template(f"{template}.jinja").render(values)
+        (directory / name).write_text(text, encoding="utf-8")
+
+
+def _settings(description: DataDescription) -> dict[str, Any]:
+    """What every template may use: how long and in which batches to train follows from the number of examples."""
+    batch_size = 32 if description.num_training < 3000 else 128 if description.num_training < 30_000 else 512
+    epochs = min(max(round(STEPS * batch_size / description.num_training), 5), 90)
+    return {
+        "kind": description.kind,
+        "summary": _prose(description.summary),
+        "target": _prose(description.target),
+        "classes": description.classes,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "has_data": description.write_data is not None,
+    }
+
+
+def _prose(text: str) -> str:
+    """A name for a comment, or within a docstring, neither of which it ends, whatever the data call it."""
+    printable = "".join(each if each.isprintable() else " " for each in text)
+    return printable.replace("\\", "/").replace('"', "'")
+
+
+def _assignment(name: str, value: Any) -> str:
+    """`NAME = value`, over several lines where one would be long."""
+    text = pprint.pformat(value, width=WIDTH - len(f"{name} = "), compact=True, sort_dicts=False)
+    return f"{name} = {text}".replace("\n", "\n" + " " * len(f"{name} = "))
 
 
 def search(directory: Path, *, minutes: float | None, trials: int | None) -> int:
@@ -106,7 +158,7 @@ def search(directory: Path, *, minutes: float | None, trials: int | None) -> int
     sweep, best = directory / "runs/sweep", directory / "runs/best"
     searching = [f"--gin_file={directory / 'sweep.gin'}", "--mode=tune", f"--run_dir={sweep}"]
     seconds = None if minutes is None else 60 * minutes
-    budget = [f"--gin_param=tune.max_trials = {trials or MOST_TRIALS}", f"--gin_param=tune.max_seconds = {seconds}"]
+    budget = [f"--gin_param=tune.max_trials = {trials or MAX_TRIALS}", f"--gin_param=tune.max_seconds = {seconds}"]
     status = run_main(*searching, *budget)
     if not status and not (sweep / "best.gin").exists():
         raise UserError(

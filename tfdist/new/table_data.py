@@ -16,32 +16,32 @@ import numpy as np
 from tfdist.data.formats.input_files import file_version
 from tfdist.data.tables.table_files import BOOLEAN, FLOAT, INTEGER, NUMERIC, STRING, TableFile, read_table
 from tfdist.errors import UserError
-from tfdist.new.found import Found, Given, classes_of, is_test, target_among
+from tfdist.new.description import DataDescription, DataRequest, draw_test_mask, find_classes, find_target
 
 OTHER_INDICES = 2  # of a category: values that the training rows lack, and missing ones
 
 
-def find(given: Given) -> Found:
+def inspect(request: DataRequest) -> DataDescription:
     """The rows of a CSV or Parquet file whose target is known."""
-    table = read_table(file_version(given.file))
+    table = read_table(file_version(request.file))
     import pyarrow
     from pyarrow import compute
 
     names = [name for name, kind in table.kinds.items() if kind in (*NUMERIC, STRING)]
     if not table.rows.num_rows:
-        raise UserError(f"{given.file} has no rows below the names of its columns. Write a table with some.")
+        raise UserError(f"{request.file} has no rows below the names of its columns. Write a table with some.")
     if len(table.kinds) == 1 and (other := set(";\t|").intersection(*table.kinds)):
         raise UserError(
-            f"{given.file} has one column, {', '.join(table.kinds)!r}: {min(other)!r} separates no columns here. Write "
-            "the file with commas between columns and points in numbers, or, named .tsv, with tabs."
+            f"{request.file} has one column, {', '.join(table.kinds)!r}: {min(other)!r} separates no columns here. "
+            "Write the file with commas between columns and points in numbers, or, named .tsv, with tabs."
         )
-    target = target_among(given.target, names, given.file)
+    target = find_target(request.target, names, request.file)
     rows = table.rows.select(names)
     rows = rows.filter(compute.is_valid(rows[target]))
     if table.kinds[target] == FLOAT and _are_whole(rows[target].to_numpy()):
         rows = rows.set_column(rows.column_names.index(target), target, rows[target].cast(pyarrow.int64()))
-    classes = classes_of(target, rows[target].to_numpy(), given.predict)
-    test = is_test(len(rows))
+    classes = find_classes(target, rows[target].to_numpy(), request.predict)
+    test = draw_test_mask(len(rows))
     parts = {"train": rows.filter(pyarrow.array(~test)), "test": rows.filter(pyarrow.array(test))}
     columns = _columns(table, parts["train"], target)
     inputs = [*columns["numbers"], *columns["categories"]]
@@ -57,9 +57,9 @@ def find(given: Given) -> Found:
 
     known = parts["train"][target].to_numpy()
     left_out = sorted(set(table.kinds) - {target, *inputs})
-    return Found(
+    return DataDescription(
         kind="table",
-        told=f"{len(inputs)} columns of {len(rows):,} rows",
+        summary=f"{len(inputs)} columns of {len(rows):,} rows",
         note=f"left out, for they are constant or differ in most rows: {', '.join(left_out)}" * bool(left_out),
         target=target,
         classes=classes,

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from tfdist.data.formats.tfds_source import find_builder
 from tfdist.errors import UserError
-from tfdist.new.found import Found, Given
+from tfdist.new.description import DataDescription, DataRequest
 
 TEST_NAMES = ("test", "validation")
 
 
-def find(given: Given) -> Found:
+def inspect(request: DataRequest) -> DataDescription:
     """The data set of a name, or in a directory whose last part is the name."""
-    given.without_target()
-    path = Path(given.file).resolve()
+    request.refuse_target()
+    path = Path(request.file).resolve()
     is_path = path.is_dir()
-    name, data_dir = (path.name, str(path.parent)) if is_path else (given.file, None)
+    name, data_dir = (path.name, str(path.parent)) if is_path else (request.file, None)
     info = find_builder(name, data_dir=data_dir).info
     image, label = info.supervised_keys or (None, None)
     shape = info.features[image].shape if image else ()
@@ -28,9 +28,9 @@ def find(given: Given) -> Found:
         )
     held_out = next((split for split in TEST_NAMES if split in info.splits), None)
     splits = {"train": "train", "test": held_out} if held_out else {"train": "train[:80%]", "test": "train[80%:]"}
-    return Found(
+    return DataDescription(
         kind="tfds",
-        told=f"the images of {name}",
+        summary=f"the images of {name}",
         target=label,
         classes=[info.features[label].int2str(index) for index in range(num_classes)],
         num_training=info.splits[splits["train"]].num_examples,

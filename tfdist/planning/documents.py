@@ -23,10 +23,10 @@ from tfdist.planning.estimate import (
     USABLE,
     Estimate,
     Limits,
+    Measured,
     Training,
 )
-from tfdist.planning.measured import Measured
-from tfdist.telemetry.console.formatting import in_bytes
+from tfdist.telemetry.console.console_text import in_bytes
 from tfdist.training.run.settings import TrainSettings
 
 CLASSES = {
@@ -52,7 +52,9 @@ ASSUMPTIONS = (
 )
 
 
-def document(best: Sequence[Estimate], training: Training, limits: Limits, measured: Measured | None) -> dict[str, Any]:
+def build_document(
+    best: Sequence[Estimate], training: Training, limits: Limits, measured: Measured | None
+) -> dict[str, Any]:
     """plan.json."""
     first = best[0]
     checkpoint = _checkpoint(first, training)
@@ -97,11 +99,11 @@ def document(best: Sequence[Estimate], training: Training, limits: Limits, measu
         "cost_estimate": {"total_steps": training.total_steps, **_cost(first)},
         "alternatives": [_resources(each) | {"strategy": each.strategy, **_cost(each)} for each in best[1:]],
         "assumptions": list(ASSUMPTIONS),
-        "uncertain": uncertain(first),
+        "uncertain": list_uncertainties(first),
     }
 
 
-def uncertain(each: Estimate) -> list[str]:
+def list_uncertainties(each: Estimate) -> list[str]:
     """What of an estimate may be far off."""
     told = []
     if each.choice.precision == "bfloat16":
@@ -114,7 +116,7 @@ def uncertain(each: Estimate) -> list[str]:
     return told
 
 
-def gin(each: Estimate, settings: TrainSettings) -> str:
+def format_gin(each: Estimate, settings: TrainSettings) -> str:
     """plan.gin."""
     name, choice = each.strategy, each.choice
     lines = [
@@ -214,7 +216,7 @@ def _cost(each: Estimate) -> dict[str, Any]:
     return {"hours": each.hours, "device_hours": each.device_hours, "usd": each.price}
 
 
-def page(best: Sequence[Estimate], training: Training) -> str:
+def format_page(best: Sequence[Estimate], training: Training) -> str:
     """The plan, the next best, and what both rest on."""
     first = best[0]
     step, number, choice = first.step, first.choice.num_microbatches, first.choice
@@ -243,7 +245,7 @@ def page(best: Sequence[Estimate], training: Training) -> str:
             f"{100 * first.lost_share:.2g} % of the time lost to checkpoints and repeated steps"
         )
     lines.append(f"time: {first.basis[0]}; memory: {first.basis[1]}")
-    return "\n".join([*lines, *(f"uncertain: {each}" for each in uncertain(first))])
+    return "\n".join([*lines, *(f"uncertain: {each}" for each in list_uncertainties(first))])
 
 
 def _row(each: Estimate) -> tuple[str, ...]:

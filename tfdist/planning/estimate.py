@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.schedule import FIRST_COST, Schedule
+from tfdist.errors import UserError
 from tfdist.planning.hardware import Group
-from tfdist.planning.measured import Measured
 from tfdist.planning.traced_step import ALLOCATED, Step
+from tfdist.telemetry.result import read_result
+from tfdist.telemetry.run_directory import RunDirectory
 
 USABLE = 0.9  # of a device's memory: an assumption; the driver, its libraries and workspaces of kernels need the rest
 MESSAGE_SECONDS = 10e-6  # of a message, however small: the assumption of benchmarks/scaling.md
@@ -24,6 +26,42 @@ HOROVOD = "horovod"
 ESTIMATED = "traced graph and the makers' figures"
 COMPILED = "the TPU's compiler"
 MEASURED = "measured in"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A finished run, whose measurements count.
+
+    Attributes:
+      examples_per_second: of its last start, evaluations and all else between steps included.
+      accelerators: names of what it computed on; "CPU" where that was nothing else.
+    """
+
+    path: str
+    examples_per_second: float
+    num_replicas: int
+    accelerators: Sequence[str]
+
+    def ran_on(self, group: Group) -> bool:
+        """Whether it ran on so many of these devices."""
+        names = [name for name in group.device.names if any(name in each for each in self.accelerators)]
+        return bool(names) and self.num_replicas == group.count
+
+
+def read_measured(path: str) -> Measured:
+    """Raises UserError where there is no finished run."""
+    directory = RunDirectory(path)
+    result = read_result(directory)
+    if result is None:
+        raise UserError(f"--from_run={path} holds no finished run: there is no {directory.result}.")
+    if not result.examples_per_second or not result.num_replicas:
+        raise UserError(f"--from_run={path} holds no measurements: {directory.result} has no examples_per_second.")
+    return Measured(
+        path=directory.path,
+        examples_per_second=result.examples_per_second,
+        num_replicas=result.num_replicas,
+        accelerators=list(result.hardware.get("accelerators") or ()) or ["CPU"],
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +195,7 @@ class Limits:
         return is_paid and (self.deadline_hours is None or estimate.hours <= self.deadline_hours)
 
 
-def estimates(training: Training, group: Group, measured: Measured | None) -> Iterator[Estimate]:
+def estimate_group(training: Training, group: Group, measured: Measured | None) -> Iterator[Estimate]:
     """The quickest settings of each precision with which the training fits on a group; none where it does not."""
     if group.device.bytes_per_second(group.count) is None:
         return
@@ -168,7 +206,7 @@ def estimates(training: Training, group: Group, measured: Measured | None) -> It
                 yield _estimate(training, group, *found, measured)
 
 
-def memory_of(step: Step, group: Group, *, microbatches: bool, shards: bool) -> float:
+def estimate_memory(step: Step, group: Group, *, microbatches: bool, shards: bool) -> float:
     """Bytes of one replica at the peak; several microbatches keep the sum of their gradients."""
     slots = step.slot_bytes / (group.count if shards else 1)
     state = step.parameter_bytes + slots + (step.gradient_bytes if microbatches else 0)
@@ -190,7 +228,7 @@ def _first_that_fits(training: Training, group: Group, precision: str) -> tuple[
                 continue
             rows = math.ceil(training.global_batch_size / group.count / number)
             step = traced.at(rows)
-            if memory_of(step, group, microbatches=number > 1, shards=sharding is not None) <= usable:
+            if estimate_memory(step, group, microbatches=number > 1, shards=sharding is not None) <= usable:
                 choice = Choice(precision, step.recomputes, sharding, number, rows)
                 return choice, step, _largest(traced, group, choice, usable)
     return None
@@ -201,7 +239,7 @@ def _largest(traced: Traced, group: Group, choice: Choice, usable: float) -> int
 
     def memory(rows: int) -> float:
         shards = choice.sharding is not None
-        return memory_of(traced.at(rows), group, microbatches=choice.num_microbatches > 1, shards=shards)
+        return estimate_memory(traced.at(rows), group, microbatches=choice.num_microbatches > 1, shards=shards)
 
     slope = (memory(choice.rows + 1000) - memory(choice.rows)) / 1000
     return choice.rows + int((usable - memory(choice.rows)) / slope) if slope > 0 else choice.rows
@@ -216,7 +254,7 @@ def _estimate(
     measured: Measured | None,
 ) -> Estimate:
     number, device = choice.num_microbatches, group.device
-    memory = memory_of(step, group, microbatches=number > 1, shards=choice.sharding is not None)
+    memory = estimate_memory(step, group, microbatches=number > 1, shards=choice.sharding is not None)
     flops, moved, of_memory, of_time = step.flops * number, step.bytes_moved * number, ESTIMATED, ESTIMATED
     compiled = training.compiled(group, choice) if device.is_tpu else None
     if compiled is not None:
@@ -225,9 +263,9 @@ def _estimate(
     compute, moving = flops / device.flops[choice.precision], moved / device.memory_bytes_per_second
     reduce_seconds = all_reduce_seconds(step.reduced_bytes, group)
     seconds = max(compute, moving) + reduce_seconds
-    if measured is not None and measured.is_of(group):
+    if measured is not None and measured.ran_on(group):
         seconds, of_time = training.global_batch_size / measured.examples_per_second, f"{MEASURED} {measured.path}"
-    interval, lost = checkpoints(training.policy)
+    interval, lost = plan_checkpoints(training.policy)
     hours = training.total_steps * seconds * (1 + lost) / 3600
     return Estimate(
         group=group,
@@ -257,7 +295,7 @@ def all_reduce_seconds(num_bytes: float, group: Group) -> float:
     return 2 * (count - 1) * (MESSAGE_SECONDS + num_bytes / count / speed)
 
 
-def checkpoints(policy: CheckpointPolicy | None) -> tuple[float | None, float]:
+def plan_checkpoints(policy: CheckpointPolicy | None) -> tuple[float | None, float]:
     """Seconds between checkpoints, and the share of the time that is not spent on the training."""
     if policy is None:
         return None, 0.0

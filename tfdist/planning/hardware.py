@@ -1,52 +1,16 @@
-"""The devices that a plan may choose from: configs/hardware/devices.toml, and what `--devices` names of it."""
+"""The devices that a plan may choose from: what `--devices` names of the table, at the prices of `--prices`."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import pathlib
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 
 from tfdist.errors import UserError, suggest
+from tfdist.tpu_compiler.devices import Device
 
-TABLE = pathlib.Path(__file__).parents[1] / "configs" / "hardware" / "devices.toml"
-GIB = 1 << 30
 COUNTS = (1, 2, 4, 8)  # that are looked at where no number is given
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Device:
-    """One accelerator, as its maker states it; the table says where.
-
-    Attributes:
-      flops: operations a second at the most, by precision.
-      link_bytes_per_second: each way, to the others of its machine or slice.
-      network_bytes_per_second: its share of the machine's network; None: not known.
-      per_machine: how many a machine or a slice has at the most.
-      usd_per_hour: of one; None: not known.
-      names: parts of what the driver calls it.
-    """
-
-    kind: str
-    memory_gib: float
-    flops: Mapping[str, float]
-    memory_bytes_per_second: float
-    link_bytes_per_second: float
-    network_bytes_per_second: float | None = None
-    per_machine: int
-    usd_per_hour: float | None = None
-    names: Sequence[str] = ()
-    is_tpu: bool = False
-
-    @property
-    def memory_bytes(self) -> float:
-        return self.memory_gib * GIB
-
-    def bytes_per_second(self, count: int) -> float | None:
-        """Of a ring over so many of them; None where it goes through a network that is not known."""
-        return self.link_bytes_per_second if count <= self.per_machine else self.network_bytes_per_second
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,16 +35,7 @@ class Group:
         return None if price is None else self.count * price
 
 
-def read_devices(path: str | None = None) -> dict[str, Device]:
-    """The table, by kind. Raises UserError where a table of the user's own cannot be read."""
-    try:
-        table = tomllib.loads(pathlib.Path(path or TABLE).read_text(encoding="utf-8"))
-        return {kind: Device(kind=kind, **row) for kind, row in table.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"--hardware={path} is no table of devices: {error}. Write one as {TABLE} is.") from error
-
-
-def groups(texts: Sequence[str], known: Mapping[str, Device]) -> list[Group]:
+def parse_groups(texts: Sequence[str], known: Mapping[str, Device]) -> list[Group]:
     """What `--devices` names, 'a100_40:8' or 'v5e' for several numbers of it; all, where it names nothing."""
     found = []
     for text in [part for given in texts for part in given.split(",")] or list(known):
@@ -94,7 +49,7 @@ def groups(texts: Sequence[str], known: Mapping[str, Device]) -> list[Group]:
     return found
 
 
-def priced(texts: Sequence[str], known: Mapping[str, Device]) -> dict[str, Device]:
+def apply_prices(texts: Sequence[str], known: Mapping[str, Device]) -> dict[str, Device]:
     """The devices with what `--prices` says that one costs for an hour, in US dollars: 'a100_40=3.67'."""
     found = dict(known)
     for text in [part for given in texts for part in given.split(",")]:

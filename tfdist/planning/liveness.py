@@ -55,7 +55,7 @@ class Buffer:
         self.readers = self.held = 0
 
 
-class Follower:
+class MemoryTracer:
     """Follows functions; `peak` is the most bytes at once so far, `live` those of now."""
 
     def __init__(self, num_threads: int = 1) -> None:
@@ -63,10 +63,10 @@ class Follower:
         self._turns = 1
         self.live = self.peak = 0
         self.flops = self.bytes_moved = 0.0
-        self.of_loops = 0  # operations
+        self.num_loop_operations = 0  # operations
         self.unknown: set[str] = set()  # operations with outputs whose shapes depend on values
 
-    def follow(self, graph: Any, given: Sequence[Buffer]) -> list[Buffer]:
+    def trace(self, graph: Any, given: Sequence[Buffer]) -> list[Buffer]:
         """Goes through a function's graph; returns the buffers of what it returns, which count as read once more."""
         returned = collections.Counter(tensor.name for tensor in graph.outputs)
         held: dict[str, Buffer] = {}
@@ -95,10 +95,10 @@ class Follower:
                 buffer.readers -= 1
             for buffer in [*buffers, *(held[tensor.name] for tensor in operation.outputs)]:
                 self._drop(buffer)
-            queue.done(operation)
+            queue.finish(operation)
         return [held[tensor.name] for tensor in graph.outputs]
 
-    def allocated(self, size: int) -> Buffer:
+    def allocate(self, size: int) -> Buffer:
         self.live += size
         self.peak = max(self.peak, self.live)
         return Buffer(size)
@@ -110,7 +110,7 @@ class Follower:
 
     def _cost(self, operation: Any, held: dict[str, Buffer]) -> float:
         """How long an operation takes, in arbitrary units: those of a byte."""
-        flops = flops_of(operation)
+        flops = count_flops(operation)
         tensors = {tensor.name for tensor in [*operation.inputs, *operation.outputs] if tensor.dtype != tf.variant}
         moved = sum(held[name].size for name in tensors)
         self.flops += flops * self._turns
@@ -120,12 +120,12 @@ class Follower:
     def _run(self, operation: Any, inputs: list[Buffer]) -> list[Buffer]:
         kind = operation.type
         if kind in CALLS:
-            return self._called(_function(operation, "f"), inputs)
+            return self._trace_call(_function(operation, "f"), inputs)
         if kind in LOOPS:
-            return self._looped(operation, inputs)
+            return self._trace_loop(operation, inputs)
         if kind in BRANCHES:
             branches = [_function(operation, name) for name in ("then_branch", "else_branch")]
-            return self._called(max(branches, key=lambda graph: len(graph.get_operations())), inputs[1:])
+            return self._trace_call(max(branches, key=lambda graph: len(graph.get_operations())), inputs[1:])
         if kind in SAME and inputs:
             return inputs[:1] if len(operation.outputs) == 1 else inputs
         if kind == "TensorListFromTensor":
@@ -146,35 +146,35 @@ class Follower:
             inputs[0].held = max(0, inputs[0].held - size)
             return [inputs[0], Buffer(taken)]
         if kind == "ZerosLike" and operation.inputs[0].dtype == tf.variant:
-            zeros = self.allocated(inputs[0].held)  # for each element of a list
+            zeros = self.allocate(inputs[0].held)  # for each element of a list
             zeros.held, zeros.places = inputs[0].held, inputs[0].places
             return [zeros]
-        return self._computed(operation, inputs)
+        return self._trace_operation(operation, inputs)
 
-    def _computed(self, operation: Any, inputs: list[Buffer]) -> list[Buffer]:
+    def _trace_operation(self, operation: Any, inputs: list[Buffer]) -> list[Buffer]:
         sizes = [self._size(tensor, inputs) for tensor in operation.outputs]
         if operation.type in IN_PLACE and sizes:
             for tensor, buffer in zip(operation.inputs, inputs, strict=True):
                 is_last = not buffer.kept and buffer.readers == sum(each is buffer for each in inputs)
                 fits = buffer.size == sizes[0] and tensor.dtype.size == operation.outputs[0].dtype.size
                 if is_last and fits:
-                    return [buffer, *map(self.allocated, sizes[1:])]
-        return [*map(self.allocated, sizes)]
+                    return [buffer, *map(self.allocate, sizes[1:])]
+        return [*map(self.allocate, sizes)]
 
-    def _called(self, graph: Any, inputs: Sequence[Buffer]) -> list[Buffer]:
-        outputs = self.follow(graph, inputs)
+    def _trace_call(self, graph: Any, inputs: Sequence[Buffer]) -> list[Buffer]:
+        outputs = self.trace(graph, inputs)
         for buffer in outputs:
             buffer.readers -= 1
         return outputs
 
-    def _looped(self, operation: Any, inputs: list[Buffer]) -> list[Buffer]:
+    def _trace_loop(self, operation: Any, inputs: list[Buffer]) -> list[Buffer]:
         """One turn, and what lists have grown by in it as often as there are turns."""
         body, condition = (_function(operation, name) for name in ("body", "cond"))
-        self.of_loops += len(body.get_operations()) + len(condition.get_operations())
+        self.num_loop_operations += len(body.get_operations()) + len(condition.get_operations())
         turns = max(1, *(buffer.places for buffer in inputs))
         before = [(buffer.size, buffer.held) for buffer in inputs]
         outer, self._turns = self._turns, self._turns * turns
-        outputs = self.follow(body, inputs)
+        outputs = self.trace(body, inputs)
         self._turns = outer
         for buffer in outputs:
             buffer.readers -= 1
@@ -231,14 +231,14 @@ class Queue:
                 self._after[name].append(operation)
         self.ready = collections.deque(each for each in operations if not self._waiting[each.name])
 
-    def done(self, operation: Any) -> None:
+    def finish(self, operation: Any) -> None:
         for after in self._after[operation.name]:
             self._waiting[after.name] -= 1
             if not self._waiting[after.name]:
                 self.ready.append(after)
 
 
-def flops_of(operation: Any) -> float:
+def count_flops(operation: Any) -> float:
     """Multiplications and additions of a product or convolution; 0 of others."""
     kind = operation.type
     if kind in ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):

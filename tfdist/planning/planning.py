@@ -13,17 +13,25 @@ from collections.abc import Callable, Sequence
 
 from tfdist.errors import UserError
 from tfdist.planning import documents
-from tfdist.planning.estimate import OPTIMIZER, Choice, Estimate, Limits, Traced, Training, estimates
-from tfdist.planning.hardware import Group, groups, priced, read_devices
-from tfdist.planning.measured import read
-from tfdist.planning.traced_step import Step, step_of
+from tfdist.planning.estimate import (
+    OPTIMIZER,
+    Choice,
+    Estimate,
+    Limits,
+    Traced,
+    Training,
+    estimate_group,
+    read_measured,
+)
+from tfdist.planning.hardware import Group, apply_prices, parse_groups
+from tfdist.planning.traced_step import Step, trace_step
 from tfdist.storage import files, lease
 from tfdist.strategies.horovod import Horovod
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import remove_stale
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tpu_compiler.chips import slice_of
 from tfdist.tpu_compiler.compiling import compile_programs
+from tfdist.tpu_compiler.devices import parse_slice, read_devices
 from tfdist.tpu_compiler.toolchain import Compiler, is_installed, open_compiler
 from tfdist.training.run.settings import TrainSettings
 
@@ -35,7 +43,7 @@ NEXT_BEST = 3
 def plan(
     settings: TrainSettings,
     run_dir: str,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     *,
     devices: Sequence[str],
     prices: Sequence[str],
@@ -49,30 +57,30 @@ def plan(
       UserError: something given is wrong, or nothing meets the limits.
     """
     _check(settings)
-    wanted = groups(devices, priced(prices, read_devices(hardware)))
-    measured = None if from_run is None else read(from_run)
+    wanted = parse_groups(devices, apply_prices(prices, read_devices(hardware)))
+    measured = None if from_run is None else read_measured(from_run)
     directory = RunDirectory(run_dir)
     directory.create()
     with contextlib.ExitStack() as leaving:
-        held = lease.acquire(directory.path, owner="--mode=plan", notify=tell, name=f"{lease.NAME}-plan")
+        held = lease.acquire(directory.path, owner="--mode=plan", notify=notify, name=f"{lease.NAME}-plan")
         leaving.callback(held.release)
         remove_stale(directory.path, "plan")
         compiler = None
         if any(group.device.is_tpu for group in wanted) and is_installed():
-            compiler = leaving.enter_context(open_compiler(tell))
-        training = training_of(settings, several=any(group.count > 1 for group in wanted), compiler=compiler)
+            compiler = leaving.enter_context(open_compiler(notify))
+        training = describe_training(settings, several=any(group.count > 1 for group in wanted), compiler=compiler)
         found: list[Estimate] = []
         for group in wanted:
             try:
-                found += estimates(training, group, measured)
+                found += estimate_group(training, group, measured)
             except UserError as error:  # a TPU cannot run it, or has no room for it
-                tell(f"{group} is left out. {error}")
-        best = chosen(found, limits)
-        document = documents.document(best, training, limits, measured)
+                notify(f"{group} is left out. {error}")
+        best = choose_plans(found, limits)
+        document = documents.build_document(best, training, limits, measured)
         files.write_atomic(files.join(directory.path, "plan.json"), to_json(document, indent=2) + "\n")
-        files.write_atomic(files.join(directory.path, "plan.gin"), documents.gin(best[0], settings))
-        tell(documents.page(best, training))
-        tell(
+        files.write_atomic(files.join(directory.path, "plan.gin"), documents.format_gin(best[0], settings))
+        notify(documents.format_page(best, training))
+        notify(
             f"{files.join(directory.path, 'plan.json')}; to train so, write behind the experiment's files: "
             f"--gin_file={directory.path}/plan.gin"
         )
@@ -92,7 +100,7 @@ def _check(settings: TrainSettings) -> None:
         )
 
 
-def training_of(settings: TrainSettings, *, several: bool, compiler: Compiler | None = None) -> Training:
+def describe_training(settings: TrainSettings, *, several: bool, compiler: Compiler | None = None) -> Training:
     """What a plan has to know of an experiment; its step is traced as it is asked for.
 
     Args:
@@ -109,7 +117,7 @@ def training_of(settings: TrainSettings, *, several: bool, compiler: Compiler | 
 
         def at(rows: int) -> Step:
             num_replicas = 2 if several else 1
-            return step_of(settings, rows=rows, num_replicas=num_replicas, precision=precision, recompute=recompute)
+            return trace_step(settings, rows=rows, num_replicas=num_replicas, precision=precision, recompute=recompute)
 
         try:
             return Traced(at(sizes[0]), at(sizes[-1]))
@@ -119,7 +127,7 @@ def training_of(settings: TrainSettings, *, several: bool, compiler: Compiler | 
             raise
 
     def compiled(group: Group, choice: Choice) -> tuple[float, float, float] | None:
-        topology = topology_of(group)
+        topology = find_topology(group)
         if compiler is None or topology is None:
             return None
         own = dataclasses.replace(
@@ -130,7 +138,7 @@ def training_of(settings: TrainSettings, *, several: bool, compiler: Compiler | 
             eval_data=None,
             callbacks=(),
         )
-        (found,) = compile_programs(own, slice_of(topology), compiler)
+        (found,) = compile_programs(own, parse_slice(topology), compiler)
         return found.memory_bytes, found.flops, found.bytes_accessed
 
     precisions = dict.fromkeys([settings.precision, *([BFLOAT16] if settings.precision == FLOAT32 else [])])
@@ -148,7 +156,7 @@ def training_of(settings: TrainSettings, *, several: bool, compiler: Compiler | 
     )
 
 
-def chosen(found: Sequence[Estimate], limits: Limits) -> list[Estimate]:
+def choose_plans(found: Sequence[Estimate], limits: Limits) -> list[Estimate]:
     """The plan and the next best, one of each group of devices.
 
     Raises:
@@ -177,12 +185,12 @@ def _cost(each: Estimate) -> tuple[float, float]:
     return (each.price, each.hours) if each.price is not None else (float("inf"), each.device_hours)
 
 
-def topology_of(group: Group) -> str | None:
+def find_topology(group: Group) -> str | None:
     """The slice of so many chips, as near to a square or cube as can be; None where they are no power of two."""
     power = group.count.bit_length() - 1
     if group.count != 1 << power:
         return None
-    num_axes = 3 if group.device.kind in ("v4", "v5p") else 2
+    num_axes = group.device.num_axes
     sizes = sorted(1 << (power // num_axes + (axis < power % num_axes)) for axis in range(num_axes))
     ordered = sizes if num_axes == 2 else sizes[::-1]
     assert math.prod(ordered) == group.count

@@ -16,8 +16,8 @@ import psutil
 import tensorflow as tf
 
 from tfdist.data.pipeline.pipeline import PREFETCHED_STEPS
-from tfdist.planning.liveness import Buffer, Follower
-from tfdist.tpu_compiler.program import traced
+from tfdist.planning.liveness import Buffer, MemoryTracer
+from tfdist.tpu_compiler.program import trace_programs
 from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.search import hypermodel
 
@@ -74,7 +74,7 @@ class Step:
         return kept + ALLOCATED * self.tensor_bytes + PREFETCHED_STEPS * self.batch_bytes
 
 
-def step_of(
+def trace_step(
     settings: TrainSettings,
     *,
     rows: int,
@@ -110,35 +110,35 @@ def step_of(
     )
     process = psutil.Process()
     before = process.memory_info().rss
-    with traced(changed, hypermodel.builder_of(changed), num_replicas) as programs:
+    with trace_programs(changed, hypermodel.builder_of(changed), num_replicas) as programs:
         batch = programs.first_batch
         function = tf.function(lambda given: programs.step.on_batch(given), autograph=False)
         graph = function.get_concrete_function(batch).graph
         grown = process.memory_info().rss - before
-        follower = Follower(num_threads)
-        follower.follow(graph, [Buffer(0, kept=True) for _ in graph.inputs])
+        tracer = MemoryTracer(num_threads)
+        tracer.trace(graph, [Buffer(0, kept=True) for _ in graph.inputs])
         reductions = [each for each in graph.get_operations() if each.type == REDUCTION]
         model, optimizer = programs.model, programs.optimizer
         return Step(
             rows=rows,
             recomputes=changed.recompute is not None,
-            parameters=_by_group(model),
-            parameter_bytes=sum(map(_bytes, model.variables)),
-            slot_bytes=sum(map(_bytes, optimizer.variables)),
-            gradient_bytes=sum(map(_bytes, model.trainable_variables)),
-            tensor_bytes=follower.peak,
-            batch_bytes=sum(map(_bytes, tf.nest.flatten(batch))),
-            num_operations=len(graph.get_operations()) + follower.of_loops,
+            parameters=_count_parameters(model),
+            parameter_bytes=sum(map(_count_bytes, model.variables)),
+            slot_bytes=sum(map(_count_bytes, optimizer.variables)),
+            gradient_bytes=sum(map(_count_bytes, model.trainable_variables)),
+            tensor_bytes=tracer.peak,
+            batch_bytes=sum(map(_count_bytes, tf.nest.flatten(batch))),
+            num_operations=len(graph.get_operations()) + tracer.num_loop_operations,
             process_bytes=grown,
-            flops=follower.flops,
-            bytes_moved=follower.bytes_moved,
-            reduced_bytes=sum(_bytes(each.inputs[0]) for each in reductions),
+            flops=tracer.flops,
+            bytes_moved=tracer.bytes_moved,
+            reduced_bytes=sum(_count_bytes(each.inputs[0]) for each in reductions),
             num_examples=programs.num_examples,
-            uncertain=tuple(sorted(follower.unknown)),
+            uncertain=tuple(sorted(tracer.unknown)),
         )
 
 
-def _by_group(model: Any) -> dict[str, int]:
+def _count_parameters(model: Any) -> dict[str, int]:
     """Numbers of parameters by the outermost layer that holds them; layers that differ by a number are one group."""
     found: collections.Counter[str] = collections.Counter()
     for layer in model.layers:
@@ -148,5 +148,5 @@ def _by_group(model: Any) -> dict[str, int]:
     return dict(found)
 
 
-def _bytes(values: Any) -> int:
+def _count_bytes(values: Any) -> int:
     return math.prod(values.shape) * tf.as_dtype(values.dtype).size

@@ -15,7 +15,7 @@ from keras import ops
 
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
-from tfdist.recipes.lengths import RunLength, length_of
+from tfdist.recipes.lengths import RunLength, parse_length
 from tfdist.settings.checks import FUNCTION, SWITCH, Check, format_value, made, number, or_none
 
 GROUPS = "tfdist_groups"  # where an optimizer keeps them
@@ -38,10 +38,10 @@ class Group:
     frozen_for: str | int = 0
 
     def __post_init__(self) -> None:
-        _compiled("Group.pattern", self.pattern)
+        _compile_pattern("Group.pattern", self.pattern)
         number(0)("Group.rate", self.rate)
         SWITCH("Group.decays", self.decays)
-        length_of("Group.frozen_for", self.frozen_for)
+        parse_length("Group.frozen_for", self.frozen_for)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +59,8 @@ class LayerwiseDecay:
 
     def __post_init__(self) -> None:
         for each in [self.layers] if isinstance(self.layers, str) else self.layers:
-            _compiled("LayerwiseDecay.layers", each)
-        if isinstance(self.layers, str) and _compiled("LayerwiseDecay.layers", self.layers).groups != 1:
+            _compile_pattern("LayerwiseDecay.layers", each)
+        if isinstance(self.layers, str) and _compile_pattern("LayerwiseDecay.layers", self.layers).groups != 1:
             raise UserError(
                 f"LayerwiseDecay.layers is {self.layers!r}; write one group that holds the layer's number, such as "
                 r"r'block_(\d+)/', or a list of patterns."
@@ -116,11 +116,11 @@ class Grouped:
             raise UserError(
                 "Grouped.optimizer gives a MultiOptimizer, which has groups of its own. Give one optimizer."
             )
-        setattr(optimizer, GROUPS, Placed(optimizer, self._groups, self._layerwise))
+        setattr(optimizer, GROUPS, GroupedUpdates(optimizer, self._groups, self._layerwise))
         return optimizer
 
 
-class Placed:
+class GroupedUpdates:
     """The groups of an optimizer, which its updates consult.
 
     Args:
@@ -158,10 +158,10 @@ class Placed:
                 _check_matches("LayerwiseDecay.layers", each, paths)
             rates = self._layerwise.rates(paths)
         found = [next((g for g in self._groups if re.search(g.pattern, path)), Group("")) for path in paths]
-        own = [_place(variable.path, paths) for variable in self._optimizer._trainable_variables]
+        own = [_find_index(variable.path, paths) for variable in self._optimizer._trainable_variables]
         self._rates = [rates[i] * found[i].rate for i in own]
         self._decays = [found[i].decays for i in own]
-        self._frozen_steps = [length_of("Group.frozen_for", found[i].frozen_for).steps(run) for i in own]
+        self._frozen_steps = [parse_length("Group.frozen_for", found[i].frozen_for).steps(run) for i in own]
         # The update decays, by each variable's own rate.
         patches.replace(self._optimizer, update_step=self._update, _apply_weight_decay=lambda variables: None)
 
@@ -177,8 +177,8 @@ class Placed:
         self._step(gradient, variable, rate)
 
 
-def _place(path: str, paths: Sequence[str]) -> int:
-    """Of a variable, or a slice of one, among the paths of all."""
+def _find_index(path: str, paths: Sequence[str]) -> int:
+    """Finds a variable, or a slice of one, among the paths of all."""
     return next(i for i, whole in enumerate(paths) if path == whole or path.startswith(f"{whole}.part"))
 
 
@@ -189,7 +189,7 @@ def _check_matches(setting: str, pattern: str, paths: Sequence[str]) -> None:
         raise UserError(f"{setting} is {pattern!r}, which matches no variable. The model has {some}.")
 
 
-def _compiled(setting: str, pattern: object) -> re.Pattern[str]:
+def _compile_pattern(setting: str, pattern: object) -> re.Pattern[str]:
     if not isinstance(pattern, str):
         raise UserError(f"{setting} is {format_value(pattern)}; write a regular expression in quotes, such as 'bias$'.")
     try:

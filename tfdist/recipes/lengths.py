@@ -17,7 +17,7 @@ _WAYS = "'500 steps', '5 epochs', '64_000 examples', '0.06 of run', or a number 
 
 @dataclasses.dataclass(frozen=True)
 class RunLength:
-    """How long a run is.
+    """The length of a run.
 
     Attributes:
       total_steps: of all of it.
@@ -56,15 +56,15 @@ class Length:
 
 
 def is_length(value: object) -> bool:
-    """Whether a setting's value says a length."""
+    """True where a setting's value is a length."""
     try:
-        length_of("", value)
+        parse_length("", value)
     except UserError:
         return False
     return True
 
 
-def length_of(setting: str, value: object) -> Length:
+def parse_length(setting: str, value: object) -> Length:
     """The length that a setting's value says.
 
     Raises:

@@ -7,7 +7,6 @@ export/adapter.npz.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.errors import UserError, is_whole_number
+from tfdist.recipes.recompute import match_layers
 
 LORA = "lora_"  # Keras calls an adapter's variables so
 
@@ -51,8 +51,8 @@ def adapted(
     if not isinstance(made, keras.Model) or not made.built:
         raise UserError("lora.adapted.model must give a built Keras model; give it inputs, or call it once.")
     inside = [layer for layer in made._flatten_layers(include_self=False) if layer.variables]
-    whole = [layer for pattern in also for layer in _matching(inside, pattern, "also")]
-    chosen = [layer for pattern in layers for layer in _matching(inside, pattern, "layers")]
+    whole = match_layers(inside, also, "lora.adapted.also")
+    chosen = match_layers(inside, layers, "lora.adapted.layers")
     fit = {id(layer): layer for layer in chosen if hasattr(layer, "enable_lora")}
     trained = {id(each) for layer in whole for each in layer._flatten_layers()}
     fit = {key: layer for key, layer in fit.items() if key not in trained}
@@ -71,7 +71,7 @@ def adapted(
     return made
 
 
-def adapter_of(model: keras.Model) -> dict[str, np.ndarray]:
+def read_adapter(model: keras.Model) -> dict[str, np.ndarray]:
     """The adapters' values by their variables' paths; empty where nothing is adapted."""
     return {
         v.path: keras.ops.convert_to_numpy(v.value)
@@ -81,12 +81,12 @@ def adapter_of(model: keras.Model) -> dict[str, np.ndarray]:
 
 
 @contextlib.contextmanager
-def kept_adapters(model: keras.Model) -> Iterator[None]:
+def keep_adapters(model: keras.Model) -> Iterator[None]:
     """Keeps adapters that have learned nothing yet as they are, while weights are loaded from a file that has none.
 
     Keras sets both factors to zero then, and a product of two zeros has no gradient.
     """
-    before = adapter_of(model)
+    before = read_adapter(model)
     yield
     own = {v.path: v for v in model.trainable_variables}
     for path, value in before.items():
@@ -114,14 +114,3 @@ def load_adapter(model: keras.Model, content: bytes) -> None:
         raise UserError(f"The adapter has {sorted(arrays)}, and the model {sorted(own)}. Build it as in its training.")
     for name, variable in own.items():
         variable.assign(arrays[name])
-
-
-def _matching(layers: Sequence[keras.layers.Layer], pattern: str, argument: str) -> list[keras.layers.Layer]:
-    found = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
-    if not found:
-        names = list(dict.fromkeys(layer.name for layer in layers))
-        raise UserError(
-            f"lora.adapted.{argument} names {pattern!r}, and no layer is called so.{suggest(pattern, names)} There are "
-            f"{', '.join(names[:20])}."
-        )
-    return found

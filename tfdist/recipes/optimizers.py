@@ -42,12 +42,14 @@ class Lars(keras.optimizers.Optimizer):
         self.epsilon = epsilon
 
     def build(self, variables: Any) -> None:
+        """Makes a momentum for each variable."""
         if self.built:
             return
         super().build(variables)
         self._momentums = self.add_optimizer_variables(variables, "momentum")
 
     def update_step(self, gradient: Any, variable: keras.Variable, learning_rate: Any) -> None:
+        """Moves one variable by its scaled step."""
         rate = ops.cast(learning_rate, variable.dtype)
         gradient = ops.cast(ops.convert_to_tensor(gradient), variable.dtype)
         moved = self._momentums[self._get_variable_index(variable)]

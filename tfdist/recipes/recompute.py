@@ -26,7 +26,7 @@ AUTO = "auto"
 _computing = threading.local()  # replicas are traced by threads; `call` is the layer's that is being computed
 
 
-def chosen_layers(model: keras.Model, patterns: Sequence[str] | str) -> list[keras.layers.Layer]:
+def choose_layers(model: keras.Model, patterns: Sequence[str] | str) -> list[keras.layers.Layer]:
     """The layers to compute again.
 
     Args:
@@ -46,32 +46,44 @@ def chosen_layers(model: keras.Model, patterns: Sequence[str] | str) -> list[ker
                 "or models, or name layers by patterns, ['block_*']."
             )
     else:
-        found = []
-        for pattern in patterns:
-            matching = [layer for layer in inside if fnmatch.fnmatchcase(layer.name, pattern)]
-            if not matching:
-                names = list(dict.fromkeys(layer.name for layer in inside))
-                raise UserError(
-                    f"train.recompute names {pattern!r}, and no layer with variables to train is called so."
-                    f"{suggest(pattern, names)} There are {', '.join(names[:20])}."
-                )
-            found += matching
+        found = match_layers(inside, patterns, "train.recompute")
     held = {id(each) for layer in found for each in layer._flatten_layers(include_self=False)}
     return [layer for layer in {id(layer): layer for layer in found}.values() if id(layer) not in held]
 
 
-def compute_again(model: keras.Model, patterns: Sequence[str] | str | None, patches: Patches) -> None:
+def match_layers(
+    layers: Sequence[keras.layers.Layer], patterns: Sequence[str], setting: str
+) -> list[keras.layers.Layer]:
+    """The layers whose names match patterns of file names, pattern after pattern.
+
+    Raises:
+      UserError: one of the patterns, which `setting` has, matches none.
+    """
+    found = []
+    for pattern in patterns:
+        matching = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
+        if not matching:
+            names = list(dict.fromkeys(layer.name for layer in layers))
+            raise UserError(
+                f"{setting} names {pattern!r}, and no layer with variables has this name.{suggest(pattern, names)} "
+                f"There are {', '.join(names[:20])}."
+            )
+        found += matching
+    return found
+
+
+def recompute_layers(model: keras.Model, patterns: Sequence[str] | str | None, patches: Patches) -> None:
     """Has the chosen layers computed again in backward passes that are traced from now on; None chooses none."""
-    layers = [] if patterns is None else chosen_layers(model, patterns)
+    layers = [] if patterns is None else choose_layers(model, patterns)
     inside = [each for layer in layers for each in layer._flatten_layers(include_self=False)]
     dropouts = [each for each in {id(each): each for each in inside}.values() if type(each) is keras.layers.Dropout]
     for dropout in dropouts:
-        patches.replace(dropout, call=_drawn_once(dropout, dropout.call))
+        patches.replace(dropout, call=_wrap_dropout_call(dropout, dropout.call))
     for layer in layers:
-        patches.replace(layer, call=_computed_again(layer, layer.call))
+        patches.replace(layer, call=_wrap_layer_call(layer, layer.call))
 
 
-def _computed_again(layer: keras.layers.Layer, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_layer_call(layer: keras.layers.Layer, inner: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         given = tf.nest.flatten((args, kwargs))
         if kwargs.get("training") is False or any(isinstance(each, keras.KerasTensor) for each in given):
@@ -81,14 +93,14 @@ def _computed_again(layer: keras.layers.Layer, inner: Callable[..., Any]) -> Cal
     return call
 
 
-def _drawn_once(dropout: keras.layers.Dropout, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_dropout_call(dropout: keras.layers.Dropout, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Dropout as Keras computes it, with what is left out kept from the first pass for the second."""
 
     def call(inputs: Any, training: bool = False) -> Any:
         current, rate = getattr(_computing, "call", None), dropout.rate
         if current is None or not training or not isinstance(rate, float | int) or not rate:
             return inner(inputs, training=training)
-        kept = current.drawn(lambda: inner(tf.ones_like(inputs), training=True) > 0)
+        kept = current.draw_once(lambda: inner(tf.ones_like(inputs), training=True) > 0)
         return tf.where(kept, inputs * tf.constant(1 / (1 - rate), inputs.dtype), tf.zeros([], inputs.dtype))
 
     return call
@@ -118,17 +130,17 @@ class Recomputed:
         self._autocasts_to = None if scope is None else scope.dtype  # in the second pass, too
         self._next: int | None = None  # of these, in the second pass
 
-    def read(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """What a gradient is taken by, for each variable that is trained."""
+    def read_weights(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+        """Reads the tensors by which gradients are taken, for each variable that is trained."""
         return [tf.convert_to_tensor(variable.value) for variable in variables]
 
-    def whole(self, inputs: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """The weights, of what `read` gave; in both passes, once the inputs are there."""
+    def gather_weights(self, inputs: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """The weights, of what `read_weights` gave; in both passes, once the inputs are there."""
         del inputs
         return values
 
-    def drawn(self, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """What `draw` gives in the first pass; in the second what it gave then."""
+    def draw_once(self, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Draws in the first pass; returns the same in the second."""
         if self._next is None:
             self._drawn.append(draw())
             return self._drawn[-1]
@@ -136,7 +148,7 @@ class Recomputed:
         return self._drawn[self._next - 1]
 
     def __call__(self) -> Any:
-        weights = self.read(self.trained)
+        weights = self.read_weights(self.trained)
         inputs = [self._given[i] for i in self._places]
         flat = tf.custom_gradient(self._forward)(*inputs, *weights)
         for variable, value, before in zip(self._kept, self._after, self._before, strict=True):
@@ -145,7 +157,7 @@ class Recomputed:
         return tf.nest.pack_sequence_as(self._outputs, tf.nest.flatten(flat))
 
     def _forward(self, *values: tf.Tensor) -> Any:
-        outputs, self._after = self._computed(values)
+        outputs, self._after = self._compute(values)
         self._outputs = outputs
 
         def backward(*gradients: tf.Tensor, variables: Any = None) -> list[Any]:
@@ -154,10 +166,10 @@ class Recomputed:
 
         return tf.nest.flatten(outputs), backward
 
-    def _computed(self, values: Sequence[tf.Tensor]) -> tuple[Any, list[Any]]:
+    def _compute(self, values: Sequence[tf.Tensor]) -> tuple[Any, list[Any]]:
         """The outputs for such inputs and weights, and what the variables that are not trained become."""
         inputs = values[: len(self._places)]
-        weights = self.whole(inputs, values[len(self._places) :])
+        weights = self.gather_weights(inputs, values[len(self._places) :])
         given = list(self._given)
         for place, value in zip(self._places, inputs, strict=True):
             given[place] = value
@@ -193,7 +205,7 @@ class Recomputed:
         with tf.GradientTape() as tape:
             tape.watch(again)
             self._next = 0
-            outputs, _ = self._computed(again)
+            outputs, _ = self._compute(again)
         found = tape.gradient(tf.nest.flatten(outputs), again, output_gradients=list(gradients))
         found = [tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in found]
         there = [each for each in found if each is not None]

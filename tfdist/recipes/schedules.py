@@ -20,7 +20,7 @@ from keras.optimizers import schedules as of_keras
 from keras.optimizers.schedules import LearningRateSchedule
 
 from tfdist.errors import UserError
-from tfdist.recipes.lengths import Length, RunLength, length_of
+from tfdist.recipes.lengths import Length, RunLength, parse_length
 from tfdist.settings.checks import COUNT, Check, number, one_of
 
 Rate: TypeAlias = "LearningRateSchedule | float"
@@ -37,13 +37,13 @@ class Schedule(LearningRateSchedule):
     _run: RunLength | None = None
 
     def bind(self, run: RunLength) -> None:
-        """Tells the schedule, and those inside of it, how long the run is; again for another run."""
+        """Binds the schedule, and those inside of it, to the length of a run; again for another run."""
         self._run = run
         for inner in vars(self).values():
             bind(inner, run)
-        self._bound(run)
+        self._count_steps(run)
 
-    def _bound(self, run: RunLength) -> None:
+    def _count_steps(self, run: RunLength) -> None:
         """Counts what depends on the run."""
 
     def _value(self, step: Any) -> Any:
@@ -58,20 +58,22 @@ class Schedule(LearningRateSchedule):
         return self._value(ops.cast(step, "float32"))
 
     def get_config(self) -> dict[str, Any]:
+        """The arguments, as they were given."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Schedule:
+        """Builds a schedule, and those within it."""
         return cls(**{name: keras.saving.deserialize_keras_object(value) for name, value in config.items()})
 
 
 def bind(schedule: Any, run: RunLength) -> None:
-    """Tells a schedule how long the run is, where it wants to know."""
+    """Binds a schedule to the length of a run, if it depends on that."""
     if isinstance(schedule, Schedule):
         schedule.bind(run)
 
 
-def _counting(base: Any, *counted: str) -> Any:
+def _with_lengths(base: Any, *counted: str) -> Any:
     """Keras's schedule with lengths in the arguments that are `counted`."""
     signature = inspect.signature(base.__init__)
 
@@ -85,10 +87,10 @@ def _counting(base: Any, *counted: str) -> Any:
         def _read(self, name: str) -> Length | list[Length]:
             setting, value = f"{base.__name__}.{name}", self._given[name]
             if isinstance(value, list | tuple):
-                return [length_of(setting, each) for each in value]
-            return length_of(setting, value)
+                return [parse_length(setting, each) for each in value]
+            return parse_length(setting, value)
 
-        def _bound(self, run: RunLength) -> None:
+        def _count_steps(self, run: RunLength) -> None:
             def steps(lengths: Length | list[Length]) -> Any:
                 return [each.steps(run) for each in lengths] if isinstance(lengths, list) else lengths.steps(run)
 
@@ -109,12 +111,12 @@ def _counting(base: Any, *counted: str) -> Any:
     return keras.saving.register_keras_serializable(PACKAGE)(Counting)
 
 
-CosineDecay = _counting(of_keras.CosineDecay, "decay_steps", "warmup_steps")
-CosineDecayRestarts = _counting(of_keras.CosineDecayRestarts, "first_decay_steps")
-ExponentialDecay = _counting(of_keras.ExponentialDecay, "decay_steps")
-InverseTimeDecay = _counting(of_keras.InverseTimeDecay, "decay_steps")
-PiecewiseConstantDecay = _counting(of_keras.PiecewiseConstantDecay, "boundaries")
-PolynomialDecay = _counting(of_keras.PolynomialDecay, "decay_steps")
+CosineDecay = _with_lengths(of_keras.CosineDecay, "decay_steps", "warmup_steps")
+CosineDecayRestarts = _with_lengths(of_keras.CosineDecayRestarts, "first_decay_steps")
+ExponentialDecay = _with_lengths(of_keras.ExponentialDecay, "decay_steps")
+InverseTimeDecay = _with_lengths(of_keras.InverseTimeDecay, "decay_steps")
+PiecewiseConstantDecay = _with_lengths(of_keras.PiecewiseConstantDecay, "boundaries")
+PolynomialDecay = _with_lengths(of_keras.PolynomialDecay, "decay_steps")
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -131,15 +133,15 @@ class Warmup(Schedule):
         RATE("Warmup.then", then)
         number(0, 1)("Warmup.start", start)
         self.then, self.length, self.start = then, length, start
-        self._length = length_of("Warmup.length", length)
+        self._length = parse_length("Warmup.length", length)
 
-    def _bound(self, run: RunLength) -> None:
+    def _count_steps(self, run: RunLength) -> None:
         self._steps = self._length.steps(run)
 
     def _value(self, step: Any) -> Any:
         done = ops.clip(step / max(self._steps, 1), 0.0, 1.0)
         factor = self.start + (1.0 - self.start) * done
-        return factor * _at(self.then, ops.maximum(step - self._steps, 0.0))
+        return factor * _evaluate_rate(self.then, ops.maximum(step - self._steps, 0.0))
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -154,9 +156,9 @@ class InverseSquareRoot(Schedule):
     def __init__(self, peak: float, timescale: str | int = "0.06 of run") -> None:
         number(0)("InverseSquareRoot.peak", peak)
         self.peak, self.timescale = peak, timescale
-        self._length = length_of("InverseSquareRoot.timescale", timescale)
+        self._length = parse_length("InverseSquareRoot.timescale", timescale)
 
-    def _bound(self, run: RunLength) -> None:
+    def _count_steps(self, run: RunLength) -> None:
         self._steps = max(self._length.steps(run), 1)
 
     def _value(self, step: Any) -> Any:
@@ -189,10 +191,10 @@ class WarmupStableDecay(Schedule):
         number(0, 1)("WarmupStableDecay.end", end)
         one_of(*self.SHAPES)("WarmupStableDecay.shape", shape)
         self.peak, self.warmup, self.decay, self.end, self.shape = peak, warmup, decay, end, shape
-        self._warmup = length_of("WarmupStableDecay.warmup", warmup)
-        self._decay = length_of("WarmupStableDecay.decay", decay)
+        self._warmup = parse_length("WarmupStableDecay.warmup", warmup)
+        self._decay = parse_length("WarmupStableDecay.decay", decay)
 
-    def _bound(self, run: RunLength) -> None:
+    def _count_steps(self, run: RunLength) -> None:
         self._rise, self._fall = self._warmup.steps(run), self._decay.steps(run)
         self._total = run.total_steps
         if self._rise + self._fall > self._total:
@@ -204,7 +206,7 @@ class WarmupStableDecay(Schedule):
     def _value(self, step: Any) -> Any:
         rising = ops.minimum(step / max(self._rise, 1), 1.0) if self._rise else 1.0
         done = ops.clip((step - (self._total - self._fall)) / max(self._fall, 1), 0.0, 1.0)
-        left = {"linear": 1.0 - done, "cosine": _cosine(done), "square root": 1.0 - ops.sqrt(done)}[self.shape]
+        left = {"linear": 1.0 - done, "cosine": _compute_cosine(done), "square root": 1.0 - ops.sqrt(done)}[self.shape]
         return self.peak * rising * (self.end + (1.0 - self.end) * left)
 
 
@@ -226,18 +228,18 @@ class ForBatch(Schedule):
         one_of("linear", "square root")("ForBatch.rule", rule)
         self.rate, self.base_batch_size, self.rule = rate, base_batch_size, rule
 
-    def _bound(self, run: RunLength) -> None:
+    def _count_steps(self, run: RunLength) -> None:
         times = run.global_batch_size / self.base_batch_size
         self._factor = times if self.rule == "linear" else math.sqrt(times)
 
     def _value(self, step: Any) -> Any:
-        return self._factor * _at(self.rate, step)
+        return self._factor * _evaluate_rate(self.rate, step)
 
 
-def _at(schedule: Rate, step: Any) -> Any:
+def _evaluate_rate(schedule: Rate, step: Any) -> Any:
     return ops.cast(schedule(step), "float32") if callable(schedule) else ops.convert_to_tensor(schedule, "float32")
 
 
-def _cosine(done: Any) -> Any:
-    """From 1 to 0 while `done` goes from 0 to 1."""
+def _compute_cosine(done: Any) -> Any:
+    """Falls from 1 to 0 while `done` goes from 0 to 1."""
     return 0.5 * (1.0 + ops.cos(math.pi * ops.clip(done, 0.0, 1.0)))

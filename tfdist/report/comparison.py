@@ -11,21 +11,19 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from tfdist.report.figures import STEPS, Axis, color_of, draw_bars, draw_curves
-from tfdist.report.page import Cell, Plot, Section, Table
+from tfdist.report.figures import STEPS, Axis, choose_color, draw_curves
+from tfdist.report.report import Cell, Section, Table
 from tfdist.report.run_data import Run, is_metric
-from tfdist.report.run_page import SHARE_COLORS
 from tfdist.report.words import duration_text, short_names
-from tfdist.telemetry.account.goodput import total
 from tfdist.telemetry.console.console_text import number_text
 
 SEED = "train.seed"
 NOT_SET = "–"
 
 
-def comparison_sections(runs: Sequence[Run], now: datetime.datetime) -> list[Section]:
+def build_comparison(runs: Sequence[Run], now: datetime.datetime) -> list[Section]:
     """The sections of the page of several runs, empty ones among them."""
-    names, axis = run_names([run.path for run in runs]), Axis(STEPS)
+    names, axis = shorten_paths([run.path for run in runs]), Axis(STEPS)
     metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
     keys = dict.fromkeys(key for run in runs for key in run.curves if is_metric(key[0]))
     curves = [
@@ -33,7 +31,6 @@ def comparison_sections(runs: Sequence[Run], now: datetime.datetime) -> list[Sec
             f"{metric} ({split})",
             axis,
             {name: run.curves.get((metric, split)) for run, name in zip(runs, names, strict=True)},
-            len(keys) * len(runs),
         )
         for metric, split in keys
     ]
@@ -41,28 +38,27 @@ def comparison_sections(runs: Sequence[Run], now: datetime.datetime) -> list[Sec
         Section(title="Runs", tables=[_runs_table(runs, names, metrics, now)]),
         _ablation(runs, metrics),
         Section(title="Curves", text="A line a run.", plots=curves),
-        _time_shares(runs, names),
     ]
 
 
-def run_names(paths: Sequence[str]) -> list[str]:
+def shorten_paths(paths: Sequence[str]) -> list[str]:
     """The paths without what they have in common."""
     parts = [path.split("/") for path in paths]
     same = len(list(itertools.takewhile(lambda level: len(set(level)) == 1, zip(*parts, strict=False))))
     return ["/".join(each[same:]) or path for each, path in zip(parts, paths, strict=True)]
 
 
-def differing_settings(runs: Sequence[Run]) -> list[str]:
+def find_differing_settings(runs: Sequence[Run]) -> list[str]:
     """The settings that differ between the runs."""
     settings = [run.settings for run in runs]
-    stated = dict.fromkeys(name for run in runs for name in run.given)
+    stated = dict.fromkeys(name for run in runs for name in run.stated)
     return [name for name in stated if len({each.get(name) for each in settings}) > 1]
 
 
 def _runs_table(runs: Sequence[Run], names: Sequence[str], metrics: Sequence[str], now: datetime.datetime) -> Table:
     rows = [
         [
-            Cell(name, color=color_of(place)),
+            Cell(name, color=choose_color(place)),
             Cell(run.status(now)),
             Cell(str(run.fact("strategy") or "")),
             Cell(str(run.fact("num_replicas") or ""), run.fact("num_replicas")),
@@ -78,7 +74,7 @@ def _runs_table(runs: Sequence[Run], names: Sequence[str], metrics: Sequence[str
 
 
 def _ablation(runs: Sequence[Run], metrics: Sequence[str]) -> Section:
-    differ = [name for name in differing_settings(runs) if name != SEED]
+    differ = [name for name in find_differing_settings(runs) if name != SEED]
     groups: dict[tuple[str | None, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(run.settings.get(name) for name in differ), []).append(run)
@@ -100,15 +96,6 @@ def _ablation(runs: Sequence[Run], metrics: Sequence[str]) -> Section:
         text += " Of runs that are not done the newest metrics count."
     table = Table(title="Ablation", names=(*(short[name] for name in differ), "runs", *metrics), rows=rows)
     return Section(title="What differs", text=text, tables=[table])
-
-
-def _time_shares(runs: Sequence[Run], names: Sequence[str]) -> Section:
-    accounts = {name: total(run.accounts.values()) for run, name in zip(runs, names, strict=True)}
-    rows = {name: account.seconds for name, account in accounts.items() if account.goodput is not None}
-    shares = {share for seconds in rows.values() for share in seconds}
-    legend = [(color, share.replace("_", " ")) for share, color in SHARE_COLORS.items() if share in shares]
-    plots = [Plot(title="Worker-seconds", figure=draw_bars(rows, SHARE_COLORS), legend=legend)] if rows else []
-    return Section(title="Where the time went", plots=plots, is_wide=True)
 
 
 def _mean(values: Sequence[float]) -> Cell:

@@ -1,4 +1,4 @@
-"""Figures that Bokeh draws: curves, points, stacked bars and marks, over steps or over time.
+"""Figures that Bokeh draws: curves, points and stacked bars, over steps or over time.
 
 Invariant: all colors can be read on light and on dark, since the page takes the reader's preference; a figure takes the
 width of its place, and does not keep a finger from scrolling the page.
@@ -24,7 +24,7 @@ from bokeh.models import (
 from bokeh.palettes import Category10_10
 from bokeh.plotting import figure as new_bokeh_figure
 
-from tfdist.report.page import Plot
+from tfdist.report.report import Plot
 from tfdist.report.run_data import Curve
 from tfdist.report.words import count_text
 
@@ -32,15 +32,15 @@ INK, GRID = "#7a8490", "#8a94a033"
 STEPS, TIME = "step", "time"
 FULL = 1.0
 HEIGHT = 260
-MAX_POINTS, ALL_POINTS, MIN_POINTS = 2000, 60_000, 100  # of a curve; of a page
+MAX_POINTS = 1000  # of a curve
 
 
-def color_of(place: int) -> str:
+def choose_color(place: int) -> str:
     """The color of a series, by its place among them."""
     return str(Category10_10[place % len(Category10_10)])
 
 
-def milliseconds(time: datetime.datetime) -> float:
+def to_milliseconds(time: datetime.datetime) -> float:
     """A moment as a time axis has it."""
     return time.timestamp() * 1000
 
@@ -56,7 +56,6 @@ class Axis:
 
     def __init__(self, kind: str, *, lines: Sequence[float] = (), left: int = 0) -> None:
         self.kind = kind
-        self._scale = "datetime" if kind == TIME else "linear"
         self._lines = lines
         self._left = left
         self._range: Any = None
@@ -88,7 +87,6 @@ def draw_curves(
     title: str,
     axis: Axis,
     curves: Mapping[str, Curve | None],
-    num_curves: int,
     *,
     y_format: str = "",
     highlighted: str | None = None,
@@ -100,7 +98,6 @@ def draw_curves(
       title: of the plot.
       axis: along which they run.
       curves: by name; None where there is none of it. Over time their `steps` are milliseconds.
-      num_curves: of the whole page, which limits the points of each.
       y_format: of the values, as NumeralTickFormatter has it.
       highlighted: the name of one of them.
       y_range: what to show of the values; else all.
@@ -111,11 +108,11 @@ def draw_curves(
     if y_range is None:
         largest = max((float(np.nanmax(np.abs(curve.values), initial=0.0)) for curve in drawn.values()), default=0.0)
         made.y_range.default_span = largest or FULL  # of a line that is level
-    colors = {name: color_of(place) for place, name in enumerate(curves)}
+    colors = {name: choose_color(place) for place, name in enumerate(curves)}
     if highlighted is not None:
-        colors = dict.fromkeys(curves, INK) | {highlighted: color_of(0)}
+        colors = dict.fromkeys(curves, INK) | {highlighted: choose_color(0)}
     for name, curve in drawn.items():
-        shown = curve.thinned(max(min(MAX_POINTS, ALL_POINTS // max(num_curves, 1)), MIN_POINTS))
+        shown = curve.thinned(MAX_POINTS)
         source = ColumnDataSource({"x": shown.steps.astype(float), "y": shown.values})
         look = {"color": colors[name], "alpha": 0.5 if highlighted not in (None, name) else 1.0}
         line = made.line("x", "y", source=source, line_width=1.8, **look)
@@ -158,21 +155,11 @@ def draw_bars(rows: Mapping[str, Mapping[str, float]], colors: Mapping[str, str]
     return made
 
 
-def draw_marks(axis: Axis, rows: Mapping[str, Sequence[tuple[float, str, str]]]) -> Any:
-    """A row of marks for each name; a mark is where it stands, its color, and its text."""
-    made = axis.figure(height=80 + 24 * len(rows), y_range=list(rows)[::-1])
-    marks = [(place, name, color, text) for name, own in rows.items() for place, color, text in own]
-    columns = dict(zip(("x", "name", "color", "text"), zip(*marks, strict=True), strict=True))
-    shown = made.scatter("x", "name", color="color", size=9, source=ColumnDataSource(columns))
-    _add_hover(made, shown, "@text")
-    return made
-
-
-def draw_points(points: Sequence[tuple[Any, float, str, str]], **options: Any) -> Any:
-    """Points at (x, y) with color and text; the x are numbers, or choices that `x_range` among the options names."""
-    made = _new_figure(height=HEIGHT, tools="save", **options)
+def draw_points(points: Sequence[tuple[Any, Any, str, str]], axis: Axis | None = None, **options: Any) -> Any:
+    """Points at (x, y) with color and text, along an axis or in a figure of their own; the options are a figure's."""
+    made = _new_figure(tools="save", **{"height": HEIGHT, **options}) if axis is None else axis.figure(**options)
     columns = dict(zip(("x", "y", "color", "text"), zip(*points, strict=True), strict=True))
-    shown = made.scatter("x", "y", color="color", size=7, source=ColumnDataSource(columns))
+    shown = made.scatter("x", "y", color="color", size=8, source=ColumnDataSource(columns))
     _add_hover(made, shown, "@text")
     return made
 

@@ -68,7 +68,7 @@ class Run:
 
     Attributes:
       path: the run directory, local or gs://.
-      given: the settings that were stated, by the names of config.gin, as text.
+      stated: the settings that were stated, by the names of config.gin, as text.
       defaults: those that the run has used and nobody stated; known at its end.
       result: result.json, unless it is damaged or the run was started again since; else None.
       starts: of run.json.
@@ -79,7 +79,7 @@ class Run:
 
     path: str
     config: str
-    given: Mapping[str, str]
+    stated: Mapping[str, str]
     defaults: Mapping[str, str]
     result: RunResult | None
     starts: Sequence[Start]
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, str]:
-        return {**self.defaults, **self.given}
+        return {**self.defaults, **self.stated}
 
     def status(self, now: datetime.datetime) -> str:
         """DONE, one of ENDS, RUNNING where something was logged lately; else UNFINISHED."""
@@ -173,46 +173,46 @@ def read_run(run_dir: str) -> Run:
     Raises:
       UserError: no run has written there.
     """
-    place = RunDirectory(run_dir)
-    if not any(files.exists(path) for path in (place.starts, place.events, place.metrics)):
+    directory = RunDirectory(run_dir)
+    if not any(files.exists(path) for path in (directory.starts, directory.events, directory.metrics)):
         raise UserError(
             f"{run_dir!r} holds no run: there is no run.json, events.jsonl or metrics.jsonl. Write the --run_dir of a "
             f"training, or --list {run_dir} for the runs below a directory."
         )
     unreadable = Unreadable()
-    config = files.read(place.config).decode(errors="replace") if files.exists(place.config) else ""
-    given, defaults = _parse_settings(config)
-    starts = record.starts if (record := _load(place.starts, Starts)) is not None else ()
-    result = _load(place.result, RunResult)
+    config = files.read(directory.config).decode(errors="replace") if files.exists(directory.config) else ""
+    stated, defaults = _parse_settings(config)
+    starts = record.starts if (record := _load(directory.starts, Starts)) is not None else ()
+    result = _load(directory.result, RunResult)
     return Run(
-        path=place.path,
+        path=directory.path,
         config=config,
-        given=given,
+        stated=stated,
         defaults=defaults,
         result=result if result is not None and len(result.starts or starts) >= len(starts) else None,
         starts=starts,
-        curves=_read_curves(place.metrics, unreadable),
-        events=read_events(place, unreadable),
-        samples=read_samples(place, unreadable),
+        curves=_read_curves(directory.metrics, unreadable),
+        events=read_events(directory, unreadable),
+        samples=read_samples(directory, unreadable),
         unreadable=unreadable.lines,
     )
 
 
 def _parse_settings(config: str) -> tuple[dict[str, str], dict[str, str]]:
     """What config.gin states, and the defaults that it lists; a value may go on in indented lines."""
-    given: dict[str, str] = {}
+    stated: dict[str, str] = {}
     defaults: dict[str, str] = {}
-    into, name = given, ""
+    into, name = stated, ""
     for line in config.splitlines():
         statement = _STATEMENT.match(line)
         if line.startswith("# "):
-            into = defaults if line.endswith(": defaults that the run has used") else given
+            into = defaults if line.endswith(": defaults that the run has used") else stated
         elif statement is not None:
             name = statement[1]
             into[name] = line[statement.end() :]
         elif name and line.startswith(" "):
             into[name] += " " + line.strip()
-    return given, defaults
+    return stated, defaults
 
 
 def _read_curves(path: str, unreadable: Unreadable) -> dict[tuple[str, str], Curve]:

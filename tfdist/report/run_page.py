@@ -12,16 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from bokeh.palettes import Category10_10, Dark2_8
 
-from tfdist.report.figures import (
-    STEPS,
-    TIME,
-    Axis,
-    draw_bars,
-    draw_curves,
-    draw_marks,
-    milliseconds,
-)
-from tfdist.report.page import Cell, Plot, Section, Table
+from tfdist.report.figures import STEPS, TIME, Axis, draw_bars, draw_curves, draw_points, to_milliseconds
+from tfdist.report.report import Cell, Plot, Section, Table
 from tfdist.report.run_data import BEGIN, ENDS, GRADIENT_NORM, LEARNING_RATE, Curve, Run, is_metric
 from tfdist.report.words import count_text, duration_text
 from tfdist.telemetry.account.goodput import ALL_SHARES, total
@@ -78,9 +70,9 @@ def list_notes(run: Run) -> list[str]:
     return notes
 
 
-def run_sections(run: Run) -> list[Section]:
+def build_sections(run: Run) -> list[Section]:
     """The sections of one run's page, empty ones among them."""
-    begins = [milliseconds(event.time) for event in run.events if event.name == BEGIN][1:]
+    begins = [to_milliseconds(event.time) for event in run.events if event.name == BEGIN][1:]
     return [
         _curves(run),
         _timeline(run, Axis(TIME, lines=begins, left=EVENT_NAMES)),
@@ -101,34 +93,27 @@ def _curves(run: Run) -> Section:
     by_metric |= {"learning rate": {"learning rate": rates[0]}} if rates else {}
     norm = run.curves.get((GRADIENT_NORM, "train"))
     by_metric |= {"norm of the gradient, before clipping": {"train": norm}} if norm else {}
-    plots = [draw_curves(metric, axis, curves, len(run.curves)) for metric, curves in by_metric.items()]
+    plots = [draw_curves(metric, axis, curves) for metric, curves in by_metric.items()]
     return Section(title="Curves", text="Dashed: where a start resumed." if len(run.starts) > 1 else "", plots=plots)
 
 
 def _timeline(run: Run, axis: Axis) -> Section:
     """Events and throughput, along one axis."""
     shown = [event for event in run.events if event.name not in UNSHOWN_EVENTS]
-    if not shown and not run.samples:
-        return Section(title="What happened")
-    newest, plots = shown[-MAX_EVENTS:], []
-    if shown:
-        rows: dict[str, list[tuple[float, str, str]]] = {}
-        for event in newest:
-            color = LEVEL_COLORS.get(event.level, LEVEL_COLORS["info"])
-            mark = (milliseconds(event.time), color, _sentence(event))
-            rows.setdefault(event.name.replace("_", " "), []).append(mark)
+    newest, plots, tables = shown[-MAX_EVENTS:], [], []
+    if newest:
+        names = [event.name.replace("_", " ") for event in newest]
+        texts = [f"{event.time:%H:%M:%S}  {_message(event) or event.name}" for event in newest]
+        colors = [LEVEL_COLORS[event.level] for event in newest]
+        points = list(zip((to_milliseconds(event.time) for event in newest), names, colors, texts, strict=True))
+        rows = list(dict.fromkeys(names))[::-1]
+        figure = draw_points(points, axis, height=80 + 24 * len(rows), y_range=rows)
         note = f"the newest {len(newest)} of {len(shown)}" if len(newest) < len(shown) else ""
-        legend = [(color, level) for level, color in LEVEL_COLORS.items() if any(e.level == level for e in newest)]
-        plots.append(Plot(title="Events", figure=draw_marks(axis, rows), legend=legend, note=note))
+        plots.append(Plot(title="Events", figure=figure, note=note))
+        tables.append(_event_table(newest))
     plots += _throughput(run, axis)
     text = "Over time (UTC)." + (" Dashed: where a start began." if len(run.starts) > 1 else "")
-    return Section(title="What happened", text=text, plots=plots, tables=[_event_table(newest)], is_wide=True)
-
-
-def _sentence(event: Event) -> str:
-    """`12:03:01  step 1,200: Continuing at step 1,200.`"""
-    step = "" if event.step is None else f"step {event.step:,}: "
-    return f"{event.time:%H:%M:%S}  {step}{_message(event) or event.name}"
+    return Section(title="What happened", text=text, plots=plots, tables=tables, is_wide=True)
 
 
 def _message(event: Event) -> str:
@@ -140,7 +125,7 @@ def _event_table(events: Sequence[Event]) -> Table:
     rows = [
         [
             Cell(f"{event.time:%Y-%m-%d %H:%M:%S}"),
-            Cell(event.name, color=LEVEL_COLORS.get(event.level, "")),
+            Cell(event.name, color=LEVEL_COLORS[event.level]),
             Cell("" if event.worker is None else str(event.worker), event.worker),
             Cell("" if event.step is None else f"{event.step:,}", event.step),
             Cell(_message(event)),
@@ -156,10 +141,12 @@ def _throughput(run: Run, axis: Axis) -> list[Plot]:
     batch = run.fact("global_batch_size") or run.settings.get("train.global_batch_size", "")
     examples = int(batch) if str(batch).isdigit() else None
     unit = "steps" if examples is None else "examples"
-    steps = [[(milliseconds(s.time), float(s.step)) for s in own if s.step is not None] for own in _processes(run, 0)]
+    steps = [
+        [(to_milliseconds(s.time), float(s.step)) for s in own if s.step is not None] for own in _processes(run, 0)
+    ]
     curve = _join([_rates(known, per=float(examples or 1)) for known in steps])
     title = f"Throughput, {unit} a second"
-    return [] if curve is None else [draw_curves(title, axis, {unit: curve}, 1, y_format="0,0")]
+    return [] if curve is None else [draw_curves(title, axis, {unit: curve}, y_format="0,0")]
 
 
 def _account(run: Run) -> Section:
@@ -196,12 +183,12 @@ def _resources(run: Run, axis: Axis) -> Section:
         curves = {}
         for worker in workers:
             known = [
-                [(milliseconds(s.time), s.values[name]) for s in own if name in s.values]
+                [(to_milliseconds(s.time), s.values[name]) for s in own if name in s.values]
                 for own in _processes(run, worker)
             ]
             curves[f"worker {worker}"] = _join([_rates(own, per=1.0) for own in known] if is_total else known)
         if any(curve is not None and np.nanmax(curve.values, initial=0.0) > 0 for curve in curves.values()):
-            plots.append(draw_curves(title, axis, curves, len(VALUES) * len(workers), y_format=y_format))
+            plots.append(draw_curves(title, axis, curves, y_format=y_format))
     return Section(title="Memory and utilization", text="Over time (UTC).", plots=plots)
 
 
@@ -227,9 +214,9 @@ def _join(parts: Sequence[Sequence[tuple[float, float]]]) -> Curve | None:
 
 
 def _configuration(run: Run) -> Section:
-    rows = [[Cell(name), Cell(value), Cell("stated")] for name, value in run.given.items()]
+    rows = [[Cell(name), Cell(value), Cell("stated")] for name, value in run.stated.items()]
     rows += [[Cell(name), Cell(value), Cell("default")] for name, value in run.defaults.items()]
-    title = f"{len(run.given)} settings stated, {len(run.defaults)} defaults used"
+    title = f"{len(run.stated)} settings stated, {len(run.defaults)} defaults used"
     tables = [Table(title=title, names=("setting", "value", "from"), rows=rows, is_folded=True)] if rows else []
     return Section(title="Configuration", tables=tables, code=run.config, code_title="config.gin")
 

@@ -18,7 +18,7 @@ from tfdist.serving.settings import PredictSettings
 from tfdist.storage import files
 from tfdist.storage.contents import crc32c
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.gathering import replica_index, rows_of_all
+from tfdist.strategies.gathering import gather_rows, replica_index
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.learner import build_model
 from tfdist.training.recovery.weights import Found, find_weights, put_weights
@@ -115,7 +115,7 @@ class Predictor:
             shares = batch["shares"]
             mine = (shares >= 1.0) | ((shares > 0.0) & tf.equal(replica_index(), 0))
         if self._strategy.topology.num_workers > 1:
-            rows = rows_of_all([tf.boolean_mask(v, mine) for v in outputs.values()], room=self._room)
+            rows = gather_rows([tf.boolean_mask(v, mine) for v in outputs.values()], room=self._room)
             outputs = dict(zip(outputs, rows, strict=True))
         return outputs, mine
 

@@ -34,9 +34,9 @@ def check_agreement(strategy: Strategy, facts: Callable[[], Mapping[str, object]
     mine = json.dumps({name: str(value) for name, value in facts().items()}, sort_keys=True).encode()
     if len(set(gather_digests(strategy, mine).tolist())) == 1:
         return
-    told = [json.loads(text) for text in strategy.gather_bytes(mine)]
-    names = list(dict.fromkeys(name for each in told for name in each))
-    lines = [_line(name, [each.get(name, "(none)") for each in told]) for name in names]
+    facts_of_workers = [json.loads(text) for text in strategy.gather_bytes(mine)]
+    names = list(dict.fromkeys(name for each in facts_of_workers for name in each))
+    lines = [_line(name, [each.get(name, "(none)") for each in facts_of_workers]) for name in names]
     lines = [line for line in lines if line]
     more = [f"and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
     error = UserError("\n    ".join(["The workers differ:", *lines[:MAX_SHOWN], *more]) + f"\n{advice}")
@@ -57,14 +57,10 @@ def _line(name: str, values: list[str]) -> str:
         workers[value].append(worker)
     if len(workers) == 1:
         return ""
-    return f"{name}: " + "; ".join(f"{_cut(value)} on {_named(who)}" for value, who in workers.items())
+    return f"{name}: " + "; ".join(f"{value[:MAX_VALUE]} on {_name_workers(who)}" for value, who in workers.items())
 
 
-def _cut(value: str) -> str:
-    return value if len(value) <= MAX_VALUE else f"{value[:MAX_VALUE]} …"
-
-
-def _named(workers: list[int]) -> str:
+def _name_workers(workers: list[int]) -> str:
     shown = ", ".join(map(str, workers[:MAX_WORKERS]))
     more = f" and {len(workers) - MAX_WORKERS} more" if len(workers) > MAX_WORKERS else ""
     return f"worker{'s' if len(workers) > 1 else ''} {shown}{more}"

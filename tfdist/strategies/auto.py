@@ -1,4 +1,7 @@
-"""Picks a strategy from what is found: TF_CONFIG, Horovod's environment, a TPU, GPUs; else one device."""
+"""Chooses a strategy from TF_CONFIG, Horovod's environment, a TPU and GPUs; or from the scope that a model was made in.
+
+Invariant: the same TensorFlow strategy gives the same one of ours, and none is made twice.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdist.errors import UserError
 from tfdist.settings.checks import FUNCTION
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.base import Notify, Strategy, Topology, find_connected
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.tf_config import read_tf_config
 from tfdist.strategies.horovod import Horovod
@@ -15,6 +19,15 @@ from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.tpu import TPU
+
+WRAPPED = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
+REFUSED = (
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.TPUStrategy,
+    tf.distribute.experimental.CentralStorageStrategy,
+    tf.distribute.experimental.ParameterServerStrategy,
+    tf.distribute.ParameterServerStrategy,
+)
 
 
 def choose(
@@ -42,21 +55,59 @@ def choose(
     for name, make in makers.items():
         FUNCTION(f"auto.choose.{name}", make)
     variables = environment.current()
-    gpus = tf.config.list_physical_devices("GPU")
+    num_gpus = len(tf.config.list_physical_devices("GPU"))
+    tpu_mark = environment.first_set(environment.TPU_MARKS, variables)
     if read_tf_config(variables) is not None:
-        return _because("TF_CONFIG is set", multi_worker())
-    if mark := environment.first_set(environment.HOROVOD_MARKS, variables):
-        return _because(f"{mark} is set", horovod())
-    if tf.config.list_physical_devices("TPU"):
-        return _because("TensorFlow finds a TPU on this machine", tpu())
-    if mark := environment.first_set(environment.TPU_MARKS, variables):
-        return _because(f"{mark} is set", tpu())
-    if len(gpus) > 1:
-        return _because(f"{len(gpus)} GPUs were found", mirrored())
-    found = "one GPU was found" if gpus else "no GPU, TF_CONFIG, Horovod or TPU was found"
-    return _because(found, one_device())
-
-
-def _because(reason: str, strategy: Strategy) -> Strategy:
-    strategy.reason = f"auto: {reason}"
+        strategy, why = multi_worker(), "TF_CONFIG is set"
+    elif mark := environment.first_set(environment.HOROVOD_MARKS, variables):
+        strategy, why = horovod(), f"{mark} is set"
+    elif tf.config.list_physical_devices("TPU"):
+        strategy, why = tpu(), "TensorFlow finds a TPU on this machine"
+    elif tpu_mark is not None:
+        strategy, why = tpu(), f"{tpu_mark} is set"
+    elif num_gpus > 1:
+        strategy, why = mirrored(), f"{num_gpus} GPUs were found"
+    else:
+        why = "one GPU was found" if num_gpus else "no GPU, TF_CONFIG, Horovod or TPU was found"
+        strategy = one_device()
+    strategy.reason = f"auto: {why}"
     return strategy
+
+
+def wrap_strategy(distribution: tf.distribute.Strategy) -> Strategy:
+    """The strategy for what was made in the scope of `distribution`; one device for TensorFlow's default.
+
+    Raises:
+      UserError: it is none that tfdist trains under.
+    """
+    known = find_connected(distribution)
+    if known is not None:
+        return known
+    if isinstance(distribution, REFUSED):
+        raise UserError(
+            f"The model was made in the scope of a tf.distribute.{type(distribution).__name__}, which tfdist does not "
+            "train under as it is. Make it in the scope of one of tfdist.strategies, such as "
+            "multi_worker.MultiWorker()."
+        )
+    if not isinstance(distribution, WRAPPED):
+        return OneDevice()
+    strategy = WrappedStrategy(distribution)
+    strategy.connect()
+    return strategy
+
+
+class WrappedStrategy(Strategy):
+    """The devices of this process, by a strategy of TensorFlow's that exists already."""
+
+    trains_alone = True
+
+    def __init__(self, distribution: tf.distribute.Strategy) -> None:
+        super().__init__()
+        self._wrapped = distribution
+        self.name = "mirrored" if distribution.num_replicas_in_sync > 1 else "one_device"
+
+    def expected_replicas(self) -> int:
+        return self._wrapped.num_replicas_in_sync
+
+    def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
+        return self._wrapped, Topology(0, 1, num_local_replicas=self._wrapped.num_replicas_in_sync)

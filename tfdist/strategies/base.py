@@ -15,8 +15,8 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
 
 import keras
 import numpy as np
@@ -24,14 +24,20 @@ import tensorflow as tf
 
 from tfdist.errors import EXIT_DONE, PeerFailedError, UserError
 from tfdist.strategies import failure_report
-from tfdist.strategies.alone import refuse_others
 from tfdist.strategies.cluster import environment
+from tfdist.strategies.cluster.tf_config import VARIABLE as TF_CONFIG
+from tfdist.strategies.cluster.tf_config import read_tf_config
 from tfdist.strategies.failure_report import FailureReport
-from tfdist.strategies.sparse import without_repeats
 
 Notify = Callable[[str], None]
 T = TypeVar("T")
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 BROADCAST_BYTES = 1 << 24  # in one collective
+_TOGETHER = {
+    TF_CONFIG: "train.strategy = @multi_worker.MultiWorker() (--gin_file=configs/strategies/multi_worker.gin)",
+    environment.SLURM_TASKS: "a job like examples/clusters/slurm.sbatch: it gives each task its TF_CONFIG",
+}
+_BY_HOROVOD = "train.strategy = @horovod.Horovod() (--gin_file=configs/strategies/horovod.gin)"
 _connected: dict[int, Strategy] = {}  # by the id of what each stands on, which it keeps alive
 
 
@@ -168,12 +174,7 @@ class Strategy(abc.ABC):
         """
         if self.topology.num_replicas == 1:
             return list(tensors)
-        tensors = [placed(t) for t in tensors]
-        summed: dict[int, tf.Tensor] = {}
-        for dtype in dict.fromkeys(t.dtype for t in tensors):  # one collective carries one type
-            places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-            summed.update(zip(places, self._sum_of_one_type([tensors[i] for i in places]), strict=True))
-        return [summed[i] for i in range(len(tensors))]
+        return sum_by_type([with_device(t) for t in tensors], self._sum_of_one_type)
 
     def _sum_of_one_type(self, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensors)
@@ -197,7 +198,7 @@ class Strategy(abc.ABC):
         """
         sent = list(gradients)
         if self.topology.num_replicas > 1:
-            sent = [without_repeats(g) if self.gathers_rows else tf.convert_to_tensor(g) for g in gradients]
+            sent = [sum_repeated_rows(g) if self.gathers_rows else tf.convert_to_tensor(g) for g in gradients]
         summed = self.sum_over_replicas([*sent, *scalars])
         return summed[: len(gradients)], summed[len(gradients) :]
 
@@ -212,17 +213,17 @@ class Strategy(abc.ABC):
         if self.topology.num_replicas == 1:
             return rows
 
-        def exchanged(distribution: tf.distribute.Strategy, given: Any) -> Any:
-            held = distribution.experimental_local_results(given)
+        def exchange(distribution: tf.distribute.Strategy, rows_by_replica: Any) -> Any:
+            local = distribution.experimental_local_results(rows_by_replica)
             received = []
-            for replica, own in enumerate(held):
+            for replica, own in enumerate(local):
                 with tf.device(own.device):
-                    received.append(tf.stack([rows[replica] for rows in held]))
+                    received.append(tf.stack([rows[replica] for rows in local]))
             return distribution.experimental_distribute_values_from_function(
                 lambda context: received[context.replica_id_in_sync_group]
             )
 
-        return tf.distribute.get_replica_context().merge_call(exchanged, args=(placed(rows),))
+        return tf.distribute.get_replica_context().merge_call(exchange, args=(with_device(rows),))
 
     def all_gather(self, vector: tf.Tensor, *, name: str) -> tf.Tensor:
         """The replicas' vectors, [num_replicas, n], in their order. Called in replica context.
@@ -234,7 +235,7 @@ class Strategy(abc.ABC):
         del name
         if self.topology.num_replicas == 1:
             return vector[tf.newaxis]
-        return tf.distribute.get_replica_context().all_gather(placed(vector[tf.newaxis]), axis=0)
+        return tf.distribute.get_replica_context().all_gather(with_device(vector[tf.newaxis]), axis=0)
 
     def reduce_scatter(self, rows: tf.Tensor, *, name: str) -> tf.Tensor:
         """The sum over the replicas of row r, [n], at replica r. Called in replica context; arguments as `all_to_all`.
@@ -424,16 +425,51 @@ def _in_replica() -> bool:
     return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 
-def connected_over(distribution: tf.distribute.Strategy) -> Strategy | None:
+def find_connected(distribution: tf.distribute.Strategy) -> Strategy | None:
     """The strategy of this process that stands on `distribution`; None for one that somebody else made."""
     return _connected.get(id(distribution))
 
 
-def read_ahead(dataset: tf.data.Dataset, device: str) -> tf.data.Dataset:
+def prefetch(dataset: tf.data.Dataset, device: str) -> tf.data.Dataset:
     """The dataset with its next element in the memory of a device already."""
     return dataset.apply(tf.data.experimental.prefetch_to_device(device, buffer_size=1))
 
 
-def placed(tensor: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
+def with_device(tensor: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:
     """The tensor with a device: TensorFlow asks where a sum should go, and what was read from a variable has none."""
     return tensor if isinstance(tensor, tf.IndexedSlices) else tf.identity(tensor)
+
+
+def sum_by_type(
+    tensors: Sequence[tf.Tensor], sum_of_one_type: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
+) -> list[tf.Tensor]:
+    """Sums tensors with those of the same type, since one collective carries one type."""
+    summed: dict[int, tf.Tensor] = {}
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+        summed |= zip(indices, sum_of_one_type([tensors[i] for i in indices]), strict=True)
+    return [summed[i] for i in range(len(tensors))]
+
+
+def sum_repeated_rows(gradient: Gradient) -> Gradient:
+    """Adds up the rows of one index, so that less is sent, and norms are those of the dense gradient."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(indices)[0])
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def refuse_others(strategy: str, variables: Mapping[str, str]) -> None:
+    """Raises UserError where this process is one of several, and the strategy found or finds none of them."""
+    cluster = read_tf_config(variables)
+    counts = {TF_CONFIG: str(cluster.num_workers)} if cluster is not None else {}
+    counts |= {name: variables.get(name, "") for name in (*environment.HOROVOD_SIZES, environment.SLURM_TASKS)}
+    for name, count in counts.items():
+        if count.isdecimal() and int(count) > 1:
+            raise UserError(
+                f"The strategy {strategy} trains in one process here, and {name} says that this is one of {count}: "
+                "each of them would train by itself, into the same run directory. To train together, use "
+                f"{_TOGETHER.get(name, _BY_HOROVOD)}. To train in this process alone on purpose, take the variable "
+                f"away: env -u {name} python -m tfdist.main …"
+            )

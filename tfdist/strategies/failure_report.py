@@ -44,10 +44,10 @@ def describe(error: BaseException) -> tuple[int, str]:
         return EXIT_INTERRUPTED, "it was interrupted."
     if isinstance(error, SystemExit):
         return EXIT_BUG, f"its code called sys.exit({error.code!r})."
-    told = user_code.refused_values(error)
-    if told is None and user_code.own_places(error) and not user_code.may_pass(error):
-        told = user_code.failed("Your code", error)
-    return (EXIT_BUG, user_code.said(error)) if told is None else (told.exit_status, str(told))
+    refusal = user_code.refused_values(error)
+    if refusal is None and user_code.own_places(error) and not user_code.may_pass(error):
+        refusal = user_code.failed("Your code", error)
+    return (EXIT_BUG, user_code.said(error)) if refusal is None else (refusal.exit_status, str(refusal))
 
 
 def encode(report: FailureReport) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.strategies.base import placed
+from tfdist.strategies.base import with_device
 
 REDUCED_AS_THEY_ARE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 
@@ -35,7 +35,7 @@ def static_replica_index() -> int:
     return int(index)
 
 
-def rows_of_all(tensors: Sequence[tf.Tensor], *, room: int) -> list[tf.Tensor]:
+def gather_rows(tensors: Sequence[tf.Tensor], *, room: int) -> list[tf.Tensor]:
     """Each tensor, [n, …] with the same n, with the rows of all replicas, [Σ n, …]; in replica context.
 
     Each replica puts its rows in their place among zeros, and the replicas add up.
@@ -56,14 +56,14 @@ def rows_of_all(tensors: Sequence[tf.Tensor], *, room: int) -> list[tf.Tensor]:
         return tf.pad(tensor, tf.concat([around, tf.zeros([tensor.shape.rank - 1, 2], tf.int32)], axis=0))
 
     whole = _summed([in_place(tf.stop_gradient(_summable(t))) for t in tensors])
-    found = []
+    gathered = []
     for tensor, rows in zip(tensors, whole, strict=True):
         rows = tf.cast(rows, tensor.dtype)
         if tensor.dtype.is_floating:
             own = in_place(tensor)
             rows += own - tf.stop_gradient(own)  # adds nothing but the way back
-        found.append(rows[:total])
-    return found
+        gathered.append(rows[:total])
+    return gathered
 
 
 def _summable(tensor: tf.Tensor) -> tf.Tensor:
@@ -72,4 +72,4 @@ def _summable(tensor: tf.Tensor) -> tf.Tensor:
 
 def _summed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     context = tf.distribute.get_replica_context()
-    return [context.all_reduce(tf.distribute.ReduceOp.SUM, placed(t)) for t in tensors]
+    return [context.all_reduce(tf.distribute.ReduceOp.SUM, with_device(t)) for t in tensors]

@@ -18,11 +18,10 @@ import tensorflow as tf
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
 from tfdist.errors import UserError
-from tfdist.settings.checks import POSITIVE, SECONDS, or_none, whole_number
-from tfdist.strategies.alone import refuse_others, refuse_without_horovodrun
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, read_ahead
+from tfdist.settings.checks import SECONDS
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, prefetch, refuse_others
 from tfdist.strategies.cluster import environment
-from tfdist.strategies.cluster.horovod_rendezvous import get_failure, meet, put_failure, read_meeting
+from tfdist.strategies.cluster.horovod_rendezvous import get_failure, meet, put_failure, read_store
 from tfdist.strategies.failure_report import FailureReport
 from tfdist.strategies.one_device import use_only
 
@@ -33,8 +32,6 @@ class Horovod(Strategy):
     """Horovod, one process a replica, started by `horovodrun` or `python -m tfdist.launch --launcher=horovod`.
 
     Args:
-      fusion_threshold_bytes: how much Horovod packs into one message; None keeps HOROVOD_FUSION_THRESHOLD.
-      cycle_time_milliseconds: how often Horovod looks for work; None keeps HOROVOD_CYCLE_TIME.
       peer_timeout_seconds: how long to wait for the other workers at the start.
     """
 
@@ -42,40 +39,28 @@ class Horovod(Strategy):
     gathers_rows = True
     keeps_statistics_apart = True
 
-    def __init__(
-        self,
-        fusion_threshold_bytes: int | None = None,
-        cycle_time_milliseconds: float | None = None,
-        peer_timeout_seconds: float = 600.0,
-    ) -> None:
+    def __init__(self, peer_timeout_seconds: float = 600.0) -> None:
         super().__init__()
-        or_none(whole_number(0))("Horovod.fusion_threshold_bytes", fusion_threshold_bytes)
-        or_none(POSITIVE)("Horovod.cycle_time_milliseconds", cycle_time_milliseconds)
         SECONDS("Horovod.peer_timeout_seconds", peer_timeout_seconds)
         self.peer_timeout_seconds = peer_timeout_seconds
-        self.fusion_threshold_bytes = fusion_threshold_bytes
-        self.cycle_time_milliseconds = cycle_time_milliseconds
 
     def expected_replicas(self) -> int | None:
         variables = environment.current()
         name = environment.first_set(environment.HOROVOD_SIZES, variables)
-        if name is None:
-            return 1
-        if not variables[name].isdigit():
-            raise UserError(
-                f"{name} is {variables[name]!r}, no number of processes. It is set by horovodrun: unset it."
-            )
-        return int(variables[name])
+        return 1 if name is None else int(variables[name])
 
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
-        environment.set_horovod_tuning(
-            fusion_threshold_bytes=self.fusion_threshold_bytes, cycle_time_milliseconds=self.cycle_time_milliseconds
-        )
         self._hvd = import_horovod()
-        refuse_without_horovodrun(environment.current())
-        self._meeting = meeting = read_meeting(environment.current())
-        if meeting is not None:
-            meet(meeting, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
+        if environment.first_set(environment.HOROVOD_MARKS, environment.current()) is None:
+            raise UserError(
+                "The strategy horovod was chosen, and horovodrun has not started this process (none of "
+                f"{', '.join(environment.HOROVOD_MARKS)} is set): it would train alone. Start it with `python -m "
+                "tfdist.launch --workers=2 --launcher=horovod -- --gin_file=…` or `horovodrun -np 2 python -m "
+                "tfdist.main --gin_file=…`; for one worker on purpose, write 1 there."
+            )
+        self._store = store = read_store(environment.current())
+        if store is not None:
+            meet(store, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
         self._hvd.init()
         if self._hvd.size() == 1:
             refuse_others(self.name, environment.current())
@@ -89,7 +74,7 @@ class Horovod(Strategy):
         dataset = make(self.topology)
         device = self.distribution.extended.worker_devices[0]
         if "GPU" in device:
-            dataset = read_ahead(dataset, device)
+            dataset = prefetch(dataset, device)
         return iter(dataset)
 
     def from_first_replica(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -120,15 +105,15 @@ class Horovod(Strategy):
         return self._hvd.broadcast(tf.constant(words), root_rank=worker, name="tfdist.broadcast").numpy()
 
     def _send_failure(self, report: FailureReport) -> None:
-        if self._meeting is not None:
-            put_failure(self._meeting, report)
+        if self._store is not None:
+            put_failure(self._store, report)
         self._hvd.shutdown()  # on which the others' collectives fail
 
     def _received_failure(self, error: BaseException) -> FailureReport | None:
         # Horovod's own error says only that it has been shut down.
-        if self._meeting is None or not isinstance(error, (tf.errors.OpError, RuntimeError)):
+        if self._store is None or not isinstance(error, (tf.errors.OpError, RuntimeError)):
             return None
-        return get_failure(self._meeting)
+        return get_failure(self._store)
 
 
 def _name(kind: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.settings.checks import COUNT, or_none, whole_number
+from tfdist.settings.checks import whole_number
 from tfdist.strategies.base import Notify, Strategy, Topology
 
 
@@ -15,31 +15,27 @@ class Mirrored(Strategy):
     Args:
       num_cpu_devices: 0 uses the GPUs that TensorFlow finds. N > 0 splits the CPU into N logical devices, to try a
         run of N replicas on a machine without GPUs.
-      num_gpus: how many of the GPUs to use; None uses all.
     """
 
     name = "mirrored"
     trains_alone = True
 
-    def __init__(self, num_cpu_devices: int = 0, num_gpus: int | None = None) -> None:
+    def __init__(self, num_cpu_devices: int = 0) -> None:
         super().__init__()
         whole_number(0)("Mirrored.num_cpu_devices", num_cpu_devices)
-        or_none(COUNT)("Mirrored.num_gpus", num_gpus)
         self.num_cpu_devices = num_cpu_devices
-        self.num_gpus = num_gpus
 
     def expected_replicas(self) -> int:
         return self.num_cpu_devices or len(self._gpus())
 
     def _gpus(self) -> list[tf.config.PhysicalDevice]:
         gpus = tf.config.list_physical_devices("GPU")
-        wanted = len(gpus) if self.num_gpus is None else self.num_gpus
-        if not gpus or wanted > len(gpus):
+        if not gpus:
             raise UserError(
-                f"The strategy mirrored needs {self.num_gpus or 1} GPUs or more, and TensorFlow finds {len(gpus)} "
-                "here. To try it on logical CPU devices, write mirrored.Mirrored.num_cpu_devices = 2."
+                "The strategy mirrored needs GPUs, and TensorFlow finds 0 here. To try it on logical CPU devices, "
+                "write mirrored.Mirrored.num_cpu_devices = 2."
             )
-        return gpus[:wanted]
+        return gpus
 
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         if self.num_cpu_devices:

@@ -14,7 +14,7 @@ from tensorflow.python.eager import context
 from tfdist.errors import UserError
 from tfdist.settings.checks import SECONDS, one_of, whole_number
 from tfdist.strategies import failure_report
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, placed
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, with_device
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.liveness import (
     HEARTBEAT_SECONDS,
@@ -26,7 +26,7 @@ from tfdist.strategies.cluster.rendezvous import AddressTakenError, rendezvous
 from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config, split_address
 from tfdist.strategies.failure_report import FailureReport
 from tfdist.strategies.gathering import static_replica_index
-from tfdist.strategies.ordered_sum import packs
+from tfdist.strategies.sums import pack_indices
 from tfdist.telemetry import heartbeat
 
 DEFAULT_PACKING = 2**21  # bytes
@@ -84,7 +84,7 @@ class MultiWorker(Strategy):
         summed: dict[int, tf.Tensor] = {}
         # TensorFlow packs in the order of the layers, whose first gradients are there last, and gives no sum before all
         # are there. Packed here, a message travels beside the rest of the pass, and an update waits for its own alone.
-        for places in packs(sizes, self.bytes_per_pack if are_known else 0):
+        for places in pack_indices(sizes, self.bytes_per_pack if are_known else 0):
             pack = [tensors[i] for i in places]
             summed |= zip(places, replica.all_reduce(tf.distribute.ReduceOp.SUM, pack, options=options), strict=True)
         return [summed[i] for i in range(len(tensors))]
@@ -110,7 +110,7 @@ class MultiWorker(Strategy):
         launcher = extended._get_cross_device_ops(tf.constant(0.0))._launchers[replica]
         with tf.device(extended.worker_devices[replica]):
             return operation(
-                input=placed(tensor),
+                input=with_device(tensor),
                 group_size=self.topology.num_replicas,
                 group_key=launcher._group_key,
                 instance_key=launcher._next_instance_key(),
@@ -154,7 +154,7 @@ class MultiWorker(Strategy):
         try:
             rendezvous(cluster, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
         except AddressTakenError:
-            heartbeat.tell(address_taken=True)  # a launcher that chose the address chooses another
+            heartbeat.set_exit_info(address_taken=True)  # a launcher that chose the address chooses another
             raise
         set_heartbeat_timeout(cluster, self._heartbeat_seconds(cluster))
         with kept_sigterm_handler():
@@ -171,7 +171,7 @@ class MultiWorker(Strategy):
             except tf.errors.UnknownError as error:
                 if "Could not start gRPC server" not in str(error):
                     raise
-                heartbeat.tell(address_taken=True)
+                heartbeat.set_exit_info(address_taken=True)
                 raise AddressTakenError(
                     f"{cluster.task_name(cluster.worker_index)} cannot listen at its address {cluster.address}: "
                     "another process, or a forked child of this one, took the port meanwhile. Start all workers again."

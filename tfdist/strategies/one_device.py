@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, read_ahead
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, prefetch
 
 
 class OneDevice(Strategy):
@@ -38,7 +38,7 @@ class OneDevice(Strategy):
     def distribute(self, make: MakeDataset) -> Iterator[Any]:
         dataset = make(self.topology)
         gpus = tf.config.list_logical_devices("GPU")
-        return iter(read_ahead(dataset, gpus[0].name) if gpus else dataset)
+        return iter(prefetch(dataset, gpus[0].name) if gpus else dataset)
 
 
 def use_only(device: str) -> None:

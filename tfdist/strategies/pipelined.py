@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.settings.checks import whole_number
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, read_ahead
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, prefetch
 from tfdist.strategies.mirrored import split_cpu
 
 
@@ -59,4 +59,4 @@ class Pipelined(Strategy):
 
     def distribute(self, make: MakeDataset) -> Iterator[Any]:
         dataset = make(self.topology)
-        return iter(dataset if self.num_cpu_devices else read_ahead(dataset, self.devices[0]))
+        return iter(dataset if self.num_cpu_devices else prefetch(dataset, self.devices[0]))

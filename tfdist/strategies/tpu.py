@@ -6,12 +6,15 @@ Proven without a TPU up to the call that needs the hardware; docs/tpu.md says wh
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
 from tfdist.errors import UserError
-from tfdist.strategies.base import Notify, Strategy, Topology
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology
 from tfdist.strategies.cluster.tf_config import split_address
 
 ANSWER_SECONDS = 10.0
@@ -52,13 +55,13 @@ class TPU(Strategy):
             tf.tpu.experimental.initialize_tpu_system(resolver)
         except (tf.errors.OpError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"The TPU {_said(address)} does not initialize: {first_line(error)} Check with "
+                f"The TPU {_format_address(address)} does not initialize: {first_line(error)} Check with "
                 "`gcloud compute tpus tpu-vm describe` that it is READY and that no other process holds it."
             ) from error
         distribution = tf.distribute.TPUStrategy(resolver)
         self.num_hosts = distribution.extended.num_hosts
         on_hosts = f" on {self.num_hosts} hosts" if self.num_hosts > 1 else ""
-        notify(f"TPU {_said(address)}: {distribution.num_replicas_in_sync} cores{on_hosts}")
+        notify(f"TPU {_format_address(address)}: {distribution.num_replicas_in_sync} cores{on_hosts}")
         return distribution, Topology(0, 1, num_local_replicas=distribution.num_replicas_in_sync)
 
     def _resolve(self, address: str | None) -> tf.distribute.cluster_resolver.TPUClusterResolver:
@@ -72,7 +75,7 @@ class TPU(Strategy):
                 check_answers(resolver.cluster_spec().as_dict())
         except Exception as error:  # the resolver lets through whatever the metadata server's client raises
             raise UserError(
-                f"No TPU found for TPU.address = {_said(address)}: {first_line(error)} On a TPU VM install "
+                f"No TPU found for TPU.address = {_format_address(address)}: {first_line(error)} On a TPU VM install "
                 "tfdist[tpu] (docs/tpu.md) and write tpu.TPU.address = 'local'; else give the TPU's name with its "
                 "zone and project, or a grpc:// address."
             ) from error
@@ -88,7 +91,7 @@ def check_answers(jobs: Mapping[str, Sequence[str]]) -> None:
             raise OSError(f"{host}:{port} does not answer ({error.strerror or error}).") from error
 
 
-def _said(address: str | None) -> str:
+def _format_address(address: str | None) -> str:
     return repr(address) if address else "None (whatever the environment names)"
 
 
@@ -96,3 +99,69 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message, as a sentence."""
     text = str(error).strip().splitlines()
     return (text[0] if text else type(error).__name__).rstrip(".") + "."
+
+
+class TpuProgram(Strategy):
+    """The replicas of a TPU as one XLA program, for its compiler: what they compute is traced, and nothing is run.
+
+    Invariant: a step traced under this strategy is the step of `TPU` with as many cores, its reductions lowered to the
+    all-reduce that a TPU executes. `tfdist.tpu_compiler` uses it; no configuration names it.
+
+    Args:
+      num_replicas: cores of the slice.
+    """
+
+    name = TPU.name
+    needs_static_shapes = TPU.needs_static_shapes
+    is_one_program = TPU.is_one_program
+
+    def __init__(self, num_replicas: int) -> None:
+        super().__init__()
+        self._num_replicas = num_replicas
+
+    def expected_replicas(self) -> int:
+        return self._num_replicas
+
+    def distribute(self, make: MakeDataset) -> Iterator[Any]:
+        return iter(make(self.topology))
+
+    def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
+        return _Distribution(self._num_replicas), Topology(0, 1, num_local_replicas=self._num_replicas)
+
+
+class _Distribution(tf.distribute.Strategy):
+    def __init__(self, num_replicas: int) -> None:
+        super().__init__(_Extended(self, num_replicas))
+
+
+class _Extended(OneDeviceExtended):
+    """One device, in whose place each replica stands once."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, num_replicas: int) -> None:
+        super().__init__(strategy, "/device:CPU:0")
+        self._count = num_replicas
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        index = gen_xla_ops.xla_replica_id() if tf.inside_function() else 0
+        with tf.distribute.ReplicaContext(self._container_strategy(), replica_id_in_sync_group=index):
+            return fn(*args, **kwargs)
+
+    def _use_merge_call(self) -> bool:
+        return False
+
+    def _replica_ctx_all_reduce(self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any = None) -> Any:
+        del options  # they are for TensorFlow's own collectives
+        all_replicas = [list(range(self._count))]
+        summed = [
+            gen_xla_ops.xla_all_reduce(
+                tf.convert_to_tensor(each), group_assignment=all_replicas, reduce_op="Add", mode="CrossReplica"
+            )
+            for each in tf.nest.flatten(value)
+        ]
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            summed = [each / tf.cast(self._count, each.dtype) for each in summed]
+        return tf.nest.pack_sequence_as(value, summed)
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return self._count

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.settings.checks import COUNT, POSITIVE, Check, number
-from tfdist.tasks.base import MetricSpec, Term, WholeTerm, scaled
+from tfdist.tasks.base import MetricSpec, Term, WholeTerm, scale_term
 from tfdist.tasks.supervised import Supervised
 
 PREFIX = "adversarial"
@@ -20,13 +20,6 @@ BOUNDS = Check(
     lambda value: isinstance(value, tuple | list) and len(value) == 2 and value[0] < value[1],
     takes_none=True,
 )
-
-
-class _Both(NamedTuple):
-    """What the model gave for the examples, and for the changed ones."""
-
-    clean: Any
-    adversarial: Any
 
 
 class Adversarial(Supervised):
@@ -66,6 +59,7 @@ class Adversarial(Supervised):
         self._step_size = epsilon if steps == 1 else 2.5 * epsilon / steps
 
     def bind(self, model: keras.Model, structure: Any) -> None:
+        """Refuses inputs that cannot be moved along a gradient."""
         super().bind(model, structure)
         wrong = [s for s in tf.nest.flatten(self.inputs(structure)) if not s.dtype.is_floating]
         if wrong or self._own_loss is not None:
@@ -75,14 +69,15 @@ class Adversarial(Supervised):
             )
 
     def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term | WholeTerm], Any]:
+        """The terms of the examples and of the changed ones."""
         clean, seen = super().terms(model, examples, training=training)
         x, *rest = examples
-        changed, seen_there = super().terms(model, (self._changed(model, x, rest), *rest), training=training)
-        terms = {name: scaled(term, 1 - self._share) for name, term in clean.items()}
-        terms |= {f"{PREFIX}_{name}": scaled(term, self._share) for name, term in changed.items()}
-        return terms, _Both(seen, seen_there)
+        changed, seen_there = super().terms(model, (self._attack(model, x, rest), *rest), training=training)
+        terms = {name: scale_term(term, 1 - self._share) for name, term in clean.items()}
+        terms |= {f"{PREFIX}_{name}": scale_term(term, self._share) for name, term in changed.items()}
+        return terms, (seen, seen_there)
 
-    def _changed(self, model: keras.Model, x: Any, rest: Sequence[Any]) -> Any:
+    def _attack(self, model: keras.Model, x: Any, rest: Sequence[Any]) -> Any:
         """The inputs where the loss is higher; constants to whoever differentiates."""
         start = tf.nest.map_structure(tf.stop_gradient, x)
         here = start
@@ -90,16 +85,16 @@ class Adversarial(Supervised):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(tf.nest.flatten(here))
                 terms, _ = super().terms(model, (here, *rest), training=False)
-                loss = tf.add_n([_sum_of(name, term) for name, term in terms.items()])
+                loss = tf.add_n([_sum_term(name, term) for name, term in terms.items()])
             gradients = tape.gradient(loss, tf.nest.flatten(here), unconnected_gradients="zero")
             moved = [
-                self._moved(now, begin, gradient)
+                self._take_step(now, begin, gradient)
                 for now, begin, gradient in zip(tf.nest.flatten(here), tf.nest.flatten(start), gradients, strict=True)
             ]
             here = tf.nest.pack_sequence_as(x, moved)
         return tf.nest.map_structure(tf.stop_gradient, here)
 
-    def _moved(self, now: tf.Tensor, begin: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
+    def _take_step(self, now: tf.Tensor, begin: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:
         moved = now + tf.cast(self._step_size, now.dtype) * tf.sign(gradient)
         moved = tf.clip_by_value(moved, begin - self._epsilon, begin + self._epsilon)
         return moved if self._bounds is None else tf.clip_by_value(moved, *self._bounds)
@@ -116,12 +111,13 @@ class Adversarial(Supervised):
         return super().compile_arguments(metrics[: len(metrics) // 2])
 
     def update_metrics(self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, shares: Any) -> None:
+        """Updates the first half with the examples, the second with the changed ones."""
         half = len(metrics) // 2
-        super().update_metrics(metrics[:half], examples, outputs.clean, shares)
-        super().update_metrics(metrics[half:], examples, outputs.adversarial, shares)
+        super().update_metrics(metrics[:half], examples, outputs[0], shares)
+        super().update_metrics(metrics[half:], examples, outputs[1], shares)
 
 
-def _sum_of(name: str, term: Term | WholeTerm) -> tf.Tensor:
+def _sum_term(name: str, term: Term | WholeTerm) -> tf.Tensor:
     """A number that rises with the loss of each example, however it is weighed."""
     if isinstance(term, WholeTerm):
         raise UserError(

@@ -1,4 +1,4 @@
-"""What is learned: how a batch becomes a loss.
+"""Tasks: how a batch becomes a loss.
 
 A task turns a model's outputs on some examples into loss terms, value by value and unreduced, and says of each how its
 values become one number. Invariant: `reduce_terms` gives sums over examples, numerators and divisors apart, and the
@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.strategies.gathering import num_replicas, replica_index, rows_of_all
+from tfdist.strategies.gathering import gather_rows, num_replicas, replica_index
 
 ROWS = "rows"  # the divisor of a mean over the batch
 ONE = "one"  # the divisor of a sum
@@ -61,7 +61,7 @@ class WholeTerm:
     coefficient: float = 1.0
 
 
-def scaled(term: Term | WholeTerm, factor: Any) -> Term | WholeTerm:
+def scale_term(term: Term | WholeTerm, factor: Any) -> Term | WholeTerm:
     """The term, counted `factor` times as much in the total; a number or a scalar tensor."""
     return dataclasses.replace(term, coefficient=factor * term.coefficient)
 
@@ -82,7 +82,7 @@ class MetricSpec:
 
 
 class Task(abc.ABC):
-    """How a model learns from examples. Subclass it where `Supervised` does not fit.
+    """A way to learn from examples. Subclass it where `Supervised` does not fit.
 
     Attributes:
       includes_layer_losses: whether the terms hold regularizers and what layers add already.
@@ -195,13 +195,13 @@ def reduce_terms(
     weights = []
     for name, term in terms.items():
         if isinstance(term, WholeTerm):
-            sums = _whole_sums(name, term, count, shares, num_parts, batch_size)
+            sums = _sum_whole_term(name, term, count, shares, num_parts, batch_size)
         else:
-            owner = next(other for other, t in terms.items() if t is term or _divide_alike(t, term))
-            sums = _sums(f"weights of {owner}", term, count, shares, num_parts)
+            owner = next(other for other, t in terms.items() if t is term or _has_same_divisor(t, term))
+            sums = _sum_term(f"weights of {owner}", term, count, shares, num_parts)
         divisors |= {sums.divided_by: sums.divisor}
-        _add(numerators, sums.divided_by, term.coefficient * sums.numerator)
-        _add(shown, sums.shown_by, term.coefficient * sums.shown)
+        _add_to(numerators, sums.divided_by, term.coefficient * sums.numerator)
+        _add_to(shown, sums.shown_by, term.coefficient * sums.shown)
         term_sums.setdefault(sums.shown_by, {})[name] = sums.shown
         weights.append(sums.weight)
     if added:
@@ -210,12 +210,12 @@ def reduce_terms(
         # Its own divisor adds up to itself, so any will do; one that is there already needs no gradients apart.
         by = ROWS if ROWS in numerators else next(iter(numerators))
         penalty = divisors[by] * tf.add_n([tf.cast(p, tf.float32) for p in penalties])
-        _add(numerators, by, penalty)
-        _add(shown, by, penalty)
+        _add_to(numerators, by, penalty)
+        _add_to(shown, by, penalty)
     if added:
         mean = count * tf.add_n([tf.cast(tf.reduce_sum(a), tf.float32) for a in added])
-        _add(numerators, ROWS, mean)
-        _add(shown, ROWS, mean)
+        _add_to(numerators, ROWS, mean)
+        _add_to(shown, ROWS, mean)
     weight = () if any(w is None for w in weights) else (tf.add_n(weights),)
     return Objective(numerators, divisors, shown, term_sums, weight, outputs)
 
@@ -237,9 +237,9 @@ def symbolic_inputs(model: keras.Model) -> Any:
         return None
 
 
-def mean_of(terms: Mapping[str, Term], count: tf.Tensor) -> tf.Tensor:
+def compute_mean(terms: Mapping[str, Term], count: tf.Tensor) -> tf.Tensor:
     """The loss of `count` examples by themselves, coefficients included."""
-    sums = {name: _sums(name, term, count, None, 1) for name, term in terms.items()}
+    sums = {name: _sum_term(name, term, count, None, 1) for name, term in terms.items()}
     return tf.add_n([terms[n].coefficient * tf.math.divide_no_nan(s.numerator, s.divisor) for n, s in sums.items()])
 
 
@@ -257,7 +257,7 @@ class _Sums(NamedTuple):
     weight: tf.Tensor | None
 
 
-def _whole_sums(
+def _sum_whole_term(
     name: str, term: WholeTerm, count: tf.Tensor, shares: tf.Tensor | None, num_parts: int, batch_size: int
 ) -> _Sums:
     """The loss of the whole batch, which every replica has; it is differentiated on each, and counts once.
@@ -281,7 +281,7 @@ def _whole_sums(
         mine = (shares >= 1.0) | ((shares > 0.0) & tf.equal(replica_index(), 0))
         parts = [tf.boolean_mask(part, mine) for part in parts]
         logits = {index: tf.boolean_mask(part, mine) for index, part in logits.items()}
-    gathered = rows_of_all([*parts, *logits.values()], room=batch_size)
+    gathered = gather_rows([*parts, *logits.values()], room=batch_size)
     for index, rows in zip(logits, gathered[len(parts) :], strict=True):
         gathered[index]._keras_logits = rows  # by which Keras's crossentropies go
     whole = term.term(tf.nest.pack_sequence_as(term.parts, gathered[: len(parts)]))
@@ -289,24 +289,24 @@ def _whole_sums(
     if whole.values.shape.rank == 0:
         loss = whole.values
     else:
-        sums = _sums(name, whole, tf.cast(tf.shape(whole.values)[0], tf.float32), None, 1)
+        sums = _sum_term(name, whole, tf.cast(tf.shape(whole.values)[0], tf.float32), None, 1)
         loss = tf.math.divide_no_nan(sums.numerator, sums.divisor)
         weight = None if sums.weight is None else sums.weight / num_parts
     return _Sums(loss, ONE, tf.constant(1.0 / num_parts), loss / num_parts, ONE, weight)
 
 
-def _divide_alike(a: Term | WholeTerm, b: Term) -> bool:
-    """Whether both have the very same weights, one for each example."""
+def _has_same_divisor(a: Term | WholeTerm, b: Term) -> bool:
+    """True where both have the very same weights, one for each example."""
     if isinstance(a, WholeTerm):
         return False
     same = a.reduction == b.reduction and a.weights is b.weights and a.mask is b.mask
     return same and a.values.shape.rank == b.values.shape.rank == 1
 
 
-def _sums(own: str, term: Term, count: tf.Tensor, shares: tf.Tensor | None, num_parts: int) -> _Sums:
-    total = tf.reduce_sum(_times(term.values, term.weights, term.mask, shares))
+def _sum_term(own: str, term: Term, count: tf.Tensor, shares: tf.Tensor | None, num_parts: int) -> _Sums:
+    total = tf.reduce_sum(_multiply(term.values, term.weights, term.mask, shares))
     is_weighted = term.weights is not None or term.mask is not None
-    full = _full(term.values, term.weights, term.mask, shares) if is_weighted else None
+    full = _broadcast_factors(term.values, term.weights, term.mask, shares) if is_weighted else None
     weight = None if full is None else tf.reduce_sum(tf.abs(full))
     if term.reduction in ("sum", "none", None):
         one = tf.constant(1.0 / num_parts)
@@ -314,7 +314,7 @@ def _sums(own: str, term: Term, count: tf.Tensor, shares: tf.Tensor | None, num_
             return _Sums(total, ONE, one, total, ONE, weight)
         return _Sums(total, ONE, one, total / _values_per_row(term.values), ROWS, weight)
     if term.reduction in MEANS and term.mask is not None:
-        divisor = tf.reduce_sum(_full(term.values, term.mask, shares))
+        divisor = tf.reduce_sum(_broadcast_factors(term.values, term.mask, shares))
         return _Sums(total, own, divisor, total, own, weight)
     if term.reduction in MEANS or full is None:
         total /= _values_per_row(term.values)
@@ -322,11 +322,11 @@ def _sums(own: str, term: Term, count: tf.Tensor, shares: tf.Tensor | None, num_
     return _Sums(total, own, tf.reduce_sum(full), total, own, weight)
 
 
-def _add(sums: dict[str, tf.Tensor], name: str, value: tf.Tensor) -> None:
+def _add_to(sums: dict[str, tf.Tensor], name: str, value: tf.Tensor) -> None:
     sums[name] = sums[name] + value if name in sums else value
 
 
-def _times(values: tf.Tensor, *factors: tf.Tensor | None) -> tf.Tensor:
+def _multiply(values: tf.Tensor, *factors: tf.Tensor | None) -> tf.Tensor:
     """The values times the factors that are not None, each [n, …] with axes added behind."""
     for factor in factors:
         if factor is not None:
@@ -334,9 +334,9 @@ def _times(values: tf.Tensor, *factors: tf.Tensor | None) -> tf.Tensor:
     return values
 
 
-def _full(values: tf.Tensor, *factors: tf.Tensor | None) -> tf.Tensor:
+def _broadcast_factors(values: tf.Tensor, *factors: tf.Tensor | None) -> tf.Tensor:
     """The factors' product, as large as `values`."""
-    return _times(tf.ones_like(values), *factors)
+    return _multiply(tf.ones_like(values), *factors)
 
 
 def _values_per_row(values: tf.Tensor) -> tf.Tensor:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdist.errors import UserError, is_whole_number
 
 
-def checked_class_weight(given: Any) -> dict[int, float] | None:
+def check_class_weight(given: Any) -> dict[int, float] | None:
     """Raises UserError where `given` is no {class: weight}, with whole numbers from 0 on for classes."""
     if given is None:
         return None
@@ -33,7 +33,7 @@ def checked_class_weight(given: Any) -> dict[int, float] | None:
     return {int(c): float(w) for c, w in given.items()}
 
 
-def weights_of(labels: Any, class_weight: Mapping[int, float]) -> tf.Tensor:
+def weigh_classes(labels: Any, class_weight: Mapping[int, float]) -> tf.Tensor:
     """float32 [n], the weight of each example, or [n, positions] of each position.
 
     Args:

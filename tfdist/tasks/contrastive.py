@@ -35,9 +35,11 @@ class Contrastive(Task):
         self._temperature = float(temperature)
 
     def inputs(self, examples: Any) -> Any:
+        """The first view."""
         return _view(examples, "first")
 
     def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term | WholeTerm], Any]:
+        """One term of the whole batch, of both views."""
         views = {name: model(_view(examples, name), training=training) for name in VIEWS}
         for view in views.values():
             if not tf.is_tensor(view) or view.shape.rank != 2:

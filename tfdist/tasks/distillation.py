@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.settings.checks import POSITIVE, number, text
 from tfdist.storage import files
-from tfdist.tasks.base import Term, WholeTerm, scaled
+from tfdist.tasks.base import Term, WholeTerm, scale_term
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, only
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.user_code import said
@@ -56,6 +56,7 @@ class Distillation(Supervised):
         self._teacher: keras.Model | None = None
 
     def bind(self, model: keras.Model, structure: Any) -> None:
+        """Loads the teacher."""
         super().bind(model, structure)
         if not self._single or self._own_loss is not None:
             raise UserError("Distillation is for a model of one output, without a compute_loss of its own.")
@@ -63,26 +64,27 @@ class Distillation(Supervised):
         self._teacher.trainable = False
 
     def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term | WholeTerm], Any]:
+        """The terms of the targets, and of the teacher's outputs."""
         assert self._teacher is not None
         if training and self._class_weight is not None:
-            examples = self._by_class(examples)
+            examples = self._weigh_by_class(examples)
         x = self.inputs(examples)
-        taught = tf.stop_gradient(only(self._teacher(x, training=False)))
+        teacher_outputs = tf.stop_gradient(only(self._teacher(x, training=False)))
         given = only(model(x, training=training))
-        hard = self._terms(examples, {ONLY_OUTPUT: given})[ONLY_OUTPUT]
-        divergence, weights = self._divergence(taught, given), self._weights(examples)[ONLY_OUTPUT]
+        hard = self._build_terms(examples, {ONLY_OUTPUT: given})[ONLY_OUTPUT]
+        divergence, weights = self._divergence(teacher_outputs, given), self._weights(examples)[ONLY_OUTPUT]
         return {
-            HARD: scaled(hard, 1 - self._soft),
+            HARD: scale_term(hard, 1 - self._soft),
             SOFT: Term(divergence, weights, self._soft, "sum_over_batch_size"),
-        }, self._seen(given, model)
+        }, self._collect_predictions(given, model)
 
     def term_names(self) -> Sequence[str]:
         return HARD, SOFT
 
-    def _divergence(self, taught: tf.Tensor, given: tf.Tensor) -> tf.Tensor:
+    def _divergence(self, teacher_outputs: tf.Tensor, given: tf.Tensor) -> tf.Tensor:
         """float32 [n, …], T² times the divergence of each example."""
         t = self._temperature
-        theirs, ours = (self._log_probabilities(tf.cast(each, tf.float32)) for each in (taught, given))
+        theirs, ours = (self._log_probabilities(tf.cast(each, tf.float32)) for each in (teacher_outputs, given))
         return t**2 * tf.reduce_sum(tf.exp(theirs) * (theirs - ours), axis=-1)
 
     def _log_probabilities(self, scores: tf.Tensor) -> tf.Tensor:

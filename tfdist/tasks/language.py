@@ -29,6 +29,7 @@ class Perplexity(keras.metrics.Mean):
         )
 
     def result(self) -> Any:
+        """e to the mean."""
         return keras.ops.exp(super().result())
 
 

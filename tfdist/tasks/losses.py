@@ -10,10 +10,11 @@ from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
+from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 
 from tfdist.errors import UserError
 from tfdist.tasks.base import REDUCTIONS
-from tfdist.tasks.names import loss_of_name
+from tfdist.tasks.names import find_loss
 
 SPARSE, ONE_HOT = "sparse_categorical_crossentropy", "categorical_crossentropy"
 Loss: TypeAlias = "keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
@@ -32,8 +33,9 @@ class FunctionLoss(keras.losses.Loss):
         self.function = function
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
+        """The function's value for targets and outputs of one rank."""
         if not tf.nest.is_nested(y_true) and not tf.nest.is_nested(y_pred):
-            y_true, y_pred = _of_one_rank(y_true, y_pred)
+            y_true, y_pred = squeeze_or_expand_to_same_rank(y_true, y_pred)
         return self.function(y_true, y_pred)
 
 
@@ -44,7 +46,7 @@ def as_loss(given: Any, where: str) -> keras.losses.Loss | str:
       UserError: it is none of these, or reduces in a way that nobody knows.
     """
     if isinstance(given, str):
-        given = loss_of_name(given, where)
+        given = find_loss(given, where)
         if isinstance(given, str):
             return given
     if not callable(given) or isinstance(given, type):
@@ -59,17 +61,17 @@ def as_loss(given: Any, where: str) -> keras.losses.Loss | str:
     return given
 
 
-def as_given(loss: keras.losses.Loss) -> Loss:
-    """What `as_loss` was given, a function if it was one."""
+def unwrap_loss(loss: keras.losses.Loss) -> Loss:
+    """Returns what `as_loss` took, a function if it was one."""
     return loss.function if isinstance(loss, FunctionLoss) else loss
 
 
 def needs_whole_batch(loss: keras.losses.Loss) -> bool:
-    """Whether the losses of single examples depend on the others: Circle's, or one with such an attribute."""
+    """True where the losses of single examples depend on the others: Circle's, or one with such an attribute."""
     return isinstance(loss, keras.losses.Circle) or bool(getattr(loss, "needs_whole_batch", False))
 
 
-def unreduced(
+def compute_losses(
     loss: keras.losses.Loss, y_true: Any, y_pred: Any, given: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
     """The float32 losses, [n, …] or a scalar, and the mask of those that count; None where all do.
@@ -104,7 +106,7 @@ def unreduced(
 
 
 def takes_class_numbers(loss: keras.losses.Loss) -> bool:
-    """Whether it is Keras's sparse categorical crossentropy: an object, the name, or the function."""
+    """True for Keras's sparse categorical crossentropy: an object, the name, or the function."""
     return _function_of(loss) is keras.losses.sparse_categorical_crossentropy
 
 
@@ -139,16 +141,3 @@ def _check_form(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> None:
 def keras_mask(tensor: Any) -> tf.Tensor | None:
     """The mask that a layer or a loss left on what it returned."""
     return getattr(tensor, "_keras_mask", None)
-
-
-def _of_one_rank(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Both with as many axes, where one has an axis of length 1 too many behind: [n, 1] and [n] become [n, 1] both."""
-    if a.shape.rank == b.shape.rank:
-        return a, b
-    wide, narrow = (a, b) if a.shape.rank > b.shape.rank else (b, a)
-    if wide.shape.rank == narrow.shape.rank + 1 and wide.shape[-1] == 1:
-        if narrow.shape.rank == 1:
-            narrow = narrow[:, tf.newaxis]
-        else:
-            wide = tf.squeeze(wide, -1)
-    return (wide, narrow) if a.shape.rank > b.shape.rank else (narrow, wide)

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.tasks.base import Term, WholeTerm, scaled
+from tfdist.tasks.base import Term, WholeTerm, scale_term
 from tfdist.tasks.supervised import Supervised
 
 PRIOR = "log_variances"
@@ -49,18 +49,20 @@ class UncertaintyWeighted(Supervised):
             )
 
     def bind(self, model: keras.Model, structure: Any) -> None:
+        """Gives the model the variables that weigh."""
         super().bind(model, structure)
         if self._own_loss is not None:
             raise UserError("UncertaintyWeighted weighs Supervised.loss, and the model has a compute_loss of its own.")
         setattr(model, PRIOR, LogVariances(len(self._losses), name=PRIOR))
 
     def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term | WholeTerm], Any]:
+        """The weighed losses, and the penalty on the weights."""
         given, seen = super().terms(model, examples, training=training)
         logs = tf.convert_to_tensor(getattr(model, PRIOR).values)
         terms: dict[str, Term | WholeTerm] = {}
         for index, (name, term) in enumerate(given.items()):
             half = 0.5 if isinstance(self._losses[name], keras.losses.MeanSquaredError) else 1.0
-            terms[name] = scaled(term, half * tf.exp(-logs[index]))
+            terms[name] = scale_term(term, half * tf.exp(-logs[index]))
         rows = tf.shape(tf.nest.flatten(examples)[0])[:1]
         terms[PRIOR] = Term(tf.broadcast_to(0.5 * tf.reduce_sum(logs), rows), reduction="sum_over_batch_size")
         return terms, seen

@@ -20,7 +20,7 @@ BY_SHAPES = ("crossentropy", "ce")
 SHORT = ("accuracy", "acc", "crossentropy", "ce", "mse", "mae", "mape", "msle", "bce", "kld")
 
 
-def outputs_for(model: keras.Model, inputs: Any) -> Any:
+def call_symbolically(model: keras.Model, inputs: Any) -> Any:
     """A model's symbolic outputs for a nest of symbolic inputs, to whose last axes Keras may add one of length 1."""
     takes = getattr(model, "inputs", None) or []
     if any(len(own.shape) != len(given.shape) for own, given in zip(takes, keras.tree.flatten(inputs), strict=False)):
@@ -43,7 +43,7 @@ def outputs_by_name(names: Sequence[str], outputs: Sequence[Any]) -> dict[str, A
     return dict(zip(names, outputs, strict=True))
 
 
-def loss_of_name(name: str, where: str) -> Any:
+def find_loss(name: str, where: str) -> Any:
     """The loss, or the function, that Keras calls so; the name itself where it depends on shapes.
 
     Raises:
@@ -61,7 +61,7 @@ def loss_of_name(name: str, where: str) -> Any:
         ) from error
 
 
-def named_loss(given: keras.losses.Loss | str, y_true: Any, y_pred: Any) -> keras.losses.Loss:
+def resolve_loss(given: keras.losses.Loss | str, y_true: Any, y_pred: Any) -> keras.losses.Loss:
     """The loss; one of `BY_SHAPES` chosen by symbolic targets and outputs."""
     return compile_utils.get_loss(given, y_true, y_pred) if isinstance(given, str) else given
 
@@ -82,7 +82,7 @@ def check_metric_name(name: str) -> None:
         raise UserError(f"The metric {name!r} cannot be built without arguments: {error}.") from error
 
 
-def named_metric(name: str, y_true: Any, y_pred: Any) -> keras.metrics.Metric:
+def resolve_metric(name: str, y_true: Any, y_pred: Any) -> keras.metrics.Metric:
     """A new metric of this name, 'accuracy' chosen by symbolic targets and outputs."""
     return compile_utils.get_metric(name, y_true, y_pred)
 

@@ -1,4 +1,4 @@
-"""What a subclassed model computes in methods of its own, where Keras's trainer would have called them.
+"""Methods of a subclassed model's own that Keras's trainer would have called.
 
 `compute_loss` fits sums over replicas; `train_step` and `test_step`, which reduce and update by themselves, and
 `compute_metrics`, whose results no other replica knows, do not and are refused. Invariant: a method that a model
@@ -36,7 +36,7 @@ TASK_EXAMPLE = """
 
 
 def overrides(model: keras.Model, method: str) -> bool:
-    """Whether the model's class has another `method` than Keras's."""
+    """True where the model's class has another `method` than Keras's."""
     return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
@@ -78,7 +78,7 @@ class OwnLoss:
     def term(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Term:
         """The whole loss, what layers add included."""
         given = {"training": training} if self._takes_training else {}
-        with _undivided():
+        with _without_scaling():
             loss = self._model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **given)
         loss = tf.cast(loss, tf.float32)
         if loss.shape.rank == 0:
@@ -86,25 +86,20 @@ class OwnLoss:
         return Term(loss, reduction="none")
 
 
-class _Here(threading.local):
-    """Whether this thread, of one replica perhaps, is in a model's `compute_loss`."""
-
-    is_computing = False
-
-
-_here = _Here()
-_divided = keras_loss.scale_loss_for_distribution
-_divides_elsewhere = SharedPatch(
-    keras_loss, scale_loss_for_distribution=lambda value: value if _here.is_computing else _divided(value)
+_thread = threading.local()  # of one replica perhaps
+_scale_loss = keras_loss.scale_loss_for_distribution
+_PATCH = SharedPatch(
+    keras_loss,
+    scale_loss_for_distribution=lambda value: value if getattr(_thread, "keeps_losses", False) else _scale_loss(value),
 )
 
 
 @contextlib.contextmanager
-def _undivided() -> Iterator[None]:
+def _without_scaling() -> Iterator[None]:
     """Keeps Keras from dividing losses by the number of replicas, as it does for a step that sums their gradients."""
-    with _divides_elsewhere:
-        _here.is_computing = True
+    with _PATCH:
+        _thread.keeps_losses = True
         try:
             yield
         finally:
-            _here.is_computing = False
+            _thread.keeps_losses = False

@@ -12,18 +12,18 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
-from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, mean_of, symbolic_outputs, with_trailing_axes
-from tfdist.tasks.class_weight import check_one_class, checked_class_weight, weights_of
+from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, compute_mean, symbolic_outputs, with_trailing_axes
+from tfdist.tasks.class_weight import check_class_weight, check_one_class, weigh_classes
 from tfdist.tasks.losses import (
     Loss,
-    as_given,
     as_loss,
+    compute_losses,
     keras_mask,
     needs_whole_batch,
     takes_class_numbers,
-    unreduced,
+    unwrap_loss,
 )
-from tfdist.tasks.names import check_metric_name, named_loss, named_metric, outputs_by_name, outputs_for
+from tfdist.tasks.names import call_symbolically, check_metric_name, outputs_by_name, resolve_loss, resolve_metric
 from tfdist.tasks.own_methods import OwnLoss, overrides, refuse_own_methods
 
 MetricBuilders = Sequence[Callable[[], keras.metrics.Metric] | str]
@@ -86,12 +86,11 @@ class Supervised(Task):
         self._names = list(self._losses)
         if loss is None:
             self._losses = {}
-        self._class_weight = checked_class_weight(class_weight)
+        self._class_weight = check_class_weight(class_weight)
         if class_weight is not None and not self._single:
             raise UserError("class_weight is for one output. Give examples of several outputs a sample_weight.")
         self._model: keras.Model | None = None
         self._own_loss: OwnLoss | None = None
-        self._specs: dict[str, tuple[Any, Any]] = {}
         metrics_by_output = dict(metrics) if isinstance(metrics, Mapping) else {ONLY_OUTPUT: metrics}
         if not self._single and not isinstance(metrics, Mapping):
             if metrics:
@@ -108,13 +107,14 @@ class Supervised(Task):
             if not isinstance(builders, (list, tuple)):
                 raise UserError(f"metrics is {builders!r} for {name}; write a list, [@keras.metrics.AUC].")
         self._metrics: list[tuple[str, Any]] = [
-            (o, _checked_builder(b)) for o, builders in metrics_by_output.items() for b in builders
+            (o, _check_builder(b)) for o, builders in metrics_by_output.items() for b in builders
         ]
 
     def bind(self, model: keras.Model, structure: Any) -> None:
+        """Resolves losses and metrics by the model's shapes, and finds its own loss."""
         refuse_own_methods(model)
         self._model = model
-        self._own_loss = OwnLoss(model, self._mean_of) if overrides(model, "compute_loss") else None
+        self._own_loss = OwnLoss(model, self._compute_mean_loss) if overrides(model, "compute_loss") else None
         self.includes_layer_losses = self._own_loss is not None
         if not self._losses and self._own_loss is None:
             raise UserError(
@@ -127,70 +127,74 @@ class Supervised(Task):
     def _resolve_names(self, model: keras.Model, structure: Any) -> None:
         """Puts Keras's own in the place of what depends on shapes: 'crossentropy', 'accuracy'."""
         symbols = tf.nest.map_structure(lambda s: keras.KerasTensor(s.shape, s.dtype.name), structure)
-        outputs = self._named(outputs_for(model, self.inputs(symbols)), "The model's outputs", model)
+        outputs = self._by_output(call_symbolically(model, self.inputs(symbols)), "The model's outputs", model)
         targets = self._targets(symbols)
         shapes = {name: (targets[name], outputs[name]) for name in self._names if name in targets}
-        self._losses = {name: named_loss(one, *shapes[name]) for name, one in self._losses.items()}
+        self._losses = {name: resolve_loss(one, *shapes[name]) for name, one in self._losses.items()}
         for _, builder in self._metrics:
             if isinstance(builder, str):
                 check_metric_name(builder)
         self._metrics = [
-            (name, functools.partial(named_metric, b, *shapes[name]) if isinstance(b, str) else b)
+            (name, functools.partial(resolve_metric, b, *shapes[name]) if isinstance(b, str) else b)
             for name, b in self._metrics
         ]
 
     def inputs(self, examples: Any) -> Any:
-        return _parts(examples)[0]
+        """x of (x, y, …)."""
+        return _unpack_examples(examples)[0]
 
     def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term | WholeTerm], Any]:
+        """One term for each output with a loss."""
         if training and self._class_weight is not None:
-            examples = self._by_class(examples)
-        x, y, sample_weight = _parts(examples)
+            examples = self._weigh_by_class(examples)
+        x, y, sample_weight = _unpack_examples(examples)
         given = model(x, training=training)
         if self._own_loss is not None:
             term = self._own_loss.term(x, y, given, sample_weight, training=training)
-            return {model.name: term}, self._seen(given, model)
-        return self._terms(examples, self._named(given, "The model's outputs", model)), self._seen(given, model)
+            return {model.name: term}, self._collect_predictions(given, model)
+        terms = self._build_terms(examples, self._by_output(given, "The model's outputs", model))
+        return terms, self._collect_predictions(given, model)
 
-    def _by_class(self, examples: Any) -> Any:
-        x, y, sample_weight = _parts(examples)
+    def _weigh_by_class(self, examples: Any) -> Any:
+        x, y, sample_weight = _unpack_examples(examples)
         if sample_weight is not None:
             raise UserError("The data gives sample weights, and class_weight is set. Multiply them in the data.")
         assert self._class_weight is not None
         labels = self._targets(examples)[ONLY_OUTPUT]
         check_one_class(self._losses.get(ONLY_OUTPUT), labels)
-        return x, y, weights_of(labels, self._class_weight)
+        return x, y, weigh_classes(labels, self._class_weight)
 
-    def _terms(self, examples: Any, outputs: Mapping[str, Any]) -> dict[str, Term | WholeTerm]:
+    def _build_terms(self, examples: Any, outputs: Mapping[str, Any]) -> dict[str, Term | WholeTerm]:
         targets, weights, terms = self._targets(examples), self._weights(examples), {}
         for name, loss in self._losses.items():
             parts = {"y_true": targets[name], "y_pred": outputs[name], "weights": weights[name]}
             parts["mask"] = keras_mask(outputs[name])
-            terms[name] = _term(loss, parts, self._coefficient(name))
+            terms[name] = _build_term(loss, parts, self._coefficient(name))
         return terms
 
-    def _seen(self, given: Any, model: keras.Model) -> dict[str, Prediction]:
-        """What metrics are computed from: predictions by output."""
+    def _collect_predictions(self, given: Any, model: keras.Model) -> dict[str, Prediction]:
+        """The predictions by output, of which metrics are computed."""
         if not self._metrics:
             return {}
-        named = self._named(given, "The model's outputs", model)
+        named = self._by_output(given, "The model's outputs", model)
         return {name: Prediction(named[name], keras_mask(named[name])) for name, _ in self._metrics}
 
-    def _mean_of(self, y: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
+    def _compute_mean_loss(self, y: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
         """The loss of these examples alone, for a model's own `compute_loss` that asks Keras's for it."""
         examples = (y_pred, y, sample_weight)
-        terms = self._terms(examples, self._named(y_pred, "The model's outputs", self._model))
+        terms = self._build_terms(examples, self._by_output(y_pred, "The model's outputs", self._model))
         whole = {name: term for name, term in terms.items() if isinstance(term, Term)}
         if not terms or len(whole) < len(terms):
             what = "is one of a whole batch" if terms else "is not given"
             raise UserError(f"compute_loss asks for the loss of compile(), and Supervised.loss {what}.")
-        return mean_of(whole, tf.cast(tf.shape(tf.nest.flatten(y_pred)[0])[0], tf.float32))
+        return compute_mean(whole, tf.cast(tf.shape(tf.nest.flatten(y_pred)[0])[0], tf.float32))
 
     def check_examples(self, model: keras.Model, examples: Any, split: str) -> None:
+        """Looks for labels that are not classes of the model's output."""
         given = symbolic_outputs(model)
         if given is None or (not self._single and isinstance(given, keras.KerasTensor)):
             return
-        outputs = self._named(given, "The model's outputs", model)
+        outputs = self._by_output(given, "The model's outputs", model)
         targets = self._targets(examples)
         for name, loss in self._losses.items():
             if takes_class_numbers(loss):
@@ -216,7 +220,7 @@ class Supervised(Task):
                 return [metric for metric, _ in some]
             return {name: [metric for metric, output in some if output == name] for _, name in some}
 
-        losses = {name: as_given(loss) for name, loss in self._losses.items()}
+        losses = {name: unwrap_loss(loss) for name, loss in self._losses.items()}
         return {
             "loss": losses.get(ONLY_OUTPUT) if self._single else losses,
             "loss_weights": self._compiled_weights(),
@@ -225,15 +229,16 @@ class Supervised(Task):
         }
 
     def update_metrics(self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, shares: Any) -> None:
+        """Updates each metric with its output, target and weights."""
         targets, weights = self._targets(examples), self._weights(examples)
         for metric, (output, build) in zip(metrics, self._metrics, strict=True):
             prediction = outputs[output]
             counts_once = isinstance(build, Unweighted)
             weight = None if counts_once else weights[output]
             if prediction.mask is not None and not counts_once:
-                weight = _masked(weight, prediction.mask)
+                weight = _apply_mask(weight, prediction.mask)
             try:
-                metric.update_state(targets[output], prediction.values, sample_weight=_shared_out(weight, shares))
+                metric.update_state(targets[output], prediction.values, sample_weight=_apply_shares(weight, shares))
             except ValueError as error:
                 if shares is None:
                     raise
@@ -243,30 +248,30 @@ class Supervised(Task):
                 ) from error
 
     def _targets(self, examples: Any) -> Mapping[str, Any]:
-        y = _parts(examples)[1]
+        y = _unpack_examples(examples)[1]
         if not self._single and len(self._losses) == 1 and not keras.tree.is_nested(y):
             return dict.fromkeys(self._losses, y)
-        return self._named(y, "The targets")
+        return self._by_output(y, "The targets")
 
     def _weights(self, examples: Any) -> Mapping[str, tf.Tensor | None]:
-        given = _parts(examples)[2]
+        given = _unpack_examples(examples)[2]
         if self._single:
             given = only(given)
         if isinstance(given, Mapping):
-            unknown = [name for name in given if name not in (*self._names, *self._names_of(len(given)))]
+            unknown = [name for name in given if name not in (*self._names, *self._match_names(len(given)))]
             if unknown:
                 raise UserError(f"There are sample weights for {unknown}, but losses for {list(self._losses)} only.")
-            return {name: _column(given[name]) if name in given else None for name in self._names}
+            return {name: _squeeze(given[name]) if name in given else None for name in self._names}
         if isinstance(given, (list, tuple)):
-            names = self._names_of(len(given))
+            names = self._match_names(len(given))
             if len(given) != len(names):
                 raise UserError(
                     f"sample_weight is a list of {len(given)}, and there are losses for {list(self._losses)}. Give one "
                     "array for each, one for all, or a dict of arrays by output name."
                 )
-            by_name = {name: None if one is None else _column(one) for name, one in zip(names, given, strict=True)}
+            by_name = {name: None if one is None else _squeeze(one) for name, one in zip(names, given, strict=True)}
             return {name: by_name.get(name) for name in self._names}
-        return dict.fromkeys(self._names, None if given is None else _column(given))
+        return dict.fromkeys(self._names, None if given is None else _squeeze(given))
 
     def _compiled_weights(self) -> Any:
         if not self._loss_weights:
@@ -277,19 +282,19 @@ class Supervised(Task):
     def _coefficient(self, name: str) -> float:
         return self._loss_weights.get(name, 1.0)
 
-    def _names_of(self, count: int) -> list[str]:
+    def _match_names(self, count: int) -> list[str]:
         """The names of a list of so many parts: of all outputs that the model has, or of those that have losses."""
         outputs = list(getattr(self._model, "output_names", None) or [])
         return outputs if len(outputs) == count and set(self._losses) <= set(outputs) else list(self._losses)
 
-    def _named(self, value: Any, what: str, model: keras.Model | None = None) -> Mapping[str, Any]:
+    def _by_output(self, value: Any, what: str, model: keras.Model | None = None) -> Mapping[str, Any]:
         """`value` by output name."""
         if self._single:
             if keras.tree.is_nested(value := only(value)):
                 raise UserError(f"{what} are several; give Supervised.loss as a dict by output name.")
             return {ONLY_OUTPUT: value}
         if isinstance(value, (list, tuple)):
-            names = getattr(model, "output_names", None) or self._names_of(len(value))
+            names = getattr(model, "output_names", None) or self._match_names(len(value))
             if len(names) != len(value):
                 raise UserError(
                     f"{what} are a list of {len(value)}, which cannot be told apart by {list(names)}. Give a dict by "
@@ -303,13 +308,13 @@ class Supervised(Task):
 
 
 def only(nest: Any) -> Any:
-    """What a nest holds that has one part at most on each level; a larger one as it is."""
+    """Unpacks a nest that has one part at most on each level; a larger one stays as it is."""
     while isinstance(nest, list | tuple | Mapping) and len(nest) == 1:
         (nest,) = nest.values() if isinstance(nest, Mapping) else nest
     return nest
 
 
-def _parts(examples: Any) -> tuple[Any, Any, Any]:
+def _unpack_examples(examples: Any) -> tuple[Any, Any, Any]:
     if not isinstance(examples, (tuple, list)) or not 2 <= len(examples) <= 3:
         held = f"{len(examples)} parts" if isinstance(examples, (tuple, list)) else "x alone"
         raise UserError(f"Supervised learning takes (x, y) or (x, y, sample_weight); the data gives {held}.")
@@ -334,15 +339,15 @@ def _check_labels(labels: np.ndarray, num_classes: int | None, ignored: int | No
     )
 
 
-def _term(loss: keras.losses.Loss, parts: dict[str, Any], coefficient: float) -> Term | WholeTerm:
+def _build_term(loss: keras.losses.Loss, parts: dict[str, Any], coefficient: float) -> Term | WholeTerm:
     """One output's term, of targets, outputs, weights and mask; of the whole batch, if the loss asks for it."""
 
     def term_of(parts: dict[str, Any]) -> Term:
-        values, mask = unreduced(loss, parts["y_true"], parts["y_pred"], parts.get("mask"))
+        values, mask = compute_losses(loss, parts["y_true"], parts["y_pred"], parts.get("mask"))
         weights = parts.get("weights")
         if values.shape.num_elements() == 1 and weights is not None:
             values = tf.fill(tf.shape(weights), tf.reshape(values, []))  # as Keras weighs it
-        weights = _fitting(weights, values.shape.rank)
+        weights = _check_weights_rank(weights, values.shape.rank)
         return Term(values, weights, coefficient, loss.reduction, mask)
 
     held = {name: part for name, part in parts.items() if part is not None}
@@ -352,7 +357,7 @@ def _term(loss: keras.losses.Loss, parts: dict[str, Any], coefficient: float) ->
     return term_of(held) if "weights" in held else term
 
 
-def _shared_out(weights: Any, shares: tf.Tensor | None) -> Any:
+def _apply_shares(weights: Any, shares: tf.Tensor | None) -> Any:
     if shares is None:
         return weights
     if weights is None:
@@ -360,13 +365,13 @@ def _shared_out(weights: Any, shares: tf.Tensor | None) -> Any:
     return tf.nest.map_structure(lambda w: tf.cast(w, tf.float32) * with_trailing_axes(shares, w.shape.rank), weights)
 
 
-def _column(weights: Any) -> tf.Tensor:
+def _squeeze(weights: Any) -> tf.Tensor:
     """float32 weights, [n] where they are given as [n, 1]."""
     weights = tf.cast(weights, tf.float32)
     return tf.squeeze(weights, -1) if weights.shape.rank == 2 and weights.shape[-1] == 1 else weights
 
 
-def _fitting(weights: tf.Tensor | None, rank: int) -> tf.Tensor | None:
+def _check_weights_rank(weights: tf.Tensor | None, rank: int) -> tf.Tensor | None:
     """The weights of values of `rank` axes."""
     if weights is not None and weights.shape.rank > rank:
         raise UserError(
@@ -376,7 +381,7 @@ def _fitting(weights: tf.Tensor | None, rank: int) -> tf.Tensor | None:
     return weights
 
 
-def _masked(weights: tf.Tensor | None, mask: tf.Tensor) -> tf.Tensor:
+def _apply_mask(weights: tf.Tensor | None, mask: tf.Tensor) -> tf.Tensor:
     """The weights, zero where a Keras mask leaves out (padding of sequences)."""
     mask = tf.cast(mask, tf.float32)
     if weights is None:
@@ -385,7 +390,7 @@ def _masked(weights: tf.Tensor | None, mask: tf.Tensor) -> tf.Tensor:
     return with_trailing_axes(mask, widest) * with_trailing_axes(weights, widest)
 
 
-def _checked_builder(builder: Any) -> Callable[[], keras.metrics.Metric] | str:
+def _check_builder(builder: Any) -> Callable[[], keras.metrics.Metric] | str:
     if isinstance(builder, str):
         return builder
     if isinstance(builder, keras.metrics.Metric):

@@ -95,7 +95,7 @@ class Heartbeat:
         self._phase, self._step, self._moment, self._turn = STARTING, _NO_STEP, time.monotonic(), 1
         self._recent: dict[str, collections.deque[float]] = {}
         self._longest: dict[str, float] = {}
-        self._facts: dict[str, Any] = {}
+        self._exit_info: dict[str, Any] = {}
         self._storing: set[int] = set()
         self._lock = threading.Lock()
         self._shows_stacks = self._offer_stacks()
@@ -121,11 +121,11 @@ class Heartbeat:
             if bool(self._storing) != was_storing:
                 self._write()
 
-    def tell(self, **facts: Any) -> None:
+    def set_exit_info(self, **info: Any) -> None:
         """Leaves something for the supervisor to read when this process has ended."""
-        self._facts |= facts
+        self._exit_info |= info
         part = f"{self._path}.facts.part"
-        Path(part).write_text(json.dumps(self._facts))
+        Path(part).write_text(json.dumps(self._exit_info))
         os.replace(part, f"{self._path}.facts")
 
     def _offer_stacks(self) -> bool:
@@ -172,11 +172,11 @@ def storing(is_storing: bool, *, writer: int) -> None:
         _HEARTBEAT.storing(is_storing, writer=writer)
 
 
-def tell(**facts: Any) -> None:
-    """Tells the supervisor what it may have to know when this process has ended; for JSON."""
+def set_exit_info(**info: Any) -> None:
+    """Leaves what the supervisor may have to know when this process has ended; for JSON."""
     if _HEARTBEAT is not None:
         with contextlib.suppress(OSError):
-            _HEARTBEAT.tell(**facts)
+            _HEARTBEAT.set_exit_info(**info)
 
 
 def _forget() -> None:
@@ -221,13 +221,13 @@ def shifted(record: bytes, seconds: float) -> bytes:
     return _RECORD.pack(*values)
 
 
-def read_facts(path: Path) -> dict[str, Any]:
-    """What the worker told; nothing where that cannot be read."""
+def read_exit_info(path: Path) -> dict[str, Any]:
+    """What the worker left for its supervisor; nothing where that cannot be read."""
     try:
-        facts = json.loads(path.with_name(path.name + ".facts").read_text())
+        info = json.loads(path.with_name(path.name + ".facts").read_text())
     except (OSError, ValueError, RecursionError):
         return {}
-    return facts if isinstance(facts, dict) else {}
+    return info if isinstance(info, dict) else {}
 
 
 def stacks_path(path: Path) -> Path:

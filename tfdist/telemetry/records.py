@@ -10,7 +10,6 @@ import dataclasses
 import datetime
 import enum
 import functools
-import itertools
 import re
 import types
 import typing
@@ -212,17 +211,9 @@ def read_record(path: str, kind: type[T], warn: Warn) -> T | None:
 
 
 def keep_damaged(path: str) -> str:
-    """Copies a file to NAME.damaged, or the first such name that is not taken; the copy's path."""
-    content = files.read(path)
-    for number in itertools.count(1):
-        copy = f"{path}.damaged{'' if number == 1 else f'-{number}'}"
-        try:
-            files.write_new(copy, [content])
-        except FileExistsError:
-            if files.read(copy) != content:
-                continue
-        return copy
-    raise AssertionError
+    """Copies a file to NAME.damaged; returns the copy's path."""
+    files.write_atomic(f"{path}.damaged", files.read(path))
+    return f"{path}.damaged"
 
 
 def remove_stale(run_dir: str, mode: str) -> None:
@@ -307,14 +298,14 @@ def _check_format(value: Mapping[str, Any]) -> None:
 
 
 def _as_dataclass(kind: Any, value: Mapping[str, Any], place: str) -> Any:
-    given = {}
+    values = {}
     for field in dataclasses.fields(kind):
         if field.name in value:
             inner = field.name if place == "it" else f"{place}.{field.name}"
-            given[field.name] = as_type(_hints(kind)[field.name], value[field.name], inner)
+            values[field.name] = as_type(_hints(kind)[field.name], value[field.name], inner)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{place} has no {field.name!r}")
-    return kind(**given)
+    return kind(**values)
 
 
 @functools.cache

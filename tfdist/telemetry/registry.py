@@ -48,21 +48,6 @@ COMMON = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class EventKind:
-    """An event that a run may tell.
-
-    Attributes:
-      name: in events.jsonl.
-      level: "info", "warning" or "error".
-      meaning: a line.
-    """
-
-    name: str
-    level: str
-    meaning: str
-
-
 _METRICS = (
     # What is learned.
     Metric("training_loss", GAUGE, "", "the loss of the training, as metrics.jsonl has it"),
@@ -108,71 +93,80 @@ _METRICS = (
 )
 METRICS = {metric.name: metric for metric in _METRICS}
 
-_EVENTS = (
+# Events by their names in events.jsonl: level and meaning.
+EVENTS = {
     # The run.
-    EventKind("training_started", "info", "a process has joined the run"),
-    EventKind("already_finished", "info", "the run directory holds this run, and nothing is left to train"),
-    EventKind("data_opened", "info", "a data set can be read"),
-    EventKind("fewer_workers", "info", "the run resumes with fewer workers and the same global batch"),
-    EventKind("calls_of_one_step", "info", "a callback acts on batches, so each step is a call of its own"),
-    EventKind("xla_chosen", "info", "what XLA compiles was found by trying"),
-    EventKind("stopped_early", "info", "a callback has ended the training"),
-    EventKind("run_paused", "info", "saved and left, as train.stop_after_epochs asks"),
-    EventKind("run_finished", "info", "the training is done"),
-    EventKind("run_failed", "error", "an error ends the run"),
-    EventKind("evaluated", "info", "--mode=evaluate has its figures"),
-    EventKind("predicted", "info", "--mode=predict has written its files"),
-    EventKind("prediction_goes_on", "info", "--mode=predict continues after what was written"),
-    EventKind("exported", "info", "--mode=export has written and compared a format"),
+    "training_started": ("info", "a process has joined the run"),
+    "already_finished": ("info", "the run directory holds this run, and nothing is left to train"),
+    "data_opened": ("info", "a data set can be read"),
+    "fewer_workers": ("info", "the run resumes with fewer workers and the same global batch"),
+    "calls_of_one_step": ("info", "a callback acts on batches, so each step is a call of its own"),
+    "xla_chosen": ("info", "what XLA compiles was found by trying"),
+    "stopped_early": ("info", "a callback has ended the training"),
+    "run_paused": ("info", "saved and left, as train.stop_after_epochs asks"),
+    "run_finished": ("info", "the training is done"),
+    "run_failed": ("error", "an error ends the run"),
+    "evaluated": ("info", "--mode=evaluate has its figures"),
+    "predicted": ("info", "--mode=predict has written its files"),
+    "prediction_goes_on": ("info", "--mode=predict continues after what was written"),
+    "exported": ("info", "--mode=export has written and compared a format"),
     # Training.
-    EventKind("training_diverged", "error", "the loss or a gradient was not finite, and nothing was left to try"),
-    EventKind("rolled_back", "warning", "a step failed, and the run goes back to its newest checkpoint"),
-    EventKind("cuda_oom", "warning", "a step found no memory, and the run goes back and cuts its batches"),
-    EventKind("gradient_overflow", "warning", "float16 gradients overflowed, and the loss scale fell"),
-    EventKind("weightless_step", "warning", "all weights of a batch's examples are 0"),
-    EventKind("weightless_steps", "warning", "how many such batches there were"),
-    EventKind("variables_unused", "warning", "the loss does not depend on some variables"),
-    EventKind("workers_round_differently", "warning", "weights of workers differ in their last digits"),
-    EventKind("microbatch_statistics", "warning", "batch normalization sees microbatches"),
+    "training_diverged": ("error", "the loss or a gradient was not finite, and nothing was left to try"),
+    "rolled_back": ("warning", "a step failed, and the run goes back to its newest checkpoint"),
+    "cuda_oom": ("warning", "a step found no memory, and the run goes back and cuts its batches"),
+    "gradient_overflow": ("warning", "float16 gradients overflowed, and the loss scale fell"),
+    "weightless_step": ("warning", "all weights of a batch's examples are 0"),
+    "weightless_steps": ("warning", "how many such batches there were"),
+    "variables_unused": ("warning", "the loss does not depend on some variables"),
+    "workers_round_differently": ("warning", "weights of workers differ in their last digits"),
+    "microbatch_statistics": ("warning", "batch normalization sees microbatches"),
     # Speed.
-    EventKind("input_wait", "info", "what workers waited for input in an epoch"),
-    EventKind("input_bound", "warning", "training waits for its input"),
-    EventKind("straggler", "warning", "a worker holds up the others"),
-    EventKind("workers", "info", "what each worker's steps took, at the end"),
-    EventKind("profiled", "info", "a profile of some steps is written"),
-    EventKind("not_profiled", "warning", "a profile could not be taken or written"),
-    EventKind("gpu_util_low", "warning", "the GPUs have computed less than a third of the time for minutes"),
+    "input_wait": ("info", "what workers waited for input in an epoch"),
+    "input_bound": ("warning", "training waits for its input"),
+    "straggler": ("warning", "a worker holds up the others"),
+    "workers": ("info", "what each worker's steps took, at the end"),
+    "profiled": ("info", "a profile of some steps is written"),
+    "not_profiled": ("warning", "a profile could not be taken or written"),
+    "gpu_util_low": ("warning", "the GPUs have computed less than a third of the time for minutes"),
     # Checkpoints.
-    EventKind("resumed", "info", "a start continues from a checkpoint"),
-    EventKind("extended", "info", "a finished run continues to more epochs"),
-    EventKind("begun_anew", "info", "there was something to resume from, and nothing of it could be used"),
-    EventKind("weights_loaded", "info", "a new run begins with the weights of train.start_from"),
-    EventKind("partially_restored", "warning", "variables were left out that do not fit"),
-    EventKind("checkpoint_saved", "info", "a checkpoint is stored whole"),
-    EventKind("checkpoint_waited", "warning", "training waited for earlier checkpoints to be written"),
-    EventKind("checkpoint_failed", "warning", "a checkpoint could not be written"),
-    EventKind("checkpoint_not_removed", "warning", "an old checkpoint could not be removed"),
-    EventKind("checkpoint_passed_over", "warning", "a checkpoint is damaged, and an older one is used"),
-    EventKind("checkpoint_leftovers_found", "info", "files of a checkpoint that was not committed are removed"),
-    EventKind("checkpoints_superseded", "info", "checkpoints after the step that a start resumed from are removed"),
-    EventKind("nothing_trained", "warning", "tfdist.fit found the run finished, and gives the model its weights"),
-    EventKind("file_damaged", "warning", "a file of the run directory is damaged; the run goes on without it"),
-    EventKind("end_not_saved", "warning", "the training is done, but its last state is not stored"),
-    # Data.
+    "resumed": ("info", "a start continues from a checkpoint"),
+    "extended": ("info", "a finished run continues to more epochs"),
+    "begun_anew": ("info", "there was something to resume from, and nothing of it could be used"),
+    "weights_loaded": ("info", "a new run begins with the weights of train.start_from"),
+    "partially_restored": ("warning", "variables were left out that do not fit"),
+    "checkpoint_saved": ("info", "a checkpoint is stored whole"),
+    "checkpoint_waited": ("warning", "training waited for earlier checkpoints to be written"),
+    "checkpoint_failed": ("warning", "a checkpoint could not be written"),
+    "checkpoint_not_removed": ("warning", "an old checkpoint could not be removed"),
+    "checkpoint_passed_over": ("warning", "a checkpoint is damaged, and an older one is used"),
+    "checkpoint_leftovers_found": ("info", "files of a checkpoint that was not committed are removed"),
+    "checkpoints_superseded": ("info", "checkpoints after the step that a start resumed from are removed"),
+    "nothing_trained": ("warning", "tfdist.fit found the run finished, and gives the model its weights"),
+    "file_damaged": ("warning", "a file of the run directory is damaged; the run goes on without it"),
     # Processes.
-    EventKind("preemption_noticed", "warning", "a signal, or the cloud, asks the process to leave"),
-    EventKind("preempted", "warning", "a process has saved and left"),
-    EventKind("left_unsaved", "error", "a process had to leave and could not save"),
-    EventKind("worker_failed", "warning", "a worker has ended with an error; told by its supervisor"),
-    EventKind("worker_hung", "warning", "a worker does not go on; told by its supervisor"),
-    EventKind("nccl_timeout", "error", "the connection to another worker is gone"),
-    EventKind("restart_backoff", "info", "the supervisor waits before it starts the workers again"),
-    EventKind("restarted", "info", "the supervisor has started the workers again"),
-    EventKind("restarts_used_up", "error", "the supervisor has restarted as often as it may"),
-    EventKind("breaker_opened", "error", "restarts brought no new step, and the supervisor gives up"),
-    EventKind("hosts_changed", "info", "the workers have left for other hosts to continue"),
-    # Telling.
-    EventKind("sink_dropped", "warning", "a sink of train.sinks failed or hung"),
-    EventKind("log_not_written", "warning", "a full disk or an outage costs lines of a log, summaries or samples"),
-)
-EVENTS = {event.name: event for event in _EVENTS}
+    "preemption_noticed": ("warning", "a signal, or the cloud, asks the process to leave"),
+    "preempted": ("warning", "a process has saved and left"),
+    "left_unsaved": ("error", "a process had to leave and could not save"),
+    "worker_failed": ("warning", "a worker has ended with an error; told by its supervisor"),
+    "worker_hung": ("warning", "a worker does not go on; told by its supervisor"),
+    "nccl_timeout": ("error", "the connection to another worker is gone"),
+    "restart_backoff": ("info", "the supervisor waits before it starts the workers again"),
+    "restarted": ("info", "the supervisor has started the workers again"),
+    "restarts_used_up": ("error", "the supervisor has restarted as often as it may"),
+    "breaker_opened": ("error", "restarts brought no new step, and the supervisor gives up"),
+    "hosts_changed": ("info", "the workers have left for other hosts to continue"),
+    # Logs and sinks.
+    "sink_dropped": ("warning", "a sink of train.sinks failed or hung"),
+    "log_not_written": ("warning", "a full disk or an outage costs lines of a log, summaries or samples"),
+}
+
+_GROWING = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "r2", "bleu", "map", "similarity", "reward")
+_SHRINKING = ("loss", "error", "mse", "mae", "mape", "msle", "rmse", "perplexity", "entropy", "divergence", "hinge")
+
+
+def larger_is_better(metric: str) -> bool | None:
+    """Whether a metric of this name is better when larger; None when the name does not tell."""
+    name = metric.lower()
+    if any(part in name for part in _SHRINKING):
+        return False
+    return True if any(part in name for part in _GROWING) else None

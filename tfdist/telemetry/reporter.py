@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdist.telemetry.console.base import Console
+from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.console.console_text import EpochSummary, Progress
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics
@@ -33,6 +33,7 @@ class Reporter:
         self._examples_per_step = examples_per_step
 
     def progress(self, *, step: int, epoch: int, step_in_epoch: int, metrics: Mapping[str, Any], rate: float) -> None:
+        """Shows how far the run has come."""
         self._console.update(
             Progress(
                 step=step,
@@ -44,6 +45,7 @@ class Reporter:
         )
 
     def point(self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float) -> None:
+        """Logs the metrics of a step."""
         self._metrics.log(step=step, epoch=epoch + 1, split=split, metrics=metrics, learning_rate=learning_rate)
 
     def epoch_end(
@@ -56,6 +58,7 @@ class Reporter:
         seconds: float,
         rate: float | None,
     ) -> None:
+        """Shows an epoch that has ended and was evaluated."""
         self._console.end_epoch(
             EpochSummary(
                 step=step,
@@ -67,10 +70,12 @@ class Reporter:
             )
         )
 
-    def skipped(self, *, step: int, steps: int, scale: float) -> None:
+    def report_overflow(self, *, step: int, steps: int, scale: float) -> None:
+        """Warns of float16 gradients that overflowed."""
         self._events.warning("gradient_overflow", step=step, steps=steps, loss_scale=scale)
 
-    def weightless(self, *, step: int) -> None:
+    def report_zero_weight(self, *, step: int) -> None:
+        """Warns of a batch whose examples have no weight."""
         self._events.warning(
             "weightless_step",
             step=step,
@@ -78,7 +83,8 @@ class Reporter:
             "weights or a mask are 0). Such a step changes nothing; how many there were is said at the end.",
         )
 
-    def unused(self, *, step: int, variables: list[str]) -> None:
+    def report_unused(self, *, step: int, variables: list[str]) -> None:
+        """Warns of variables that the loss does not depend on."""
         shown = ", ".join(variables[:SHOWN_VARIABLES]) + (", …" if len(variables) > SHOWN_VARIABLES else "")
         self._events.warning(
             "variables_unused",
@@ -88,14 +94,17 @@ class Reporter:
         )
 
     def input_wait(self, *, step: int, epoch: int, waited: Any) -> None:
-        told = f"epoch {epoch + 1}: {_said(waited)}" if waited.is_notable else None
-        self._events.info("input_wait", step=step, message=told, epoch=epoch + 1, **_figures(waited))
+        """Logs how long workers waited for input in an epoch."""
+        text = f"epoch {epoch + 1}: {_format_wait(waited)}" if waited.is_notable else None
+        self._events.info("input_wait", step=step, message=text, epoch=epoch + 1, **_figures(waited))
 
     def input_bound(self, *, step: int, waited: Any, hint: str) -> None:
-        message = f"Training: {_said(waited)}. {hint}".strip()
+        """Warns that training waits for its input."""
+        message = f"Training: {_format_wait(waited)}. {hint}".strip()
         self._events.warning("input_bound", step=step, message=message, **_figures(waited))
 
     def straggler(self, *, step: int, worker: int, seconds: float, median: float) -> None:
+        """Warns of a worker that holds up the others."""
         self._events.warning(
             "straggler",
             step=step,
@@ -106,7 +115,8 @@ class Reporter:
             median_seconds=median,
         )
 
-    def rounds_differently(self, *, step: int, workers: Sequence[int]) -> None:
+    def report_rounding(self, *, step: int, workers: Sequence[int]) -> None:
+        """Warns of workers whose weights differ in their last digits."""
         who = ", ".join(map(str, workers))
         self._events.warning(
             "workers_round_differently",
@@ -118,6 +128,7 @@ class Reporter:
         )
 
     def workers(self, *, step: int, times: Sequence[Any]) -> None:
+        """Logs the times of all workers at the end."""
         rows = [
             f"  worker {worker}: {_milliseconds(each.step_seconds)} a step of its own; of its time "
             f"{each.input_share:.0%} waiting for input, {each.idle_share:.0%} for other workers"
@@ -137,7 +148,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
 
 
-def _said(waited: Any) -> str:
+def _format_wait(waited: Any) -> str:
     who = f"worker {waited.worst} " if len(waited.seconds) > 1 else ""
     return f"{who}waited for input {waited.share:.0%} of the time ({waited.seconds[waited.worst]:.1f} s)"
 

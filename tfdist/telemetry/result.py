@@ -21,7 +21,6 @@ from tfdist.telemetry.records import load_record
 from tfdist.telemetry.run_directory import RunDirectory
 
 TRAIN, TUNE = "train", "tune"
-END_DONE, END_PAUSED, END_PREEMPTED = "done", "paused", "preempted"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +31,11 @@ class Start:
       time: when it began to train, in UTC.
       step: where it resumed; 0 where it began.
       lost_steps: at least so many had been done after that step by starts before, and were done again.
-      end: END_DONE, END_PAUSED or END_PREEMPTED where it saved and left; None while it runs, and after a failure.
     """
 
     time: datetime.datetime
     step: int
     lost_steps: int = 0
-    end: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,8 +118,8 @@ def write_result(run: RunDirectory, result: RunResult) -> None:
 
 def read_mode(run: RunDirectory) -> str | None:
     """TRAIN or TUNE, by what result.json is of; None where there is none. Raises UserError where it is damaged."""
-    found = load_record(run.result, _AnyResult)
-    return None if found is None else found.mode
+    result = load_record(run.result, _AnyResult)
+    return None if result is None else result.mode
 
 
 def read_result(run: RunDirectory) -> RunResult | None:
@@ -133,12 +130,12 @@ def read_result(run: RunDirectory) -> RunResult | None:
 def versions() -> dict[str, str]:
     """What the run stands on, read from the packages' metadata without importing them."""
     tensorflow = next(iter(installed_tensorflow().values()), None)
-    found = {"python": platform.python_version(), "tensorflow": tensorflow or _version("tensorflow")}
+    by_package = {"python": platform.python_version(), "tensorflow": tensorflow or _version("tensorflow")}
     for package in ("keras", "numpy", "tfdist"):
-        found[package] = _version(package)
+        by_package[package] = _version(package)
     if "horovod" in sys.modules:
-        found["horovod"] = _version("horovod")
-    return found
+        by_package["horovod"] = _version("horovod")
+    return by_package
 
 
 def _version(package: str) -> str:

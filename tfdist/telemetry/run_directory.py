@@ -87,11 +87,11 @@ class RunDirectory:
                 )
 
     def worker_events(self, worker: int) -> str:
-        """What a worker other than the chief has to tell."""
-        return files.join(self.path, f"events-worker-{worker}.jsonl")
+        """The events of a worker of the training; the chief's are what all share."""
+        return files.join(self.path, f"events-worker-{worker}.jsonl") if worker else self.events
 
     def mode_events(self, mode: str, worker: int) -> str:
-        """What a worker of another mode has to tell, which may run beside the training."""
+        """The events of a worker of another mode, which may run beside the training."""
         name = f"events-{mode}" if worker == 0 else f"events-{mode}-worker-{worker}"
         return files.join(self.path, f"{name}.jsonl")
 

@@ -22,14 +22,14 @@ def main() -> None:
     for line in sys.stdin:
         job = json.loads(line)
         try:
-            answer = compiled(**job)
+            answer = compile_job(**job)
         except Exception as error:  # whatever the compiler says is the answer
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
     os._exit(0)  # libtpu aborts at its shutdown where there is no TPU
 
 
-def compiled(path: str, num_replicas: int, topology: str) -> dict[str, object]:
+def compile_job(path: str, num_replicas: int, topology: str) -> dict[str, object]:
     """The answer to one job."""
     import numpy as np
     from jax._src.interpreters import mlir
@@ -58,19 +58,19 @@ def compiled(path: str, num_replicas: int, topology: str) -> dict[str, object]:
         "temporary_bytes": memory.temp_size_in_bytes,
         "flops": cost.get("flops", 0.0),
         "bytes_accessed": cost.get("bytes accessed", 0.0),
-        "collectives": collectives(program.to_string()),
+        "collectives": find_collectives(program.to_string()),
     }
 
 
-def collectives(program: str) -> list[dict[str, object]]:
+def find_collectives(program: str) -> list[dict[str, object]]:
     """Each collective of a compiled program, with the bytes that a core gives to it."""
     return [
-        {"kind": kind, "bytes": sum(_bytes(*shape) for shape in _SHAPE.findall(result))}
+        {"kind": kind, "bytes": sum(_count_bytes(*shape) for shape in _SHAPE.findall(result))}
         for result, kind in _COLLECTIVE.findall(program)
     ]
 
 
-def _bytes(kind: str, sizes: str) -> int:
+def _count_bytes(kind: str, sizes: str) -> int:
     bits = _BITS.get(kind) or int(re.findall(r"\d+", kind)[0])
     return math.prod(int(size) for size in sizes.split(",") if size) * bits // 8
 

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfdist.errors import UserError
-from tfdist.tpu_compiler.chips import Slice
-from tfdist.tpu_compiler.program import TRAIN, Program, Programs, traced
-from tfdist.tpu_compiler.refusals import NoRoomError, explained, notes
-from tfdist.tpu_compiler.report import GIB, Compiled
+from tfdist.tpu_compiler.devices import Slice
+from tfdist.tpu_compiler.program import TRAIN, Program, Programs, trace_programs
+from tfdist.tpu_compiler.refusals import NoRoomError, explain, list_notes
+from tfdist.tpu_compiler.report import Compiled
 from tfdist.tpu_compiler.toolchain import Compiler
 from tfdist.training.run.settings import TrainSettings
 from tfdist.tuning.search import hypermodel
 
-MOST_DOUBLINGS = 16
+MAX_DOUBLINGS = 16
 PARTS = 8  # the largest batch is found to an eighth of its last power of two
 
 
@@ -30,19 +30,19 @@ def compile_programs(
     """
     with (
         tempfile.TemporaryDirectory(prefix="tfdist-compile-") as scratch,
-        traced(settings, hypermodel.builder_of(settings), target.num_cores) as programs,
+        trace_programs(settings, hypermodel.builder_of(settings), target.num_cores) as programs,
     ):
         path = os.path.join(scratch, "step.hlo")
         for kind in programs.kinds:
-            program, answer = _compiled(programs, path, target, compiler, kind)
+            program, answer = _compile(programs, path, target, compiler, kind)
             largest = None
             if finds_largest_batch and kind == TRAIN:
-                largest = _largest_batch(programs, path, target, compiler)
-            found_notes = tuple(notes(program.text, programs.model))
-            yield Compiled(slice=target, program=program, largest_batch=largest, notes=found_notes, **answer)
+                largest = _find_largest_batch(programs, path, target, compiler)
+            notes = tuple(list_notes(program.text, programs.model))
+            yield Compiled(slice=target, program=program, largest_batch=largest, notes=notes, **answer)
 
 
-def _compiled(
+def _compile(
     programs: Programs, path: str, target: Slice, compiler: Compiler, kind: str, local_batch_size: int | None = None
 ) -> tuple[Program, dict[str, Any]]:
     try:
@@ -50,25 +50,25 @@ def _compiled(
     except UserError:
         raise
     except Exception as error:  # TensorFlow's lowering raises many kinds
-        raise explained(str(error), programs.model, target.topology) from error
+        raise explain(str(error), programs.model, target.topology) from error
     answer = compiler.compile(program, target.topology)
     if "error" in answer:
-        raise explained(answer["error"], programs.model, target.topology)
+        raise explain(answer["error"], programs.model, target.topology)
     return program, answer
 
 
-def _largest_batch(programs: Programs, path: str, target: Slice, compiler: Compiler) -> int:
+def _find_largest_batch(programs: Programs, path: str, target: Slice, compiler: Compiler) -> int:
     """The most examples of a core with which the step fits, found to an eighth of its size."""
 
     def fits(size: int) -> bool:
         try:
-            _, answer = _compiled(programs, path, target, compiler, TRAIN, size)
+            _, answer = _compile(programs, path, target, compiler, TRAIN, size)
         except NoRoomError:
             return False
-        return answer["argument_bytes"] + answer["temporary_bytes"] <= target.chip.memory_gib * GIB
+        return answer["argument_bytes"] + answer["temporary_bytes"] <= target.chip.memory_bytes
 
     size = programs.local_batch_size
-    for _ in range(MOST_DOUBLINGS):
+    for _ in range(MAX_DOUBLINGS):
         if not fits(2 * size):
             break
         size *= 2

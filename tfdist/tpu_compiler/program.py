@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.tpu_program import TpuProgram
+from tfdist.strategies.tpu import TpuProgram
 from tfdist.telemetry.console.console import open_console
 from tfdist.training.loop.evaluation import Evaluator
 from tfdist.training.loop.learner import ModelBuilder
@@ -64,7 +64,7 @@ class Program:
 
 
 class Programs:
-    """What `traced` yields.
+    """What `trace_programs` yields.
 
     Attributes:
       kinds: of the programs that the experiment has.
@@ -93,7 +93,7 @@ class Programs:
         if evaluator is not None:
             self._parts[EVALUATE] = (evaluator.on_batch, evaluator.next_batch())
         self.kinds = tuple(self._parts)
-        self.local_batch_size = _rows(batch)
+        self.local_batch_size = _count_rows(batch)
         self.model = learner.model
 
     def write(self, path: str, kind: str = TRAIN, *, local_batch_size: int | None = None) -> Program:
@@ -109,7 +109,7 @@ class Programs:
         """
         on_batch, batch = self._parts[kind]
         if local_batch_size is not None:
-            batch = _with_rows(batch, local_batch_size)
+            batch = _repeat_rows(batch, local_batch_size)
         function = tf.function(on_batch, jit_compile=True, autograph=False)
         lowered = function.experimental_get_compiler_ir(batch)
         with open(path, "wb") as file:
@@ -120,17 +120,17 @@ class Programs:
             kind,
             path,
             self._num_replicas,
-            _rows(batch),
+            _count_rows(batch),
             sum(math.prod(variable.shape) for variable in model),
-            sum(map(_bytes, model)),
-            sum(map(_bytes, slots)),
-            sum(_bytes(tensor) for tensor in tf.nest.flatten(batch)),
+            sum(map(_count_bytes, model)),
+            sum(map(_count_bytes, slots)),
+            sum(_count_bytes(tensor) for tensor in tf.nest.flatten(batch)),
             lowered,
         )
 
 
 @contextlib.contextmanager
-def traced(settings: TrainSettings, model: ModelBuilder, num_replicas: int) -> Iterator[Programs]:
+def trace_programs(settings: TrainSettings, model: ModelBuilder, num_replicas: int) -> Iterator[Programs]:
     """The programs of a training on so many cores.
 
     Raises:
@@ -150,15 +150,15 @@ def traced(settings: TrainSettings, model: ModelBuilder, num_replicas: int) -> I
             yield Programs(step, evaluator, training.learner, batches, num_replicas, num_examples)
 
 
-def _rows(batch: dict[str, Any]) -> int:
+def _count_rows(batch: dict[str, Any]) -> int:
     return int(tf.nest.flatten(batch["examples"])[0].shape[0])
 
 
-def _with_rows(batch: dict[str, Any], count: int) -> dict[str, Any]:
+def _repeat_rows(batch: dict[str, Any], count: int) -> dict[str, Any]:
     """The padded batch with its rows repeated until there are so many."""
-    rows = np.arange(count) % _rows(batch)
+    rows = np.arange(count) % _count_rows(batch)
     return tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), batch)
 
 
-def _bytes(values: keras.Variable | tf.Tensor) -> int:
+def _count_bytes(values: keras.Variable | tf.Tensor) -> int:
     return math.prod(values.shape) * tf.as_dtype(values.dtype).size

@@ -32,46 +32,46 @@ class NoRoomError(UserError):
     """The step does not fit into a core's memory."""
 
 
-def explained(said: str, model: keras.Model, topology: str) -> UserError:
+def explain(text: str, model: keras.Model, topology: str) -> UserError:
     """The error for what TensorFlow or the compiler says of a step that it does not compile."""
-    node = _NODE.search(said)
-    where = f"{_layer(node[1], _names(model)) if node else ''}{_line(said)}"
-    if unsupported := _UNSUPPORTED.search(said):
+    node = _NODE.search(text)
+    where = f"{_find_layer(node[1], _list_layers(model)) if node else ''}{_find_line(text)}"
+    if unsupported := _UNSUPPORTED.search(text):
         operation, name, more = unsupported.groups()
         if name == "batch":
             return UserError(f"A TPU ({topology}) cannot take the data: it holds text. {IN_THE_DATA}")
         advice = next((text for words, text in ADVICE.items() if re.search(words, f"{operation} {more}")), ELSE)
         return UserError(f"A TPU ({topology}) cannot run {operation}{where}. {advice}")
-    if "shapes of loop body do not match" in said:
+    if "shapes of loop body do not match" in text:
         return UserError(
             f"A TPU ({topology}) cannot run a loop{where} whose values change their shapes. Give what grows its final "
             "shape before the loop, and fill it, as tf.TensorArray(size=…) with a fixed element_shape does."
         )
-    if "compile-time constant" in said or "must be a constant" in said:
+    if "compile-time constant" in text or "must be a constant" in text:
         return UserError(
             f"A TPU ({topology}) needs shapes that are known before it computes, and one{where} depends on values. "
             "Use a fixed shape and a mask."
         )
-    if NO_ROOM in said:
+    if NO_ROOM in text:
         return NoRoomError(
-            f"The step does not fit into the memory of a core of {topology}: {_first_line(said)} Use a smaller "
+            f"The step does not fit into the memory of a core of {topology}: {_first_line(text)} Use a smaller "
             "train.global_batch_size, more train.num_microbatches, train.precision = 'bfloat16', or a larger slice."
         )
-    return UserError(f"A TPU ({topology}) cannot run the step{where}: {_first_line(said)}")
+    return UserError(f"A TPU ({topology}) cannot run the step{where}: {_first_line(text)}")
 
 
-def notes(program: str, model: keras.Model) -> Iterator[str]:
+def list_notes(program: str, model: keras.Model) -> Iterator[str]:
     """What a TPU runs, but not as one would think.
 
     Args:
       program: an HLO module's text, whose instructions have the names of TensorFlow's operations.
     """
     by_layer: dict[tuple[str, str], str] = {}
-    layers = _names(model)
+    layers = _list_layers(model)
     for line in program.splitlines():
         kind = "float64" if re.search(r"= f64\[", line) else "dynamic" if re.search(r"= \w+\[[^\]]*<=", line) else None
         name = re.search(r'op_name="([^"]+)"', line)
-        if kind and name and (layer := _layer(name[1], layers)):
+        if kind and name and (layer := _find_layer(name[1], layers)):
             by_layer.setdefault((kind, layer), name[1].rpartition("/")[2])
     for (kind, layer), operation in by_layer.items():
         if kind == "float64":
@@ -80,11 +80,11 @@ def notes(program: str, model: keras.Model) -> Iterator[str]:
             yield f"{operation}{layer} has a shape that depends on values: a TPU computes the largest that it can have."
 
 
-def _names(model: keras.Model) -> set[str]:
+def _list_layers(model: keras.Model) -> set[str]:
     return {layer.name for layer in model._flatten_layers(include_self=False)}
 
 
-def _layer(node: str, names: set[str]) -> str:
+def _find_layer(node: str, names: set[str]) -> str:
     """The innermost layer whose name is in the name of a graph's node, as " of the layer 'NAME'"."""
     for part in reversed(node.split("/")):
         plain = part if part in names else re.sub(r"_\d+$", "", part)  # Keras numbers the calls of a layer
@@ -93,12 +93,12 @@ def _layer(node: str, names: set[str]) -> str:
     return ""
 
 
-def _line(said: str) -> str:
+def _find_line(text: str) -> str:
     """The last line of the user's own code on the way there, as " (FILE:LINE)"."""
-    own = [found for found in _LINE.findall(said) if "site-packages" not in found[0] and "/tfdist/" not in found[0]]
+    own = [found for found in _LINE.findall(text) if "site-packages" not in found[0] and "/tfdist/" not in found[0]]
     return f" ({own[-1][0].rpartition('/')[2]}:{own[-1][1]})" if own else ""
 
 
-def _first_line(said: str) -> str:
-    line = next((line.strip() for line in said.splitlines() if line.strip()), "it gives no reason")
+def _first_line(text: str) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "it gives no reason")
     return line if line.endswith(".") else f"{line}."

@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.telemetry.console.formatting import in_bytes
-from tfdist.tpu_compiler.chips import Slice
+from tfdist.telemetry.console.console_text import in_bytes
+from tfdist.tpu_compiler.devices import Slice
 from tfdist.tpu_compiler.program import Program
 
-GIB = 1 << 30
 HEADERS = (
     *("slice", "step", "cores", "batch/core", "largest", "collectives", "sum", "memory", "of", "padding", "flops"),
     *("at least", "peak"),
@@ -53,18 +52,19 @@ class Compiled:
     @property
     def seconds(self) -> float:
         """The least that the chip's peak rates allow."""
-        return max(self._seconds_computing, self.bytes_accessed / self.slice.chip.bytes_per_second)
+        return max(self._seconds_computing, self.bytes_accessed / self.slice.chip.memory_bytes_per_second)
 
     @property
     def _seconds_computing(self) -> float:
-        return self.flops / self.slice.chip.flops_per_second
+        return self.flops / self.slice.chip.flops["bfloat16"]
 
     @property
     def share_of_peak(self) -> float:
         """Of the chip's rate, where a step takes no longer than `seconds`."""
         return self._seconds_computing / self.seconds if self.seconds else 0.0
 
-    def as_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as JSON has them."""
         return {
             "slice": self.slice.topology,
             "step": self.program.kind,
@@ -79,7 +79,7 @@ class Compiled:
             "temporary_bytes": self.temporary_bytes,
             "padding": self.padding,
             "memory_bytes": self.memory_bytes,
-            "chip_bytes": int(self.slice.chip.memory_gib * GIB),
+            "chip_bytes": int(self.slice.chip.memory_bytes),
             "flops": self.flops,
             "bytes_accessed": self.bytes_accessed,
             "least_seconds": self.seconds,
@@ -88,7 +88,7 @@ class Compiled:
         }
 
 
-def table(found: Sequence[Compiled]) -> str:
+def format_table(found: Sequence[Compiled]) -> str:
     """A line for each slice; what it shows is of one core and one step."""
     rows = [HEADERS, *(_row(each) for each in found)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADERS))]

@@ -46,13 +46,13 @@ class Compiler:
 
 
 @contextlib.contextmanager
-def open_compiler(tell: Callable[[str], None]) -> Iterator[Compiler]:
+def open_compiler(notify: Callable[[str], None]) -> Iterator[Compiler]:
     """Starts the compiler, in an environment that is made where there is none yet.
 
     Raises:
       UserError: the environment cannot be made.
     """
-    python = python_with(PACKAGES, name=NAME, tell=tell)
+    python = make_environment(PACKAGES, name=NAME, notify=notify)
     command = [str(python), "-I", str(SCRIPT)]
     with subprocess.Popen(
         command,
@@ -70,29 +70,29 @@ def open_compiler(tell: Callable[[str], None]) -> Iterator[Compiler]:
 
 def is_installed() -> bool:
     """Whether there is such an environment."""
-    return (_place(PACKAGES, NAME) / WHOLE).exists()
+    return (_find_directory(PACKAGES, NAME) / WHOLE).exists()
 
 
-def python_with(packages: Sequence[str], *, name: str, tell: Callable[[str], None]) -> Path:
+def make_environment(packages: Sequence[str], *, name: str, notify: Callable[[str], None]) -> Path:
     """The Python of an environment that has these packages alone, which is made where there is none yet.
 
     Raises:
       UserError: it cannot be made.
     """
-    place = _place(packages, name)
-    python = place / "bin" / "python"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with open(place.with_suffix(".lock"), "w") as lock:
+    directory = _find_directory(packages, name)
+    python = directory / "bin" / "python"
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with open(directory.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (place / WHOLE).exists():
-            tell(f"Installing {', '.join(packages)} into {place} (once)")
-            _run(name, [sys.executable, "-m", "venv", "--clear", str(place)])
+        if not (directory / WHOLE).exists():
+            notify(f"Installing {', '.join(packages)} into {directory} (once)")
+            _run(name, [sys.executable, "-m", "venv", "--clear", str(directory)])
             _run(name, [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
-            (place / WHOLE).touch()
+            (directory / WHOLE).touch()
     return python
 
 
-def _place(packages: Sequence[str], name: str) -> Path:
+def _find_directory(packages: Sequence[str], name: str) -> Path:
     words = [name, f"cp{sys.version_info.major}{sys.version_info.minor}", *packages]
     return Path(environment.cache_directory()) / "-".join(words).replace("==", "")
 

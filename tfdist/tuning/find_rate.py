@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -20,7 +22,6 @@ from tfdist.settings.checks import POSITIVE, whole_number
 from tfdist.settings.declaration import Settings, setting
 from tfdist.storage import files
 from tfdist.telemetry.console.console import NullConsole
-from tfdist.telemetry.console.formatting import curve
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.weights import places_of_checkpoints
@@ -30,7 +31,6 @@ from tfdist.training.step.optimizer import check_optimizer_builder, parts
 
 SMOOTHING = 0.9
 TOO_HIGH = 4.0  # times the lowest loss: the test ends there
-COLUMNS = 72
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def find_rate(
     training: TrainSettings,
     request: Request,
     train: Callable[[TrainSettings, Request], object],
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> RangeTest:
     """Trains a few steps, and writes find_rate.json into the run directory.
 
@@ -88,14 +88,14 @@ def find_rate(
       training: of which the rate is wanted.
       request: of the run.
       train: `experiment.train`.
-      tell: what is printed.
+      notify: prints a line.
 
     Raises:
       UserError: the training is wrong, or its optimizer is the model's own.
     """
     if training.optimizer is None:
         raise UserError("--mode=find_rate changes train.optimizer, which has no value. Name it in the gin file.")
-    records, directory = _Records(), RunDirectory(request.run_dir)
+    recorder, directory = _LossRecorder(), RunDirectory(request.run_dir)
     scratch = files.join(directory.path, "find_rate")
     training.strategy.check_alone()
     training.strategy.connect()
@@ -105,12 +105,12 @@ def find_rate(
     )
     short = dataclasses.replace(
         training,
-        optimizer=_growing(training.optimizer, settings),
+        optimizer=_raise_rates(training.optimizer, settings),
         steps=settings.steps,
         steps_per_epoch=settings.steps,
         epochs=None,
         eval_data=None,
-        callbacks=[records],
+        callbacks=[recorder],
         checkpoint="off",
         on_divergence=None,
         num_microbatches=1 if training.splits else training.num_microbatches,
@@ -121,24 +121,21 @@ def find_rate(
     )
     with contextlib.suppress(DivergedError):  # the last rates were too high
         train(short, Request(run_dir=scratch, keeps=False, begins_empty=True, console=lambda is_chief: NullConsole()))
-    found = range_test(settings, records.losses)
+    result = range_test(settings, recorder.losses)
     if training.strategy.topology.is_chief:
         files.remove_tree(scratch)
-        _show(found, tell)
+        _show(result, notify)
         files.write_atomic(
-            files.join(directory.path, "find_rate.json"), to_json(dataclasses.asdict(found), indent=2) + "\n"
+            files.join(directory.path, "find_rate.json"), to_json(dataclasses.asdict(result), indent=2) + "\n"
         )
-    return found
+    return result
 
 
 def range_test(settings: FindRateSettings, losses: Sequence[float]) -> RangeTest:
     """Where the loss falls fastest, over the logarithm of the rate."""
     rates = [float(settings.rate(step)) for step in range(len(losses))]
-    smooth: list[float] = []
-    average = 0.0
-    for index, loss in enumerate(losses):
-        average = SMOOTHING * average + (1 - SMOOTHING) * loss
-        smooth.append(average / (1 - SMOOTHING ** (index + 1)))
+    averages = itertools.accumulate(losses, lambda mean, loss: SMOOTHING * mean + (1 - SMOOTHING) * loss, initial=0.0)
+    smooth = [mean / (1 - SMOOTHING**count) for count, mean in enumerate(averages) if count]
     suggestion = None
     if len(smooth) > 2:
         slopes = np.gradient(np.array(smooth), np.log(rates))
@@ -148,7 +145,7 @@ def range_test(settings: FindRateSettings, losses: Sequence[float]) -> RangeTest
     return RangeTest(rates, list(losses), smooth, suggestion)
 
 
-class _Records(keras.callbacks.Callback):
+class _LossRecorder(keras.callbacks.Callback):
     """Keeps the loss of each step, and ends the training where it has risen."""
 
     def __init__(self) -> None:
@@ -165,38 +162,29 @@ class _Records(keras.callbacks.Callback):
             self.losses.append(loss)
 
 
-def _growing(builder: Any, settings: FindRateSettings) -> Callable[[], keras.optimizers.Optimizer]:
+def _raise_rates(builder: Any, settings: FindRateSettings) -> Callable[[], keras.optimizers.Optimizer]:
     """Builds the optimizer with the test's rates in the place of its own."""
     check_optimizer_builder(builder)
+
+    def update(optimizer: keras.optimizers.Optimizer, own: Any, gradient: Any, variable: Any, _rate: Any) -> None:
+        rate = settings.rate(ops.cast(optimizer.iterations, "float32"))
+        own(gradient, variable, ops.cast(rate, variable.dtype))
 
     def build() -> keras.optimizers.Optimizer:
         optimizer = keras.optimizers.get(builder) if isinstance(builder, str) else builder()
         for one in parts(optimizer):
-            one.update_step = _at_rate(one, one.update_step, settings)
+            one.update_step = functools.partial(update, one, one.update_step)
         return optimizer
 
     return build
 
 
-def _at_rate(optimizer: keras.optimizers.Optimizer, update: Callable[..., Any], settings: FindRateSettings) -> Any:
-    def step(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        del learning_rate
-        rate = settings.rate(ops.cast(optimizer.iterations, "float32"))
-        update(gradient, variable, ops.cast(rate, variable.dtype))
-
-    return step
-
-
-def _show(found: RangeTest, tell: Callable[[str], None]) -> None:
-    if not found.losses:
-        tell("The loss of the first step is not finite: no rate can be found. Look at the data.")
+def _show(result: RangeTest, notify: Callable[[str], None]) -> None:
+    if not result.losses:
+        notify("The loss of the first step is not finite: no rate can be found. Look at the data.")
         return
-    highest = 2 * found.smooth[0] - min(found.smooth)
-    places = np.linspace(0, len(found.smooth) - 1, min(COLUMNS, len(found.smooth))).astype(int)
-    for line in curve([min(found.smooth[i], highest) for i in places]):
-        tell(f"  {line}")
-    tell(f"loss at {len(found.rates)} rates from {found.rates[0]:.2g} to {found.rates[-1]:.2g}, a step each")
-    if found.suggestion is None:
-        tell("The loss falls at none of these rates. Write a higher find_rate.highest, or look at the model.")
+    notify(f"loss at {len(result.rates)} rates from {result.rates[0]:.2g} to {result.rates[-1]:.2g}, a step each")
+    if result.suggestion is None:
+        notify("The loss falls at none of these rates. Write a higher find_rate.highest, or look at the model.")
     else:
-        tell(f"it falls fastest at {found.suggestion:.2g}; a schedule may begin there")
+        notify(f"it falls fastest at {result.suggestion:.2g}; a schedule may begin there")

@@ -56,8 +56,4 @@ class TuneSettings(Settings):
         unit="trials",
     )
     workers_per_trial: int = setting("of each trial", COUNT, 1, unit="processes")
-    seeds_per_trial: int = setting(
-        "trainings of each set of values, with `train.seed` and the numbers after it; the mean counts", COUNT, 1
-    )
     seed: int = setting("of the search", SEED, 0)
-    max_failures: int = setting("so many trials in a row that fail by a bug of tfdist end the sweep", COUNT, 3)

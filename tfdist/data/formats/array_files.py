@@ -17,13 +17,12 @@ import tensorflow as tf
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.columns import Columns, Names
-from tfdist.data.sources.failures import noted
-from tfdist.data.sources.source import RandomAccessSource
+from tfdist.data.sources.failures import call_python
 from tfdist.errors import UserError
 from tfdist.storage import files
 
 
-class ArrayFiles(RandomAccessSource):
+class ArrayFiles(ArraySource):
     """Named arrays whose first axis counts the examples. A data function of a gin file:
 
         TRAIN_DATA = @array_files.ArrayFiles
@@ -42,8 +41,6 @@ class ArrayFiles(RandomAccessSource):
       UserError: a file is missing or no array file, a name is in none, or the lengths differ.
     """
 
-    cheaper = ArraySource.cheaper
-
     def __init__(
         self,
         path: str | Mapping[str, str],
@@ -54,49 +51,44 @@ class ArrayFiles(RandomAccessSource):
         augmentation: Sequence[LayerBuilder] = (),
     ) -> None:
         columns = Columns(inputs, targets, weights)
-        self._where = path if isinstance(path, str) else ", ".join(path.values())
-        arrays = _open(path, columns, self._where)
+        self._location = path if isinstance(path, str) else ", ".join(path.values())
+        arrays = _load_arrays(path, columns, self._location)
         sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
         if len(set(sizes.values())) != 1 or any(array.dtype == object for array in arrays.values()):
             raise UserError(
-                f"The arrays of {self._where} must be of numbers or text and hold the same number of examples along "
+                f"The arrays of {self._location} must be of numbers or text and hold the same number of examples along "
                 f"their first axis; received {', '.join(f'{name} {a.dtype}{a.shape}' for name, a in arrays.items())}."
             )
-        self.num_examples = next(iter(sizes.values()))
-        given = columns.select(arrays)
+        selected = columns.select(arrays)
         self.calls_python = any(isinstance(array, np.memmap) for array in arrays.values())
-        self._mapped = given if self.calls_python else None
-        self._whole = None if self.calls_python else ArraySource(given)
-        self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], _dtype(a)), given)
+        if self.calls_python:  # whose rows are read when they are wanted
+            self._arrays, self.num_examples = selected, next(iter(sizes.values()))
+            self.structure = tf.nest.map_structure(
+                lambda a: tf.TensorSpec([None, *a.shape[1:]], _map_dtype(a)), selected
+            )
+        else:
+            super().__init__(selected)
         self.augment = Augmentation(augmentation, self.structure) if augmentation else None
 
-    def held(self) -> Any:
-        return self._mapped if self._whole is None else self._whole.held()
-
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
-        if self._whole is not None:
-            return self._whole.gatherer()
-        arrays = tf.nest.flatten(self._mapped)
+        """Reads the rows from their files, where these are mapped."""
+        if not self.calls_python:
+            return super().gatherer()
+        arrays = tf.nest.flatten(self._arrays)
         specs = tf.nest.flatten(self.structure)
 
-        def rows(indices: np.ndarray) -> list[np.ndarray]:
-            return [_rows(array, indices, spec.dtype) for array, spec in zip(arrays, specs, strict=True)]
+        def read_rows(indices: np.ndarray) -> list[np.ndarray]:
+            return [_convert_rows(array, indices, spec.dtype) for array, spec in zip(arrays, specs, strict=True)]
 
-        safe = noted(rows)
-
-        def gather(indices: tf.Tensor) -> Any:
-            found = tf.numpy_function(safe, [indices], [spec.dtype for spec in specs], stateful=False)
-            shaped = [tf.ensure_shape(rows, spec.shape) for rows, spec in zip(found, specs, strict=True)]
-            return tf.nest.pack_sequence_as(self.structure, shaped)
-
-        return gather
+        return lambda indices: call_python(read_rows, [indices], self.structure)
 
     def describe(self) -> list[str]:
-        how = "memory-mapped: a worker reads the rows of its own batches" if self._whole is None else "read whole"
-        return [f"{self._where}: {self.num_examples:,} rows, {how}"]
+        """Counts the rows, and says how they are read."""
+        how = "memory-mapped: a worker reads the rows of its own batches" if self.calls_python else "read whole"
+        return [f"{self._location}: {self.num_examples:,} rows, {how}"]
 
 
-def _open(path: str | Mapping[str, str], columns: Columns, where: str) -> dict[str, np.ndarray]:
+def _load_arrays(path: str | Mapping[str, str], columns: Columns, where: str) -> dict[str, np.ndarray]:
     if not isinstance(path, str):
         columns.check(list(path), where)
         return {name: _load(path[name]) for name in columns.names}
@@ -136,14 +128,14 @@ def _load(path: str) -> Any:
         raise UserError(f"The array file {path!r} cannot be read: {reason}. Check its path.") from error
 
 
-def _dtype(array: np.ndarray) -> tf.DType:
+def _map_dtype(array: np.ndarray) -> tf.DType:
     """float64 becomes float32, the type in which Keras computes."""
     return (
         tf.float32 if array.dtype == np.float64 else tf.string if array.dtype.kind in "SU" else tf.as_dtype(array.dtype)
     )
 
 
-def _rows(array: np.ndarray, indices: np.ndarray, dtype: tf.DType) -> np.ndarray:
+def _convert_rows(array: np.ndarray, indices: np.ndarray, dtype: tf.DType) -> np.ndarray:
     rows = array[indices]
     return (
         np.char.encode(rows).astype(object) if rows.dtype.kind == "U" else rows.astype(dtype.as_numpy_dtype, copy=False)

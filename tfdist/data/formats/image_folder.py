@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.data.formats.input_files import IMAGE_SUFFIXES
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
-from tfdist.data.sources.failures import noted
+from tfdist.data.sources.failures import call_python
 from tfdist.data.sources.source import Order, RandomAccessSource, Reader
 from tfdist.errors import UnreadableError, UserError, is_whole_number, missing_extra
 from tfdist.settings.checks import one_of
@@ -81,7 +81,7 @@ class ImageFolder(RandomAccessSource):
         self._shape, self._method, self._fit = (*size, channels), method, fit
         self._root = root
         self.classes = _classes(root, classes)
-        listed = [_images_in(files.join(root, name)) for name in self.classes]
+        listed = [_list_images(files.join(root, name)) for name in self.classes]
         self.paths = [path for of_class in listed for path in of_class]
         self.labels = np.repeat(np.arange(len(listed)), [len(of_class) for of_class in listed]).astype(np.int32)
         if not self.paths:
@@ -93,12 +93,13 @@ class ImageFolder(RandomAccessSource):
         self.structure = (tf.TensorSpec([None, *self._shape], tf.float32), tf.TensorSpec([None], tf.int32))
         self._layers = Augmentation(augmentation, self.structure) if augmentation else None
         if self._layers is not None:
-            self.augment = self._augmented
+            self.augment = self._augment_images
 
     def reader(self, order: Order) -> Reader:
+        """Reads pixels 0 … 255 where they are augmented, which scales them afterwards."""
         if self.augment is None or order.seed is None:  # nothing is augmented without a seed
             return super().reader(order)
-        gather = self._pixels()
+        gather = self._build_pixel_gatherer()
 
         def read(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
             images, labels = gather(self.indices(order, positions, epoch))
@@ -107,7 +108,8 @@ class ImageFolder(RandomAccessSource):
         return read
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
-        gather = self._pixels()
+        """Decodes images in threads, and scales their pixels."""
+        gather = self._build_pixel_gatherer()
 
         def scaled(indices: tf.Tensor) -> Any:
             images, labels = gather(indices)
@@ -116,17 +118,18 @@ class ImageFolder(RandomAccessSource):
         return scaled
 
     def describe(self) -> list[str]:
+        """Counts the images of each class."""
         counts = np.bincount(self.labels, minlength=len(self.classes))
         said = ", ".join(f"{name} {count:,}" for name, count in zip(self.classes[:8], counts[:8], strict=True))
         more = f", … {len(self.classes)} classes" if len(self.classes) > 8 else ""
         return [f"{self._root}: {self.num_examples:,} images; {said}{more}"]
 
-    def _augmented(self, examples: Any, seeds: tf.Tensor) -> Any:
+    def _augment_images(self, examples: Any, seeds: tf.Tensor) -> Any:
         assert self._layers is not None
         images, labels = self._layers(examples, seeds)
         return images * self._scale, labels
 
-    def _pixels(self) -> Callable[[tf.Tensor], Any]:
+    def _build_pixel_gatherer(self) -> Callable[[tf.Tensor], Any]:
         """Indices to (uint8 images, labels)."""
         threads = ThreadPoolExecutor(max(4, len(os.sched_getaffinity(0))), thread_name_prefix="tfdist-images")
         shape = self._shape
@@ -142,13 +145,8 @@ class ImageFolder(RandomAccessSource):
                 pass
             return images, self.labels[indices]
 
-        safe = noted(load)
-
-        def gather(indices: tf.Tensor) -> Any:
-            images, labels = tf.numpy_function(safe, [indices], [tf.uint8, tf.int32], stateful=False)
-            return tf.ensure_shape(images, [None, *shape]), tf.ensure_shape(labels, [None])
-
-        return gather
+        pixels = (tf.TensorSpec([None, *shape], tf.uint8), self.structure[1])
+        return lambda indices: call_python(load, [indices], pixels)
 
     def _read(self, path: str) -> np.ndarray:
         height, width, channels = self._shape
@@ -184,7 +182,7 @@ def _classes(root: str, wanted: Sequence[str] | None) -> list[str]:
     return list(wanted)
 
 
-def _images_in(directory: str) -> list[str]:
+def _list_images(directory: str) -> list[str]:
     names = _list_names(directory)
     return [files.join(directory, name) for name in names if name.lower().endswith(IMAGE_SUFFIXES) and name[0] != "."]
 

@@ -25,14 +25,19 @@ def file_version(path: str) -> FileVersion:
         raise UserError(f"The file {path} cannot be looked at: {error.strerror or error}") from error
 
 
-def matching_files(patterns: str | Sequence[str]) -> list[str]:
+def find_files(patterns: Patterns, setting: str) -> list[FileVersion]:
     """The files of one or several patterns: in the order of the patterns, sorted within each, each once.
 
     Raises:
-      UserError: a pattern matches nothing.
+      UserError: they are no patterns, or match nothing; `setting` is where they were written.
     """
+    listed = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(p, str) and p for p in listed):
+        raise UserError(
+            f"{setting} is {patterns!r}; write a path, a pattern such as 'data/train-*', or a list of them."
+        )
     found: list[str] = []
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    for pattern in map(os.path.expanduser, listed):
         try:
             matched = files.glob(pattern)
         except OSError as error:
@@ -42,23 +47,7 @@ def matching_files(patterns: str | Sequence[str]) -> list[str]:
                 f"No file matches {pattern!r} (from {os.getcwd()}). Write paths or patterns of files that exist."
             )
         found += matched
-    if not found:
-        raise UserError(f"A data set needs files; received {patterns!r}. Write a pattern such as 'data/train-*'.")
-    return list(dict.fromkeys(found))
-
-
-def find_files(patterns: Patterns, setting: str) -> list[FileVersion]:
-    """The files that one or several patterns name, as `matching_files`; `~` is understood.
-
-    Raises:
-      UserError: they are no patterns, or name no file; `setting` is where they were written.
-    """
-    listed = [patterns] if isinstance(patterns, str) else patterns
-    if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(p, str) and p for p in listed):
-        raise UserError(
-            f"{setting} is {patterns!r}; write a path, a pattern such as 'data/train-*', or a list of them."
-        )
-    return [file_version(path) for path in matching_files([os.path.expanduser(pattern) for pattern in listed])]
+    return [file_version(path) for path in dict.fromkeys(found)]
 
 
 def read_whole(file: FileVersion) -> bytes:

@@ -3,13 +3,10 @@
 A record is a length (8 bytes), that length's checksum (4), the data, the data's checksum (4); see
 https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details. Checksums are CRC-32C, masked; every
 one is verified. Where records begin is found once, by reading headers only, and kept in the user's cache.
-
-Formats derive from `RecordFileSource`.
 """
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import dataclasses
 import functools
@@ -27,10 +24,9 @@ import google_crc32c
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.formats.input_files import file_version
 from tfdist.data.order.block_order import BlockOrder, Run, WindowReader, as_array
-from tfdist.data.sources.failures import noted
-from tfdist.data.sources.source import Order, Reader, Source, Staged
+from tfdist.data.sources.failures import call_python
+from tfdist.data.sources.source import Order, Reader, Source, Staged, trace_structure
 from tfdist.errors import UnreadableError, UserError
 from tfdist.settings.checks import COUNT
 from tfdist.storage import files
@@ -39,8 +35,8 @@ from tfdist.strategies.cluster import environment
 
 # A worker holds some 200 blocks at a time (`block_order.py`), so blocks of large records hold fewer of them.
 BLOCK_BYTES = 1 << 20
-LEAST_BLOCK_RECORDS = 8
-MOST_BLOCK_RECORDS = 256
+MIN_BLOCK_RECORDS = 8
+MAX_BLOCK_RECORDS = 256
 HEADER_BYTES = 12
 READ_AHEAD_BYTES = 1 << 22  # of an object: a request costs as much as some megabytes
 FOOTER_BYTES = 4
@@ -50,35 +46,23 @@ _MASK = 0xA282EAD8
 
 
 class RecordFile:
-    """A TFRecord file. Making one looks at its size, no more; the index is loaded when it is first needed.
+    """A TFRecord file, whose index is loaded when it is first needed."""
 
-    Args:
-      path: local or gs://.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.version = file_version(path)
+    def __init__(self, version: FileVersion) -> None:
+        self.path = version.path
+        self.version = version
         self._lock = threading.Lock()
-
-    @property
-    def num_bytes(self) -> int:
-        return self.version.num_bytes
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
-        """Where the whole records begin, and the last of them ends, int64 [n + 1]."""
+        """The bounds of the whole records, int64 [n + 1]."""
         with self._lock:
             return load_index(self.version)
 
     @property
     def num_records(self) -> int:
+        """Whole records."""
         return len(self.offsets) - 1
-
-    @property
-    def tail_bytes(self) -> int:
-        """Bytes after the last whole record: of one that was cut short."""
-        return self.num_bytes - int(self.offsets[-1])
 
     def read(self, first: int, count: int) -> list[bytes]:
         """Records first … first + count - 1; raises UnreadableError where the checksum of one is wrong."""
@@ -107,51 +91,55 @@ class FilePart:
 
 
 class RecordFileSource(Source):
-    """A source of parts of TFRecord files; formats of records say how to `decode`.
+    """A source of parts of TFRecord files.
 
     Over an epoch a worker reads each record of its streams once, and of the others none (a stream that two workers
     share, where their number does not divide the streams', is read by both).
 
     Args:
       parts: in the order of the records.
+      decode: gives the nest of a batch from string [n] records, in TensorFlow operations.
       record_bytes: about the size of a record.
       block_records: how many neighbors stay together when the order is permuted; larger reads are cheaper, smaller
         ones mix better. None takes what makes a megabyte.
     """
 
     calls_python = True
+    has_same_batches = False  # a worker opens its own files alone; their sizes are compared
 
-    def __init__(self, parts: Sequence[FilePart], *, record_bytes: float, block_records: int | None = None) -> None:
+    def __init__(
+        self,
+        parts: Sequence[FilePart],
+        decode: Callable[[tf.Tensor], Any],
+        *,
+        record_bytes: float,
+        block_records: int | None,
+    ) -> None:
         if block_records is None:
-            block_records = min(MOST_BLOCK_RECORDS, max(LEAST_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
+            block_records = min(MAX_BLOCK_RECORDS, max(MIN_BLOCK_RECORDS, int(BLOCK_BYTES / max(1.0, record_bytes))))
         COUNT("block_records", block_records)
+        self.structure = trace_structure(decode, tf.TensorSpec([None], tf.string))
         self.parts = tuple(parts)
+        self._decode = decode
         self.file_sizes = tuple(part.take for part in parts)  # which workers compare
         self.num_examples = sum(self.file_sizes)
         self.waits = any(files.is_remote(part.file.path) for part in parts)
         self._part_starts = np.cumsum([0, *self.file_sizes])
         self._block_records = block_records
 
-    @abc.abstractmethod
-    def decode(self, records: tf.Tensor) -> Any:
-        """The nest of a batch from string [n] records, in TensorFlow operations."""
-
-    def has_same_batches(self, *, trains: bool) -> bool:
-        del trains
-        return False  # a worker opens its own files alone; their sizes are compared
-
     def reader(self, order: Order) -> Reader:
+        """Reads windows of blocks where there is a seed, else runs of neighbors."""
         if order.seed is None:
             fetch: Callable[[np.ndarray, int], np.ndarray] = self._read_in_order
         else:
             blocks = BlockOrder(self.num_examples, self._block_records, order.batch_size, order.seed)
             fetch = WindowReader(blocks, self._read_runs)
-        safe = noted(lambda positions, epoch: fetch(positions, int(epoch)))
+        spec = tf.TensorSpec([None], tf.string)
 
-        def records(positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-            return tf.ensure_shape(tf.numpy_function(safe, [positions, epoch], tf.string), [None])
+        def read_records(positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+            return call_python(lambda positions, epoch: fetch(positions, int(epoch)), [positions, epoch], spec)
 
-        return Staged(records, self.decode)
+        return Staged(read_records, self._decode)
 
     def read_run(self, number: int, first: int, count: int) -> list[bytes]:
         """Records first … first + count - 1 of a part; called by several threads at once."""
@@ -165,12 +153,13 @@ class RecordFileSource(Source):
         return part.file.read(part.skip + first, count)
 
     def describe(self) -> list[str]:
+        """Counts files, records and bytes."""
         found = {part.file.path: part.file for part in self.parts}
         empty = self.file_sizes.count(0)
         said = f" ({empty} empty)" if empty else ""
         return [
             f"{len(found):,} file{'s' if len(found) != 1 else ''}{said}, {self.num_examples:,} records, "
-            f"{sum(file.num_bytes for file in found.values()):,} bytes"
+            f"{sum(file.version.num_bytes for file in found.values()):,} bytes"
         ]
 
     def _read_in_order(self, positions: np.ndarray, epoch: int) -> np.ndarray:
@@ -197,7 +186,7 @@ def describe_corrupt(file: RecordFile, number: int, problem: str) -> str:
 
 
 def load_index(version: FileVersion) -> np.ndarray:
-    """Where the whole records of a file begin, and the last ends, int64 [n + 1]; from the cache or found now.
+    """Loads the bounds of a file's whole records, int64 [n + 1], from the cache, or finds them.
 
     Raises:
       UserError: it is not a TFRecord file, or a record's length is corrupt, so that what follows cannot be found.
@@ -223,11 +212,11 @@ def _find_records(version: FileVersion) -> np.ndarray:
         return np.zeros(1, np.int64)
     if files.is_remote(version.path):
         ahead = _ReadAhead(version.path)
-        found = _scan(version.path, lambda at: ahead.read(at, HEADER_BYTES), end)
+        found = _scan_headers(version.path, lambda at: ahead.read(at, HEADER_BYTES), end)
     else:
         with open(version.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
             view.madvise(mmap.MADV_RANDOM)  # no read-ahead: only headers are wanted
-            found = _scan(version.path, lambda at: view[at : at + HEADER_BYTES], end)
+            found = _scan_headers(version.path, lambda at: view[at : at + HEADER_BYTES], end)
     if found[-1] > end:  # the last record's header is whole, its data is not
         found.pop()
     return np.asarray(found, np.int64)
@@ -247,13 +236,13 @@ class _ReadAhead:
         return self._data[at : at + count]
 
 
-def _scan(path: str, header_at: Callable[[int], bytes], end: int) -> list[int]:
-    """Where records begin, from one header to the next; the last may lie beyond the end."""
+def _scan_headers(path: str, header_at: Callable[[int], bytes], end: int) -> list[int]:
+    """Finds the bounds of records, from one header to the next; the last may lie beyond the end."""
     found, position = [0], 0
     while position < end and len(head := header_at(position)) == HEADER_BYTES:
-        length = _length(head)
+        length = _read_length(head)
         if length is None and position == 0:
-            raise _not_records(path, head)
+            raise _foreign_file_error(path, head)
         if length is None:
             raise UserError(
                 f"Record {len(found) - 1} of {path} is corrupt: the checksum of its length is wrong, at byte "
@@ -264,7 +253,7 @@ def _scan(path: str, header_at: Callable[[int], bytes], end: int) -> list[int]:
     return found
 
 
-def _not_records(path: str, head: bytes) -> UserError:
+def _foreign_file_error(path: str, head: bytes) -> UserError:
     if head[:2] == b"\x1f\x8b" or (head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0):
         return UserError(
             f"{path} is compressed, by gzip or zlib, and cannot be read by ranges. Unpack it once, or read it with "
@@ -276,7 +265,7 @@ def _not_records(path: str, head: bytes) -> UserError:
     )
 
 
-def _length(head: bytes) -> int | None:
+def _read_length(head: bytes) -> int | None:
     """The length in a header; None where its checksum is wrong."""
     length, stored = _HEADER.unpack(head)
     crc = google_crc32c.value(head[:8])

@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.data.formats.input_files import file_version
 from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource
-from tfdist.data.formats.tfrecord import decoded_structure
 from tfdist.data.sources.columns import Columns, Decoding
 from tfdist.data.sources.indexed import IndexedSource
 from tfdist.data.sources.source import Source
@@ -56,14 +56,14 @@ def load_tfds(
     """
     builder = find_builder(name, data_dir=data_dir)
     features = builder.info.features
-    decoding = Decoding(columns or _supervised(builder, name), transforms, transform)
+    decoding = Decoding(columns or _find_supervised_columns(builder, name), transforms, transform)
     decoding.check(list(features), f"The data set {name!r}")
     parse = batch_decoder(features)
 
     def decode(records: tf.Tensor) -> Any:
         return decoding(parse(records))
 
-    parts = [part for part in _split(builder, name, split).file_instructions if part.take]
+    parts = [part for part in _find_split(builder, name, split).file_instructions if part.take]
     if not parts:
         raise UserError(f"The split {split!r} of {name!r} holds no examples. Write a larger one.")
     file_format = builder.info.file_format.value
@@ -74,11 +74,14 @@ def load_tfds(
             f"The data set {name!r} is prepared as {file_format!r} files; tfdist reads 'tfrecord' and 'array_record'. "
             f"Prepare it so, with: tfds build {name} --file_format=array_record"
         )
-    record_files = {path: RecordFile(path) for path in dict.fromkeys(str(part.filename) for part in parts)}
-    return _TfdsRecords(
+    record_files = {
+        path: RecordFile(file_version(path)) for path in dict.fromkeys(str(part.filename) for part in parts)
+    }
+    return RecordFileSource(
         [FilePart(record_files[str(part.filename)], part.skip, part.take) for part in parts],
         decode,
-        record_bytes=sum(f.num_bytes for f in record_files.values()) / sum(part.examples_in_shard for part in parts),
+        record_bytes=sum(f.version.num_bytes for f in record_files.values())
+        / sum(part.examples_in_shard for part in parts),
         block_records=block_records,
     )
 
@@ -91,17 +94,7 @@ def _open_array_records(parts: Sequence[Any]) -> Any:
     return ArrayRecordDataSource(parts)
 
 
-class _TfdsRecords(RecordFileSource):
-    def __init__(self, parts: list[FilePart], decode: Callable[[tf.Tensor], Any], **settings: Any) -> None:
-        super().__init__(parts, **settings)
-        self._decode = decode
-        self.structure = decoded_structure(decode)
-
-    def decode(self, records: tf.Tensor) -> Any:
-        return self._decode(records)
-
-
-def _split(builder: Any, name: str, split: str) -> Any:
+def _find_split(builder: Any, name: str, split: str) -> Any:
     known = list(builder.info.splits)
     try:
         return builder.info.splits[split]
@@ -113,7 +106,7 @@ def _split(builder: Any, name: str, split: str) -> Any:
         ) from error
 
 
-def _supervised(builder: Any, name: str) -> Columns:
+def _find_supervised_columns(builder: Any, name: str) -> Columns:
     keys = builder.info.supervised_keys
     if not keys or not all(isinstance(key, str) for key in keys):
         raise UserError(
@@ -136,10 +129,16 @@ def find_builder(name: str, *, data_dir: str | None) -> Any:
     tfds = import_tfds()
     directory = data_dir or DEFAULT_DIRECTORY
     directory = directory if files.is_remote(directory) else os.path.expanduser(directory)
-    builder = _prepared(tfds, name, directory)
-    if builder is not None:
-        return builder
-    there = _names_in(directory)
+    from tensorflow_datasets.core import registered
+
+    try:
+        if files.exists(directory):
+            return tfds.core.read_only_builder.builder_from_files(name, data_dir=directory)
+    except registered.DatasetNotFoundError:
+        pass
+    except ValueError as error:  # a name that TFDS does not parse
+        raise UserError(f"{name!r} is no name of a TensorFlow data set: {error}") from error
+    there = [each for each in files.list_names(directory) if not each.startswith((".", "downloads"))]
     raise UserError(
         f"The TensorFlow data set {name!r} is not prepared in {directory}; "
         f"{f'there are {there}' if there else 'there is none'}.{suggest(name, there)} Prepare it where there is a "
@@ -158,27 +157,6 @@ def import_tfds() -> Any:
             missing.replace("tensorflow_datasets", "tensorflow-datasets"), "tfds", "load_tfds"
         ) from error
     return tensorflow_datasets
-
-
-def _prepared(tfds: Any, name: str, directory: str) -> Any | None:
-    from tensorflow_datasets.core import registered
-
-    if not files.exists(directory):
-        return None
-    try:
-        return tfds.core.read_only_builder.builder_from_files(name, data_dir=directory)
-    except registered.DatasetNotFoundError:
-        return None
-    except ValueError as error:  # a name that TFDS does not parse
-        raise UserError(f"{name!r} is no name of a TensorFlow data set: {_first_line(error)}") from error
-
-
-def _names_in(directory: str) -> list[str]:
-    return [name for name in files.list_names(directory) if not name.startswith((".", "downloads"))]
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
 
 def batch_decoder(features: Any) -> Callable[[tf.Tensor], dict[str, Any]]:

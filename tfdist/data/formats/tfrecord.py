@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.formats.input_files import matching_files
+from tfdist.data.formats.input_files import Patterns, find_files
 from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource, describe_corrupt
 from tfdist.data.sources.columns import Columns, Decoding
 from tfdist.errors import UserError
@@ -49,44 +49,34 @@ class TFRecordSource(RecordFileSource):
     def __init__(
         self,
         *,
-        files: str | Sequence[str],
+        files: Patterns,
         features: Mapping[str, Any],
         columns: Columns,
         transforms: Mapping[str, Callable[[Any], Any]] | None = None,
         transform: Callable[[Any], Any] | None = None,
         block_records: int | None = None,
     ) -> None:
-        self._features = _read_descriptions(features)
-        self._decoding = Decoding(columns, transforms, transform)
-        self._decoding.check(list(self._features), "features")
-        found = [RecordFile(path) for path in matching_files(files)]
+        described = _read_descriptions(features)
+        decoding = Decoding(columns, transforms, transform)
+        decoding.check(list(described), "features")
+        found = [RecordFile(version) for version in find_files(files, "TFRecordSource.files")]
         with concurrent.futures.ThreadPoolExecutor(INDEXED_AT_ONCE) as pool:
             parts = list(pool.map(lambda file: FilePart(file, 0, file.num_records), found))
-        num_records = sum(part.take for part in parts)
-        super().__init__(
-            parts,
-            record_bytes=sum(int(file.offsets[-1]) for file in found) / max(1, num_records),
-            block_records=block_records,
-        )
         for part in parts:
-            if part.file.tail_bytes:
-                problem = f"it is cut short, {part.file.tail_bytes:,} bytes of it"
+            if tail_bytes := part.file.version.num_bytes - int(part.file.offsets[-1]):
+                problem = f"it is cut short, {tail_bytes:,} bytes of it"
                 raise UserError(describe_corrupt(part.file, part.take, problem))
-        first = next((number for number, part in enumerate(parts) if part.take), None)
+        first = next((part.file for part in parts if part.take), None)
         if first is None:
             raise UserError(f"The {len(found)} files that match {files!r} hold no records. Give files with records.")
-        (record,) = self._read_runs([(0, 1)])
-        _check_record(record, self._features, f"Record 0 of {parts[first].file.path}")
-        self.structure = decoded_structure(self.decode)
-
-    def decode(self, records: tf.Tensor) -> Any:
-        return self._decoding(_parse(records, self._features))
-
-
-def decoded_structure(decode: Callable[[tf.Tensor], Any]) -> Any:
-    """The nest of `tf.TensorSpec`s of what `decode` gives for string [None]."""
-    traced = tf.function(decode, autograph=False).get_concrete_function(tf.TensorSpec([None], tf.string))
-    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)
+        (record,) = first.read(0, 1)
+        _check_record(record, described, f"Record 0 of {first.path}")
+        super().__init__(
+            parts,
+            lambda records: decoding(_parse(records, described)),
+            record_bytes=sum(int(file.offsets[-1]) for file in found) / sum(part.take for part in parts),
+            block_records=block_records,
+        )
 
 
 def _read_descriptions(descriptions: Any) -> dict[str, Any]:
@@ -112,7 +102,7 @@ def _read_descriptions(descriptions: Any) -> dict[str, Any]:
 
 def _parse(records: tf.Tensor, features: Mapping[str, Any]) -> dict[str, tf.Tensor]:
     """The features of a batch of serialized examples, string [n]; sparse and ragged ones are filled up with 0 or ''."""
-    return {name: _dense(value) for name, value in tf.io.parse_example(records, features).items()}
+    return {name: _densify(value) for name, value in tf.io.parse_example(records, features).items()}
 
 
 def _check_record(record: bytes, features: Mapping[str, Any], where: str) -> None:
@@ -126,7 +116,7 @@ def _check_record(record: bytes, features: Mapping[str, Any], where: str) -> Non
         raise UserError(f"{where} does not fit features: {' '.join(said.split())}. Correct features.") from error
 
 
-def _dense(value: Any) -> tf.Tensor:
+def _densify(value: Any) -> tf.Tensor:
     if isinstance(value, tf.SparseTensor):
         return tf.sparse.to_dense(value)
     return value.to_tensor() if isinstance(value, tf.RaggedTensor) else value

@@ -1,4 +1,4 @@
-"""Which places of an epoch's order make up a batch, and whose they are: a pure function of the step.
+"""Positions of an epoch's order that make up a batch, and their replicas: a pure function of the step.
 
 Invariant: global batch k is the places k · size, k · size + 1, … of the epoch's order. It, and how it is cut into
 microbatches, do not depend on the number of workers or replicas. Each replica takes its contiguous part of every
@@ -31,7 +31,7 @@ COUNT_OR_AUTO = Check(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchSettings(Settings):
-    """How the training examples become batches."""
+    """Settings of the batches of training examples."""
 
     global_batch_size: int = setting("of one step over all replicas", COUNT, unit="examples")
     num_microbatches: int | str = setting(
@@ -46,7 +46,7 @@ class BatchSettings(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
-    """How `num_examples` examples become batches.
+    """A plan of batches of `num_examples` examples.
 
     Args:
       num_examples: examples in an epoch.
@@ -81,6 +81,7 @@ class BatchPlan:
 
     @property
     def steps_per_epoch(self) -> int:
+        """Steps of an epoch, the last of which may be smaller."""
         whole, rest = divmod(self.num_examples, self.global_batch_size)
         return whole + (1 if rest and not self.drop_remainder else 0)
 
@@ -97,7 +98,7 @@ class BatchPlan:
         is_even = self.global_batch_size % (self.num_replicas * self.num_microbatches) == 0
         return self.global_batch_size // self.num_replicas if is_full and is_even else None
 
-    def shaped(self, nest: Any) -> Any:
+    def fix_shapes(self, nest: Any) -> Any:
         """A nest of a replica's rows, with their number as the static size of the first axis where it is `width`.
 
         What is traced with it may need less: TensorFlow keeps for the way back through a loop whatever it needs the
@@ -126,43 +127,43 @@ class BatchPlan:
         epoch, step_in_epoch = step // steps_per_epoch, step % steps_per_epoch
         first = step_in_epoch * self.global_batch_size
         size = tf.minimum(tf.constant(self.global_batch_size, tf.int64), self.num_examples - first)
-        microbatches = self._microbatches(first, size)
+        microbatches = self._split_microbatches(first, size)
         if self.pad:
-            return {"epoch": epoch, **self._padded(microbatches, replica)}
+            return {"epoch": epoch, **self._slice_padded(microbatches, replica)}
         of_size = {"may_be_short": self._has_short_microbatch, "are_even": self.width is not None}
-        return {"epoch": epoch, **self._exact(microbatches, replica, **of_size)}
+        return {"epoch": epoch, **self._slice_exactly(microbatches, replica, **of_size)}
 
-    def slice_of(self, size: tf.Tensor, replica: tf.Tensor) -> dict[str, tf.Tensor]:
+    def slice_batch(self, size: tf.Tensor, replica: tf.Tensor) -> dict[str, tf.Tensor]:
         """The rows of `replica` in a batch of `size` examples, both int64 scalars; for batches of any size.
 
         Returns:
           positions, splits and shares as `replica_slice` gives them; positions are counted from the batch's first row.
         """
         of_size = {"may_be_short": self.num_replicas * self.num_microbatches > 1, "are_even": False}
-        return self._exact(self._microbatches(tf.constant(0, tf.int64), size), replica, **of_size)
+        return self._slice_exactly(self._split_microbatches(tf.constant(0, tf.int64), size), replica, **of_size)
 
-    def _microbatches(self, first: tf.Tensor, size: tf.Tensor) -> list[Range]:
+    def _split_microbatches(self, first: tf.Tensor, size: tf.Tensor) -> list[Range]:
         edges = [first + size * i // self.num_microbatches for i in range(self.num_microbatches + 1)]
         return list(itertools.pairwise(edges))
 
     @property
     def _has_short_microbatch(self) -> bool:
-        """Whether an epoch's last batch has a microbatch with fewer examples than there are replicas."""
+        """True where an epoch's last batch has a microbatch with fewer examples than there are replicas."""
         rest = self.num_examples % self.global_batch_size
         return bool(rest) and not self.drop_remainder and rest // self.num_microbatches < self.num_replicas
 
-    def _part(self, begin: tf.Tensor, end: tf.Tensor, replica: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Where a replica's part of the microbatch [begin, end) begins and ends."""
+    def _find_part(self, begin: tf.Tensor, end: tf.Tensor, replica: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The bounds of a replica's part of the microbatch [begin, end)."""
         size = end - begin
         return begin + size * replica // self.num_replicas, begin + size * (replica + 1) // self.num_replicas
 
-    def _exact(
+    def _slice_exactly(
         self, microbatches: list[Range], replica: tf.Tensor, *, may_be_short: bool, are_even: bool
     ) -> dict[str, tf.Tensor]:
         piece: dict[str, tf.Tensor] = {}
-        parts: Sequence[Range] = [self._part(begin, end, replica) for begin, end in microbatches]
+        parts: Sequence[Range] = [self._find_part(begin, end, replica) for begin, end in microbatches]
         if may_be_short:
-            parts, shares = zip(*(self._shared(begin, end, replica) for begin, end in microbatches), strict=True)
+            parts, shares = zip(*(self._share_part(begin, end, replica) for begin, end in microbatches), strict=True)
             sizes = [end - begin for begin, end in parts]
             piece["shares"] = tf.concat([tf.fill([n], share) for n, share in zip(sizes, shares, strict=True)], axis=0)
         if len(parts) > 1 and not are_even:
@@ -172,7 +173,7 @@ class BatchPlan:
         piece["positions"] = tf.concat(positions, axis=0) if len(parts) > 1 else positions[0]
         return piece
 
-    def _shared(self, begin: tf.Tensor, end: tf.Tensor, replica: tf.Tensor) -> tuple[Range, tf.Tensor]:
+    def _share_part(self, begin: tf.Tensor, end: tf.Tensor, replica: tf.Tensor) -> tuple[Range, tf.Tensor]:
         """A replica's part of a microbatch that may be short, and its share in those examples.
 
         No replica may be left without an example: some kernels and batch statistics fail on an empty batch. Of fewer
@@ -181,14 +182,14 @@ class BatchPlan:
         """
         size = end - begin
         is_short = size < self.num_replicas
-        part_begin, part_end = self._part(begin, end, replica)
+        part_begin, part_end = self._find_part(begin, end, replica)
         share = tf.where(size > 0, 1.0 / self.num_replicas, 0.0)
         last = tf.maximum(end, begin + 1)
         part = tf.where(is_short, begin, part_begin), tf.where(is_short, last, part_end)
         return part, tf.where(is_short, share, 1.0)
 
-    def _padded(self, microbatches: list[Range], replica: tf.Tensor) -> dict[str, tf.Tensor]:
-        parts = [self._part(begin, end, replica) for begin, end in microbatches]
+    def _slice_padded(self, microbatches: list[Range], replica: tf.Tensor) -> dict[str, tf.Tensor]:
+        parts = [self._find_part(begin, end, replica) for begin, end in microbatches]
         width = self.global_batch_size // (self.num_microbatches * self.num_replicas)
         offsets = tf.range(width, dtype=tf.int64)
         positions = tf.concat([begin + offsets for begin, _ in parts], axis=0)

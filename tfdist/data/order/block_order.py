@@ -20,12 +20,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-MOST_STREAMS = 32
+MAX_STREAMS = 32
 WINDOW_BLOCKS = 4
-MOST_WINDOW_RECORDS = 1 << 16  # a permutation of more would take more memory than it mixes
+MAX_WINDOW_RECORDS = 1 << 16  # a permutation of more would take more memory than it mixes
 # Every stream has one window in use and, at a border, a second one.
-MOST_WINDOWS = 2 * MOST_STREAMS + 8
-LEFT_OVER = -1  # the number of a stream's last window
+MAX_WINDOWS = 2 * MAX_STREAMS + 8
+REMAINDER = -1  # the number of a stream's last window
 
 Run = tuple[int, int]
 ReadRuns = Callable[[Sequence[Run]], list[bytes]]
@@ -33,7 +33,7 @@ ReadRuns = Callable[[Sequence[Run]], list[bytes]]
 
 @dataclasses.dataclass(frozen=True)
 class BlockOrder:
-    """Where the records of an epoch stand.
+    """The order of an epoch's records.
 
     Args:
       num_records: of an epoch.
@@ -59,23 +59,23 @@ class BlockOrder:
             begins = np.concatenate([[0], np.cumsum(np.diff(self._bounds) - self._num_batches * self._shares)])
             place = slot[left_over]
             stream[left_over] = np.searchsorted(begins, place, side="right") - 1
-            window[left_over], rank[left_over] = LEFT_OVER, place - begins[stream[left_over]]
+            window[left_over], rank[left_over] = REMAINDER, place - begins[stream[left_over]]
         return stream, window, rank
 
-    def runs(self, stream: int, window: int, epoch: int) -> list[Run]:
+    def find_runs(self, stream: int, window: int, epoch: int) -> list[Run]:
         """The runs of records, (first, count), that a window consists of."""
         even = int(self._num_batches * self._shares[stream])
         begin, end = even, int(self._bounds[stream + 1] - self._bounds[stream])
-        if window != LEFT_OVER:
+        if window != REMAINDER:
             begin = window * self._width - int(self._phases[stream])
             begin, end = max(0, begin), min(even, begin + self._width)
-        return self._line(int(self._bounds[stream]) + begin, int(self._bounds[stream]) + end, epoch)
+        return self._find_line_runs(int(self._bounds[stream]) + begin, int(self._bounds[stream]) + end, epoch)
 
-    def mixing(self, size: int, stream: int, window: int, epoch: int) -> np.ndarray:
-        """Which of a window's records stands at each of its places: a permutation, int64 [size]."""
+    def permute_window(self, size: int, stream: int, window: int, epoch: int) -> np.ndarray:
+        """Permutes the records of a window: the record at each of its positions, int64 [size]."""
         return _generator(self.seed, epoch, stream, window + 1).permutation(size)
 
-    def _line(self, begin: int, end: int, epoch: int) -> list[Run]:
+    def _find_line_runs(self, begin: int, end: int, epoch: int) -> list[Run]:
         """The runs of records at places begin … end - 1 of the epoch's line."""
         shift, blocks = _permuted_blocks(self.num_records, self.block_records, self.seed, epoch)
         found = []
@@ -94,28 +94,28 @@ class BlockOrder:
 
     @functools.cached_property
     def _slots(self) -> np.ndarray:
-        """Where each stream's places in a batch begin, and their end: int64 [num_streams + 1]."""
-        count = min(MOST_STREAMS, self.batch_size)
+        """The bounds of each stream's positions in a batch, int64 [num_streams + 1]."""
+        count = min(MAX_STREAMS, self.batch_size)
         return np.arange(count + 1, dtype=np.int64) * self.batch_size // count
 
     @functools.cached_property
     def _shares(self) -> np.ndarray:
-        """How many places of a batch each stream has: int64 [num_streams]."""
+        """The number of positions of a batch that each stream has, int64 [num_streams]."""
         return np.diff(self._slots)
 
     @functools.cached_property
     def _bounds(self) -> np.ndarray:
-        """Where each stream begins on the epoch's line of records, and the end: int64 [num_streams + 1]."""
+        """The bounds of each stream on the epoch's line of records, int64 [num_streams + 1]."""
         return self._slots * self.num_records // self.batch_size
 
     @functools.cached_property
     def _width(self) -> int:
         """Records of a window: what a batch takes of a stream lies in two of them at most."""
-        return max(int(self._shares.max()), min(WINDOW_BLOCKS * self.block_records, MOST_WINDOW_RECORDS))
+        return max(int(self._shares.max()), min(WINDOW_BLOCKS * self.block_records, MAX_WINDOW_RECORDS))
 
     @functools.cached_property
     def _phases(self) -> np.ndarray:
-        """By how much each stream's first window is shorter, so that not all come to a new one in the same step."""
+        """The records that each stream's first window lacks, so that not all come to a new one in the same step."""
         return np.arange(len(self._shares), dtype=np.int64) * self._width // len(self._shares)
 
 
@@ -133,7 +133,7 @@ class WindowReader:
         self._order = order
         self._read_runs = read_runs
         self._lock = threading.Lock()
-        self._held: collections.OrderedDict[tuple[int, int, int], _Window] = collections.OrderedDict()
+        self._windows: collections.OrderedDict[tuple[int, int, int], _Window] = collections.OrderedDict()
 
     def __call__(self, positions: np.ndarray, epoch: int) -> np.ndarray:
         records = np.empty(len(positions), object)
@@ -141,20 +141,20 @@ class WindowReader:
         edges = np.flatnonzero((np.diff(stream) != 0) | (np.diff(window) != 0)) + 1
         for begin, end in itertools.pairwise([0, *edges.tolist(), len(positions)]):
             if begin < end:
-                records[begin:end] = self._get(int(stream[begin]), int(window[begin]), epoch)[rank[begin:end]]
+                records[begin:end] = self._load_window(int(stream[begin]), int(window[begin]), epoch)[rank[begin:end]]
         return records
 
-    def _get(self, stream: int, window: int, epoch: int) -> np.ndarray:
+    def _load_window(self, stream: int, window: int, epoch: int) -> np.ndarray:
         key = (stream, window, epoch)
         with self._lock:
-            held = self._held.setdefault(key, _Window())
-            self._held.move_to_end(key)
-            while len(self._held) > MOST_WINDOWS:
-                self._held.popitem(last=False)
+            held = self._windows.setdefault(key, _Window())
+            self._windows.move_to_end(key)
+            while len(self._windows) > MAX_WINDOWS:
+                self._windows.popitem(last=False)
         with held.lock:
             if held.records is None:
-                read = as_array(self._read_runs(self._order.runs(*key)))
-                held.records = read[self._order.mixing(len(read), *key)]
+                read = as_array(self._read_runs(self._order.find_runs(*key)))
+                held.records = read[self._order.permute_window(len(read), *key)]
         return held.records
 
 

@@ -1,4 +1,4 @@
-"""From a source to the endless stream of local batches that a worker's replicas take turns in.
+"""Pipeline from a source to the endless stream of local batches that a worker's replicas take turns in.
 
 Invariant: element t of the stream depends on (plan, worker, t) alone, so a stream may begin at any step at the same
 cost, and there is no state to save.
@@ -43,25 +43,25 @@ def build_pipeline(
     """
     num_local = topology.num_local_replicas
     if plan.pad:
-        _check_static(source.structure)
+        _check_static_shapes(source.structure)
     if isinstance(source, StreamSource):
         dataset = source.local_batches(plan, topology, first_step)
     else:
         turns = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
-        dataset = _indexed(source, plan, topology, turns)
+        dataset = _read_by_position(source, plan, topology, turns)
     # Endless by construction; saying so spares tf.distribute a check for the end at every step.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     dataset = dataset.prefetch(PREFETCHED_STEPS * num_local)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.autotune.enabled = False  # with it on, dropping an iterator can block for seconds
-    if source.held() is not None:
+    if source.arrays_in_memory() is not None:
         # There is nothing to fuse in looking up arrays, and a pipeline that is rewritten copies all that it holds.
         options.experimental_optimization.apply_default_optimizations = False
     return dataset.with_options(options)
 
 
-def _indexed(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _read_by_position(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The local batches with these numbers of a source that reads by position."""
     read = source.reader(Order(plan.global_batch_size, plan.shuffle_seed, plan.drop_remainder))
     plain = tf.autograph.experimental.do_not_convert  # rewriting them takes half a second, and `map_inline` does not
@@ -78,7 +78,7 @@ def _indexed(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.da
         examples = stages.decode(piece.pop("fetched"))
         if source.augment is not None and plan.shuffle_seed is not None:
             examples = source.augment(examples, example_seeds(positions, epoch, plan.shuffle_seed))
-        return plan.shaped({"examples": examples, **piece})
+        return plan.fix_shapes({"examples": examples, **piece})
 
     if stages is read and not source.waits:
         dataset = map_inline(dataset, fetched)
@@ -101,35 +101,33 @@ def map_inline(dataset: tf.data.Dataset, function: Callable[[tf.Tensor], Any]) -
     elements at a time.
     """
     traced = tf.function(function, autograph=False).get_concrete_function(dataset.element_spec)
+    if _has_control_flow(traced.graph):
+        plain = tf.autograph.experimental.do_not_convert(traced)
+        return dataset.map(plain, num_parallel_calls=PARALLEL_READS, deterministic=True)
     structure = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)
     specs = tf.nest.flatten(structure)
-    arguments = {
-        "input_dataset": tf.data.experimental.to_variant(dataset),
-        "other_arguments": traced.captured_inputs,
-        "f": traced,
-        "output_types": [spec.dtype for spec in specs],
-        "output_shapes": [spec.shape for spec in specs],
-        "preserve_cardinality": True,
-    }
-    if _has_control_flow(traced.graph):
-        mapped = tf.raw_ops.ParallelMapDatasetV2(
-            **arguments, num_parallel_calls=tf.constant(PARALLEL_READS, tf.int64), deterministic="true"
-        )
-    else:
-        mapped = tf.raw_ops.MapDataset(**arguments, use_inter_op_parallelism=False)
+    mapped = tf.raw_ops.MapDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        other_arguments=traced.captured_inputs,
+        f=traced,
+        output_types=[spec.dtype for spec in specs],
+        output_shapes=[spec.shape for spec in specs],
+        use_inter_op_parallelism=False,
+        preserve_cardinality=True,
+    )
     found = tf.data.experimental.from_variant(mapped, structure)
     found.kept_alive = traced  # or Python code that it calls would be gone when an iterator asks for it
     return found
 
 
 def _has_control_flow(graph: tf.Graph) -> bool:
-    """Whether there are loops or branches, which TensorFlow's executor for quick inline functions lacks."""
+    """Looks for loops or branches, which TensorFlow's executor for quick inline functions lacks."""
     definition = graph.as_graph_def()
     nodes = itertools.chain(definition.node, *(function.node_def for function in definition.library.function))
     return any(node.op.removeprefix("Stateless") in ("If", "Case", "While") for node in nodes)
 
 
-def _check_static(structure: Any) -> None:
+def _check_static_shapes(structure: Any) -> None:
     if not all(spec.shape[1:].is_fully_defined() for spec in tf.nest.flatten(structure)):
         raise UserError(
             f"The strategy needs batches of one shape, but the data gives {structure}, with a length that changes. "
@@ -148,7 +146,7 @@ def digest_examples(source: Source, batch_size: int) -> str:
     The same examples have the same digest, wherever they lie and whoever reads them.
     Of a stream, which is read from its beginning, the first batch alone counts.
     """
-    if (held := source.held()) is not None:
+    if (held := source.arrays_in_memory()) is not None:
         return digest_arrays(tf.nest.flatten(held))
     plan = BatchPlan(num_examples=source.num_examples, global_batch_size=batch_size, num_replicas=1)
     last = plan.steps_per_epoch - 1

@@ -43,12 +43,14 @@ class ArraySource(RandomAccessSource):
         self._tensors: Any = None
         self.structure = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), self._arrays)
 
-    def held(self) -> Any:
+    def arrays_in_memory(self) -> Any:
+        """The arrays, whose memory the pipelines share."""
         return self._arrays
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
+        """Gathers rows of tensors that all pipelines share."""
         if self._tensors is None:
-            self._arrays = tf.nest.map_structure(_aligned, self._arrays)
+            self._arrays = tf.nest.map_structure(_copy_aligned, self._arrays)
             self._tensors = tf.nest.map_structure(_as_tensor, self._arrays)
         tensors = self._tensors
         return lambda indices: tf.nest.map_structure(lambda t: tf.gather(t, indices), tensors)
@@ -58,7 +60,7 @@ def _is_shareable(array: np.ndarray) -> bool:
     return array.dtype.kind in "iuf" and array.dtype.isnative and array.size > 0
 
 
-def _aligned(array: np.ndarray) -> np.ndarray:
+def _copy_aligned(array: np.ndarray) -> np.ndarray:
     """A copy whose memory can be a tensor's; arrays of other types than numbers as they are."""
     if not _is_shareable(array):
         return array
@@ -70,7 +72,7 @@ def _aligned(array: np.ndarray) -> np.ndarray:
 
 
 def _as_tensor(array: np.ndarray) -> tf.Tensor:
-    """A tensor of the memory of what `_aligned` gave, where that is possible."""
+    """A tensor of the memory of what `_copy_aligned` gave, where that is possible."""
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__()) if _is_shareable(array) else tf.constant(array)
 
 
@@ -79,10 +81,10 @@ def _as_array(value: Any) -> np.ndarray:
         array = np.asarray(value)
         tf.as_dtype(array.dtype)
     except (TypeError, ValueError) as error:
-        raise UserError(f"A data function returns arrays; received {_shown(value)}: {error}") from error
+        raise UserError(f"A data function returns arrays; received {_format(value)}: {error}") from error
     if array.ndim == 0:
         hint = " A list counts as a nest of arrays: write np.array(…) around it." if np.isscalar(value) else ""
-        raise UserError(f"A data function returns arrays with one entry an example; received {_shown(value)}.{hint}")
+        raise UserError(f"A data function returns arrays with one entry an example; received {_format(value)}.{hint}")
     strange = [item for item in array.flat if not isinstance(item, str | bytes)] if array.dtype == object else []
     if strange:
         raise UserError(
@@ -92,5 +94,5 @@ def _as_array(value: Any) -> np.ndarray:
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return f"{type(value).__name__} {str(value)[:60]!r}"

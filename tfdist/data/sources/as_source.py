@@ -1,4 +1,4 @@
-"""What a user's data function returned, as a source."""
+"""Conversion of what a user's data function returned to a source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfdist.errors import UserError
 
 
 def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:
-    """What a user's data function returned, as a source.
+    """Converts what a user's data function returned to a source.
 
     Args:
       data: what it returned.

@@ -18,7 +18,7 @@ from tfdist.errors import UserError
 LayerBuilder = Callable[[], keras.layers.Layer]
 
 # They draw one example's change from the others of its batch, or with Python's generator while they are traced.
-_UNFIT = {
+_REFUSED = {
     "MixUp": "mixes the examples of a batch",
     "CutMix": "mixes the examples of a batch",
     "AugMix": "draws its operations once for the whole run",
@@ -59,7 +59,7 @@ class Augmentation:
 
     def _transform(self, image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         changed = tf.cast(image, tf.float32)[tf.newaxis]
-        self._draws.begin(seed)
+        self._draws.set_seed(seed)
         for layer in self.layers:
             changed = layer(changed, training=True)
         if not changed.shape[1:].is_compatible_with(self._spec.shape[1:]):
@@ -78,22 +78,22 @@ class Augmentation:
             with tf.device("CPU"):
                 layer = builder() if callable(builder) and not isinstance(builder, keras.layers.Layer) else builder
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise UserError(f"The augmentation layer {_name(builder)} cannot be made: {error}") from error
+            raise UserError(f"The augmentation layer {_describe_builder(builder)} cannot be made: {error}") from error
         finally:
             keras.config.set_dtype_policy(policy)
         if not isinstance(layer, keras.layers.Layer):
             raise UserError(
                 "augmentation is a list of builders of Keras layers, such as [@keras.layers.RandomFlip]; received "
-                f"{_name(builder)}, which gives {type(layer).__name__}."
+                f"{_describe_builder(builder)}, which gives {type(layer).__name__}."
             )
         for each in layer._flatten_layers():
-            if type(each).__name__ in _UNFIT:
+            if type(each).__name__ in _REFUSED:
                 name = type(each).__name__
                 raise UserError(
-                    f"{name} {_UNFIT[name]}, so that what becomes of an example would depend on more than the example. "
-                    f"Leave it out of the augmentation; the model may begin with it."
+                    f"{name} {_REFUSED[name]}, so that what becomes of an example would depend on more than the "
+                    "example. Leave it out of the augmentation; the model may begin with it."
                 )
-            for attribute, _ in list(_generators(each)):
+            for attribute, _ in list(_find_generators(each)):
                 each.__dict__[attribute] = self._draws  # past Keras's own tracking, which would want a variable
         return layer
 
@@ -105,21 +105,22 @@ class ExampleDraws(keras.random.SeedGenerator):
         self._seed: tf.Tensor | None = None
         self._count = 0
 
-    def begin(self, seed: tf.Tensor) -> None:
+    def set_seed(self, seed: tf.Tensor) -> None:
         """Draws from int32 [2] `seed` from now on. Called while the function of one example is traced."""
         self._seed, self._count = seed, 0
 
     def next(self, ordered: bool = True) -> tf.Tensor:
+        """Folds the number of the draw into the example's seed."""
         del ordered
         self._count += 1
         return tf.random.experimental.stateless_fold_in(self._seed, self._count)
 
 
-def _generators(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
+def _find_generators(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
     for attribute, value in vars(layer).items():
         if isinstance(value, keras.random.SeedGenerator):
             yield attribute, value
 
 
-def _name(builder: Any) -> str:
+def _describe_builder(builder: Any) -> str:
     return getattr(builder, "__name__", repr(builder)[:60])

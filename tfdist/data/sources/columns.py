@@ -1,4 +1,4 @@
-"""Which columns of named data are inputs, which are targets, which weigh."""
+"""Columns of named data: inputs, targets, weights."""
 
 from __future__ import annotations
 
@@ -28,16 +28,13 @@ class Columns:
     @property
     def names(self) -> list[str]:
         """All names used, each once."""
-        used = [*_listed(self.inputs), *_listed(self.targets), *([self.weights] if self.weights else [])]
+        used = [*_as_list(self.inputs), *_as_list(self.targets), *([self.weights] if self.weights else [])]
         return list(dict.fromkeys(used))
 
     @property
     def input_names(self) -> list[str]:
-        return _listed(self.inputs)
-
-    @property
-    def target_names(self) -> list[str]:
-        return _listed(self.targets)
+        """The names of the inputs in a list."""
+        return _as_list(self.inputs)
 
     def check(self, known: Sequence[str], where: str) -> None:
         """Raises UserError where `known`, what `where` holds, lacks one of the names."""
@@ -45,18 +42,18 @@ class Columns:
             if name not in known:
                 raise UserError(f"{where} has no column {name!r}; it has {sorted(known)}.{suggest(name, known)}")
 
-    def inputs_of(self, columns: Mapping[str, Any]) -> Any:
+    def select_inputs(self, columns: Mapping[str, Any]) -> Any:
         """The x of an example, or of a batch, from its columns."""
-        return _chosen(columns, self.inputs)
+        return _select(columns, self.inputs)
 
     def select(self, columns: Mapping[str, Any]) -> tuple[Any, ...]:
         """The nest of an example, or of a batch, from its columns."""
-        chosen = (_chosen(columns, self.inputs), _chosen(columns, self.targets))
+        chosen = (_select(columns, self.inputs), _select(columns, self.targets))
         return (*chosen, columns[self.weights]) if self.weights else chosen
 
 
 class Decoding:
-    """From named columns to the nest: per-column transforms, the choice of columns, the user's own transform."""
+    """Decodes named columns to the nest: per-column transforms, the choice of columns, the user's own transform."""
 
     def __init__(
         self,
@@ -80,9 +77,9 @@ class Decoding:
         return self._transform(nest) if self._transform is not None else nest
 
 
-def _listed(names: Names) -> list[str]:
+def _as_list(names: Names) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
-def _chosen(columns: Mapping[str, Any], names: Names) -> Any:
+def _select(columns: Mapping[str, Any], names: Names) -> Any:
     return columns[names] if isinstance(names, str) else {name: columns[name] for name in names}

@@ -40,7 +40,10 @@ def read_batch(data: Any, numbers: Sequence[int], description: str | None = None
     except Exception as error:
         which = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}, … {numbers[-1]}"
         raise failed(f"{name}[{which}]", error) from error
-    nests = [_as_nest(example, number) for example, number in zip(examples, numbers, strict=True)]
+    nests = [
+        _as_arrays(tuple(example) if isinstance(example, list) else example, number)
+        for example, number in zip(examples, numbers, strict=True)
+    ]
     for nest, number in zip(nests, numbers, strict=True):
         found = describe_nest(nest)
         if found != (description or found):
@@ -68,11 +71,6 @@ def describe_nest(nest: Any, *, is_batch: bool = False) -> str:
     if isinstance(nest, tuple):
         return "(" + ", ".join(describe_nest(part, is_batch=is_batch) for part in nest) + ")"
     return f"{'string' if nest.dtype == object else nest.dtype.name}{list(nest.shape[is_batch:])}"
-
-
-def _as_nest(example: Any, number: int) -> Any:
-    """An example as a nest of arrays: a dict by key; a tuple, or a list at the top, by place."""
-    return _as_arrays(tuple(example) if isinstance(example, list) else example, number)
 
 
 def _as_arrays(value: Any, number: int) -> Any:

@@ -1,7 +1,7 @@
 """Brings an error of the input pipeline out with its class and message.
 
 TensorFlow turns an exception inside tf.data into an error of its own with a stack of both worlds in it. What a reader
-raised is therefore noted here, and whoever catches TensorFlow's error asks for it.
+raised is therefore recorded here, and whoever catches TensorFlow's error asks for it.
 
 A pipeline reads ahead on threads of TensorFlow's, which call the readers' Python code. One that calls while the
 interpreter is being taken down aborts the process or waits for ever, and so does whoever takes down the pipeline.
@@ -17,7 +17,7 @@ import functools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,14 +26,14 @@ from tfdist.errors import StoreUnavailableError, TfdistError, UserError, exit_st
 from tfdist.storage import troubles
 
 _LOCK = threading.Lock()
-_FIRST: list[TfdistError] = []
+_RECORDED: list[TfdistError] = []
 # Between two calls of one pipeline lies a hand-over between threads of TensorFlow's, some tens of microseconds.
-STILL_SECONDS = 0.2
-MOST_SECONDS = 20.0
+IDLE_SECONDS = 0.2
+MAX_SECONDS = 20.0
 
 
 class InterpreterEnds(Exception):
-    """What a reader's call ends with once the interpreter is about to go."""
+    """A reader's call is refused, as the interpreter is about to go."""
 
 
 class Calls:
@@ -46,7 +46,7 @@ class Calls:
         self._closed = False
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[None]:
+    def guard_call(self) -> Iterator[None]:
         """Around each call; raises InterpreterEnds where none may begin any more."""
         with self._changed:
             self._made += 1
@@ -63,15 +63,15 @@ class Calls:
 
     def close(self) -> None:
         """Waits for the calls in progress, and until no pipeline begins another."""
-        deadline = time.monotonic() + MOST_SECONDS
+        deadline = time.monotonic() + MAX_SECONDS
         with self._changed:
             self._closed = True
             if not self._made:
                 return
-            self._changed.wait_for(lambda: not self._active, MOST_SECONDS)
+            self._changed.wait_for(lambda: not self._active, MAX_SECONDS)
         while time.monotonic() < deadline:
             before = self._made
-            time.sleep(STILL_SECONDS)
+            time.sleep(IDLE_SECONDS)
             if self._made == before:
                 return
 
@@ -80,51 +80,65 @@ _CALLS = Calls()
 atexit.register(_CALLS.close)
 
 
-def noted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose errors for the user are kept for `take`; not called any more once the interpreter ends."""
+def record_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose errors for the user are kept for `pop_error`; not called any more once the interpreter ends."""
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         try:
-            with _CALLS.one():
+            with _CALLS.guard_call():
                 return function(*args)
         except (TfdistError, StoreUnavailableError) as error:
-            told = error if isinstance(error, TfdistError) else troubles.explain_failure(error)
-            assert told is not None
-            told.exit_status = exit_status_of_error(error)  # what `raise … from` makes of its cause
+            recorded = error if isinstance(error, TfdistError) else troubles.explain_failure(error)
+            assert recorded is not None
+            recorded.exit_status = exit_status_of_error(error)  # what `raise … from` makes of its cause
             with _LOCK:
-                if not _FIRST:
-                    _FIRST.append(told)
+                if not _RECORDED:
+                    _RECORDED.append(recorded)
             raise
 
     return call
 
 
-def take() -> TfdistError | None:
-    """The first error noted since the last call, if there is one."""
+def call_python(function: Callable[..., Any], arguments: Sequence[tf.Tensor], structure: Any) -> Any:
+    """Calls a reader's Python code out of a pipeline.
+
+    Args:
+      function: from arrays to a list of arrays; its errors for the user are kept for `pop_error`.
+      arguments: tensors, which it gets as arrays.
+      structure: the nest of `tf.TensorSpec`s of what it gives, flat in their order.
+    """
+    specs = tf.nest.flatten(structure)
+    found = tf.nest.flatten(tf.numpy_function(record_errors(function), arguments, [spec.dtype for spec in specs]))
+    shaped = [tf.ensure_shape(each, spec.shape) for each, spec in zip(found, specs, strict=True)]
+    return tf.nest.pack_sequence_as(structure, shaped)
+
+
+def pop_error() -> TfdistError | None:
+    """The first error recorded since the last call, if there is one."""
     with _LOCK:
-        return _FIRST.pop() if _FIRST else None
+        return _RECORDED.pop() if _RECORDED else None
 
 
 @contextlib.contextmanager
-def raise_noted_errors() -> Iterator[None]:
-    """Raises what was noted in the place of TensorFlow's error."""
+def raise_recorded_errors() -> Iterator[None]:
+    """Raises what was recorded in the place of TensorFlow's error."""
     try:
         yield
     except tf.errors.OpError as error:
-        told = take()
-        if told is None:
+        recorded = pop_error()
+        if recorded is None:
             raise
-        raise told from error
+        raise recorded from error
 
 
-def forget() -> None:
-    """Starts anew: what was noted until now has nothing to do with what fails from here on."""
+def clear_errors() -> None:
+    """Starts again: what was recorded until now has nothing to do with what fails from here on."""
     with _LOCK:
-        _FIRST.clear()
+        _RECORDED.clear()
 
 
-def explained(error: BaseException) -> TfdistError | None:
+def explain_error(error: BaseException) -> TfdistError | None:
     """Returns what TensorFlow's own error says about the data, for the two that do not say it well."""
     said = str(error.message) if isinstance(error, tf.errors.FailedPreconditionError) else ""
     ended = re.search(r"expected to contain (?P<said>\d+) elements? but contained (only|at least) (?P<found>\d+)", said)

@@ -21,8 +21,8 @@ import tensorflow as tf
 
 from tfdist.data.sources.columns import Columns, Decoding
 from tfdist.data.sources.examples_by_number import begin_process, describe_nest, read_batch, read_in_process
-from tfdist.data.sources.failures import noted
-from tfdist.data.sources.source import Order, RandomAccessSource, Reader, Staged
+from tfdist.data.sources.failures import call_python
+from tfdist.data.sources.source import Order, RandomAccessSource, Reader, Staged, trace_structure
 from tfdist.errors import UserError
 from tfdist.settings.checks import whole_number
 
@@ -68,7 +68,16 @@ class IndexedSource(RandomAccessSource):
         self._name = type(data).__name__
         self._num_threads = num_threads
         self._num_processes = num_processes
-        self._executor: concurrent.futures.Executor | None = None
+        self._executor: concurrent.futures.Executor | None = None  # which begins no thread or process before it reads
+        if num_threads:
+            self._executor = concurrent.futures.ThreadPoolExecutor(num_threads)
+        if num_processes:
+            self._executor = concurrent.futures.ProcessPoolExecutor(
+                num_processes,
+                mp_context=multiprocessing.get_context("spawn"),  # a fork would lack TensorFlow's threads
+                initializer=begin_process,
+                initargs=(data,),
+            )
         self._lock = threading.Lock()
         self.num_examples = _count_examples(data)
         first = read_batch(data, [0])
@@ -76,57 +85,41 @@ class IndexedSource(RandomAccessSource):
         self._examples = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), first)
         if columns is None and transforms:
             raise UserError("IndexedSource.transforms needs IndexedSource.columns, which names inputs and targets.")
-        decoding = None
+        self._decode: Callable[[Any], Any] = transform or (lambda examples: examples)
         if columns is not None:
             if not isinstance(first, dict):
                 raise UserError(
                     "IndexedSource.columns chooses among the keys of a dict; an example of "
                     f"{self._name} is {self._description}. Leave columns out."
                 )
-            decoding = Decoding(columns, transforms, None)
+            self._decode = decoding = Decoding(columns, transforms, transform)
             decoding.check(list(first), f"An example of {self._name}")
-        self._steps = [step for step in (decoding, transform) if step is not None]
-        self.structure = self._trace_structure()
+        self.structure = trace_structure(self._decode, self._examples)
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
+        """Fetches examples by number, and decodes them."""
         return lambda indices: self._decode(self._fetch(indices))
 
     def reader(self, order: Order) -> Reader:
+        """Fetches in one thread of the pipeline, and decodes in several."""
         return Staged(
             lambda positions, epoch: self._fetch(self.indices(order, positions, epoch)),
             self._decode,
         )
 
     def describe(self) -> list[str]:
+        """Counts the examples, and says who reads them."""
         where = f", in {self._num_threads} threads" if self._num_threads else ""
         where = f", in {self._num_processes} processes" if self._num_processes else where
         return [f"{self._name}: {self.num_examples:,} examples by number{where}"]
 
     def _fetch(self, indices: tf.Tensor) -> Any:
-        flat = tf.nest.flatten(self._examples)
-        fetched = tf.numpy_function(noted(self._read), [indices], [spec.dtype for spec in flat])
-        for value, spec in zip(fetched, flat, strict=True):
-            value.set_shape(spec.shape)
-        return tf.nest.pack_sequence_as(self._examples, fetched)
-
-    def _decode(self, examples: Any) -> Any:
-        for step in self._steps:
-            examples = step(examples)
-        return examples
-
-    def _trace_structure(self) -> Any:
-        if not self._steps:
-            return self._examples
-        traced = tf.function(self._decode, autograph=False).get_concrete_function(self._examples)
-        return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)
+        return call_python(self._read, [indices], self._examples)
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         """The arrays of these examples, in the order of the flat structure."""
         numbers = [int(index) for index in indices]
-        if not numbers:
-            flat = tf.nest.flatten(self._examples)
-            return [np.zeros([0, *spec.shape[1:]], spec.dtype.as_numpy_dtype) for spec in flat]
-        if self._num_threads or self._num_processes:
+        if self._executor is not None:
             parts = self._read_in_parallel(numbers)
         else:
             with self._lock:
@@ -135,11 +128,12 @@ class IndexedSource(RandomAccessSource):
         return [pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for pieces in columns]
 
     def _read_in_parallel(self, numbers: Sequence[int]) -> list[Any]:
+        assert self._executor is not None
         count = min(len(numbers), self._num_threads or self._num_processes)
         parts = [numbers[len(numbers) * i // count : len(numbers) * (i + 1) // count] for i in range(count)]
         read = read_in_process if self._num_processes else functools.partial(read_batch, self._data)
         try:
-            return list(self._open_executor().map(read, parts, [self._description] * count))
+            return list(self._executor.map(read, parts, [self._description] * count))
         except BrokenProcessPool as error:
             raise UserError(
                 f"A process of IndexedSource ended while it read {self._name}[{numbers[0]}] or one that follows. Look "
@@ -152,22 +146,9 @@ class IndexedSource(RandomAccessSource):
                 "class and functions at the top of a module, or write num_threads."
             ) from error
 
-    def _open_executor(self) -> concurrent.futures.Executor:
-        with self._lock:
-            if self._executor is None and self._num_processes:
-                self._executor = concurrent.futures.ProcessPoolExecutor(
-                    self._num_processes,
-                    mp_context=multiprocessing.get_context("spawn"),  # a fork would lack TensorFlow's threads
-                    initializer=begin_process,
-                    initargs=(self._data,),
-                )
-            elif self._executor is None:
-                self._executor = concurrent.futures.ThreadPoolExecutor(self._num_threads)
-            return self._executor
-
 
 def is_indexed(data: Any) -> bool:
-    """Whether an object gives examples by number, and is no nest of arrays."""
+    """True where an object gives examples by number, and is not a nest of arrays."""
     if isinstance(data, list):
         return bool(data) and isinstance(data[0], tuple | dict)
     if isinstance(data, Mapping | tuple | str | bytes) or hasattr(data, "__array__"):

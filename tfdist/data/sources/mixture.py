@@ -26,7 +26,7 @@ from tfdist.settings.checks import COUNT, or_none
 # Keeps the orders of the sources apart from each other and from the run's own.
 _SEED_STRIDE = 1_000_003
 # Shares as fractions: times a place of the run they must stay below 2**63.
-MOST_PARTS = 10**6
+MAX_PARTS = 10**6
 
 Weights = tuple[float, ...]
 
@@ -65,19 +65,21 @@ class Mixture(Source):
         self.calls_python = any(source.calls_python for source in self._sources)
         self.waits = any(source.waits for source in self._sources)
         chosen = [1.0] * len(self._sources) if weights is None else weights
-        self._weights = _by_epoch(chosen, len(self._sources))
+        self._weights = _check_weights(chosen, len(self._sources))
         self.num_examples = examples_per_epoch or sum(source.num_examples for source in self._sources)
 
     def prepare(self, directory: str) -> None:
+        """Prepares every source."""
         for source in self._sources:
             source.prepare(directory)
 
     def reader(self, order: Order) -> Reader:
+        """Reads from each source the examples that its quota gives it."""
         begins = tuple(epoch * self.num_examples for epoch in self._weights)
         quotas = Quotas(begins, tuple(self._weights.values()))
         shares = quotas.shares()
         reads = [
-            _running_reader(source, _order_of(order, index, share), self.structure)
+            _build_running_reader(source, _build_order(order, index, share), self.structure)
             for index, (source, share) in enumerate(zip(self._sources, shares, strict=True))
         ]
 
@@ -85,17 +87,18 @@ class Mixture(Source):
             chosen, ranks = quotas.places(epoch * self.num_examples + positions)
             found = [each(tf.boolean_mask(ranks, chosen == index)) for index, each in enumerate(reads)]
             together = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *found)
-            return _back_in_place(together, chosen)
+            return _restore_order(together, chosen)
 
         return read
 
     def describe(self) -> list[str]:
+        """Lists the weights, and describes every source."""
         by_epoch = ", ".join(f"{epoch}: {weights}" for epoch, weights in self._weights.items())
         lines = [f"a mixture of {len(self._sources)} sources, weights from epoch {by_epoch}"]
         return lines + [f"  {line}" for source in self._sources for line in source.describe()]
 
 
-def _by_epoch(weights: Any, num_sources: int) -> dict[int, Weights]:
+def _check_weights(weights: Any, num_sources: int) -> dict[int, Weights]:
     """The weights by the epoch from which they hold, in order; raises UserError where they are none."""
     given = weights if isinstance(weights, Mapping) else {0: weights}
     if 0 not in given or not all(is_whole_number(epoch, least=0) for epoch in given):
@@ -118,7 +121,7 @@ def _is_weight(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Quotas:
-    """How many examples each source has given by any place of a run.
+    """The number of examples that each source has given by any place of a run.
 
     The counts never fall, add up to the number of places, and are computed for any place at once, in whole numbers: of
     a segment with constant weights the first source gets floor(share · n) of n places, of those left the second gets
@@ -141,7 +144,7 @@ class Quotas:
         begins = tf.constant(self.begins, tf.int64)
         segment = tf.searchsorted(begins, places, side="right") - 1
         above, below = (tf.transpose(tf.gather(part, segment)) for part in self._fractions)
-        split = _split(places - tf.gather(begins, segment), tf.unstack(above), tf.unstack(below))
+        split = _split_places(places - tf.gather(begins, segment), tf.unstack(above), tf.unstack(below))
         return tf.gather(self._starts, segment) + tf.stack(split, axis=1)
 
     def places(self, places: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -153,20 +156,20 @@ class Quotas:
     @functools.cached_property
     def _fractions(self) -> tuple[np.ndarray, np.ndarray]:
         """Each source's share of what those before it left, as int64 [segments, sources]: above and below the line."""
-        found = [[_share(weights, index) for index in range(len(weights))] for weights in self.weights]
+        found = [[_compute_share(weights, index) for index in range(len(weights))] for weights in self.weights]
         above = np.array([[f.numerator for f in row] for row in found], np.int64)
         return above, np.array([[f.denominator for f in row] for row in found], np.int64)
 
     @functools.cached_property
     def _starts(self) -> np.ndarray:
-        """What each source has given before a segment, int64 [segments, sources]."""
+        """The examples that each source has given before a segment, int64 [segments, sources]."""
         above, below = (part.tolist() for part in self._fractions)
         lengths = np.diff(self.begins).tolist()
-        counts = [_split(length, *rates) for length, *rates in zip(lengths, above, below, strict=False)]
+        counts = [_split_places(length, *rates) for length, *rates in zip(lengths, above, below, strict=False)]
         return np.cumsum([[0] * len(above[0]), *counts], axis=0, dtype=np.int64)
 
 
-def _split(places: Any, above: Sequence[Any], below: Sequence[Any]) -> list[Any]:
+def _split_places(places: Any, above: Sequence[Any], below: Sequence[Any]) -> list[Any]:
     """A number of places, or a tensor of them, split among the sources."""
     left, counts = places, []
     for up, down in zip(above, below, strict=True):
@@ -175,21 +178,21 @@ def _split(places: Any, above: Sequence[Any], below: Sequence[Any]) -> list[Any]
     return counts
 
 
-def _share(weights: Weights, index: int) -> Fraction:
+def _compute_share(weights: Weights, index: int) -> Fraction:
     rest = sum(map(Fraction, weights[index:]))
     if not rest:
         return Fraction(0)
     if index == len(weights) - 1 or not any(weights[index + 1 :]):
         return Fraction(1)
-    return (Fraction(weights[index]) / rest).limit_denominator(MOST_PARTS)
+    return (Fraction(weights[index]) / rest).limit_denominator(MAX_PARTS)
 
 
-def _order_of(order: Order, index: int, share: float) -> Order:
+def _build_order(order: Order, index: int, share: float) -> Order:
     seed = None if order.seed is None else (order.seed + (index + 1) * _SEED_STRIDE) & 0x7FFFFFFF
     return Order(batch_size=max(1, round(order.batch_size * share)), seed=seed)
 
 
-def _running_reader(source: Source, order: Order, structure: Any) -> Callable[[tf.Tensor], Any]:
+def _build_running_reader(source: Source, order: Order, structure: Any) -> Callable[[tf.Tensor], Any]:
     """Reads the examples of a source at int64 [n] running positions, which run on over its epochs."""
     read = source.reader(order)
 
@@ -215,23 +218,23 @@ def _running_reader(source: Source, order: Order, structure: Any) -> Callable[[t
             shape_invariants=(tf.TensorShape([]), tf.nest.map_structure(lambda spec: spec.shape, structure)),
             parallel_iterations=1,
         )
-        return _back_in_place(found, epochs)
+        return _restore_order(found, epochs)
 
     return read_running
 
 
-def _back_in_place(grouped: Any, keys: tf.Tensor) -> Any:
+def _restore_order(grouped: Any, keys: tf.Tensor) -> Any:
     """Rows that lie by ascending key, and within a key in order, at the places that the keys have."""
     places = tf.argsort(tf.argsort(keys, stable=True), stable=True)
     return tf.nest.map_structure(lambda part: tf.gather(part, places), grouped)
 
 
 def _common_structure(sources: Sequence[Source]) -> Any:
-    first = _said(sources[0])
+    first = _describe(sources[0])
     for index, source in enumerate(sources):
-        if _said(source) != first:
+        if _describe(source) != first:
             raise UserError(
-                f"The sources of a mixture must look alike: source 0 gives {first}, source {index} {_said(source)}."
+                f"The sources of a mixture must look alike: source 0 gives {first}, source {index} {_describe(source)}."
             )
     for spec in tf.nest.flatten(sources[0].structure):
         if not isinstance(spec, tf.TensorSpec) or not spec.shape[1:].is_fully_defined():
@@ -239,6 +242,6 @@ def _common_structure(sources: Sequence[Source]) -> Any:
     return sources[0].structure
 
 
-def _said(source: Source) -> str:
+def _describe(source: Source) -> str:
     described = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()[1:]}", source.structure)
     return str(described).replace("'", "")

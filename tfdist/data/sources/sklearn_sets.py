@@ -12,28 +12,25 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import missing_extra
-from tfdist.settings.checks import COUNT, one_of, or_none
+from tfdist.settings.checks import one_of
 
 SPLITS = ("train", "test", "all")
 TEST_SHARE = 0.2
 SPLIT_SEED = 0
 
 
-def load_digits(*, split: str, num_examples: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+def load_digits(*, split: str) -> tuple[np.ndarray, np.ndarray]:
     """1,797 handwritten digits: images float32 [n, 8, 8, 1] in 0…1, labels int32 [n] in 0…9.
 
     Args:
       split: "train", "test" or "all".
-      num_examples: takes the first so many of the split; None takes all.
 
     Raises:
-      UserError: `split` is none of these, or `num_examples` no number; or scikit-learn is missing.
+      UserError: `split` is none of these, or scikit-learn is missing.
     """
-    or_none(COUNT)("load_digits.num_examples", num_examples)
     data = _sklearn_datasets().load_digits()
     images = (data.images / 16.0).astype(np.float32)[..., np.newaxis]
-    images, labels = _split(images, data.target.astype(np.int32), split)
-    return images[:num_examples], labels[:num_examples]
+    return _split(images, data.target.astype(np.int32), split)
 
 
 def load_breast_cancer(*, split: str) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What can be read: a fixed number of examples, any of which can be the next.
+"""Sources of examples: a fixed number of them, any of which can be the next.
 
 A source gives, for positions in an epoch, the examples that stand there. Which example stands where is its order: a
 pure function of (seed, epoch), never of the number of workers. Random-access sources permute freely; sources of files
@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.storage import files
+from tfdist.telemetry.records import load_record
+
+FittedRecord = TypeVar("FittedRecord")
 Reader = Callable[[tf.Tensor, tf.Tensor], Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """What a source does to raw inputs before a model sees them, for exports.
+    """The encoding of raw inputs before a model sees them, for exports.
 
     Attributes:
       inputs: what the program gives, by name, with a batch axis.
@@ -85,15 +91,17 @@ class Source(abc.ABC):
     structure: Any
     augment: Callable[[Any, tf.Tensor], Any] | None = None
     cheaper = "Decode the examples once, into .npy files, and read these with array_files.ArrayFiles"
-    """How reading costs less."""
+    """Advice that makes reading cheaper."""
     calls_python = False
-    """Whether the reader runs Python code, which then wants threads of its own beside the pipeline's."""
+    """True where the reader runs Python code, which then wants threads of its own beside the pipeline's."""
     waits = False
-    """Whether reading waits, as for a bucket, so that several batches are to be fetched at a time."""
+    """True where reading waits, as for a bucket, so that several batches are to be fetched at a time."""
+    has_same_batches = True
+    """True where each worker could read the whole of a global batch about as quickly as its own part."""
 
     @property
     def input_hint(self) -> str:
-        """What helps when training waits for its input: a sentence or two for the user."""
+        """Advice for a training that waits for its input, a sentence or two."""
         augmented = " Augmentation is cheaper in the model." if self.augment is not None else ""
         return f"{self.cheaper}; see docs/data.md.{augmented}"
 
@@ -104,11 +112,6 @@ class Source(abc.ABC):
         leaves in `directory`, which belongs to the run and may be missing yet, the others and later runs of
         `--mode=evaluate` find there. Where nobody calls it, as in a check, the source fits for itself alone.
         """
-
-    def has_same_batches(self, *, trains: bool) -> bool:
-        """Whether each worker could read the whole of a global batch about as quickly as its own part."""
-        del trains
-        return True
 
     def first_batch(self) -> Any:
         """The first global batch that was read in this process, where `has_same_batches` denies it and all read all."""
@@ -123,10 +126,10 @@ class Source(abc.ABC):
         """
 
     def preprocessing(self) -> Preprocessing | None:
-        """What becomes of raw inputs, for exports; None where Python does it, or there is nothing to do."""
+        """The encoding of raw inputs, for exports; None where Python does it, or there is nothing to do."""
         return None
 
-    def held(self) -> Any:
+    def arrays_in_memory(self) -> Any:
         """The nest of arrays of all examples, where they are at hand without reading; else None. For checks."""
         return None
 
@@ -134,10 +137,36 @@ class Source(abc.ABC):
         """Lines on what is read and how, for `--mode=validate`."""
         return []
 
-    def describe_sharing(self, *, trains: bool) -> str:
-        """How several workers share the examples, where they have more than one way."""
-        del trains
-        return ""
+
+def load_or_fit(
+    directory: str, name: str, settings: Any, record: type[FittedRecord], fit: Callable[[], FittedRecord]
+) -> tuple[str, FittedRecord]:
+    """Loads what was fitted for a run from the file of its name and settings; the first process that calls writes it.
+
+    Args:
+      directory: as `Source.prepare` takes it.
+      name: of the kind of source.
+      settings: that decide what is fitted, in JSON's types.
+      record: the dataclass of what is fitted.
+      fit: makes it.
+
+    Returns:
+      The file's path, and what was fitted.
+    """
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+    path = files.join(directory, f"{name}-{digest}.json")
+    fitted = load_record(path, record)
+    if fitted is None:
+        fitted = fit()
+        files.make_dirs(directory)
+        files.write_atomic(path, json.dumps(vars(fitted), ensure_ascii=False, indent=1) + "\n")
+    return path, fitted
+
+
+def trace_structure(function: Callable[[Any], Any], spec: Any) -> Any:
+    """The nest of `tf.TensorSpec`s of what a function in TensorFlow's operations gives for a nest of them."""
+    traced = tf.function(function, autograph=False).get_concrete_function(spec)
+    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)
 
 
 class RandomAccessSource(Source):
@@ -152,7 +181,7 @@ class RandomAccessSource(Source):
         return lambda positions, epoch: gather(self.indices(order, positions, epoch))
 
     def indices(self, order: Order, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-        """Which examples stand at the positions of an epoch."""
+        """Finds the examples at the positions of an epoch."""
         return permute(positions, epoch, num_examples=self.num_examples, seed=order.seed)
 
 

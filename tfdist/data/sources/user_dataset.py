@@ -15,14 +15,14 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfdist.data.order.batches import BatchPlan
-from tfdist.data.sources.failures import noted
+from tfdist.data.sources.failures import record_errors
 from tfdist.data.sources.source import Order, Reader, Source
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import SharedPatch
@@ -56,18 +56,19 @@ class StreamSource(Source):
     calls_python = True
 
     def reader(self, order: Order) -> Reader:
+        """Refuses to read by position."""
         raise UserError(
             f"A {type(self).__name__} is read from its beginning and cannot be part of a mixture. Use a source that "
             "reads by index (arrays, files, images), or mix inside your own function."
         )
 
     def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
-        """What `pipeline.build_pipeline` gives, element by element."""
+        """Builds what `pipeline.build_pipeline` gives, element by element."""
         raise NotImplementedError
 
 
 class DatasetFunction(StreamSource):
-    """What a function returns as a `tf.data.Dataset` of single examples `(x, y)` or `(x, y, sample_weight)`.
+    """A function that returns a `tf.data.Dataset` of single examples `(x, y)` or `(x, y, sample_weight)`.
 
         TRAIN_DATA = @user_dataset.DatasetFunction
         user_dataset.DatasetFunction.function = @my_data.make_dataset
@@ -103,34 +104,31 @@ class DatasetFunction(StreamSource):
         self._function = function
         self._unbatch = unbatch
         self._policy = policy
+        self.has_same_batches = policy == "data"
         self._parameters = [name for name in ("epoch", "seed") if _has_parameter(function, name)]
-        dataset = self._dataset(0, None)
-        self._draws = draws_at_random(dataset)
+        dataset = self._call_function(0, None)
+        self._is_random = is_random(dataset)
         self._is_endless = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
         self.structure = _batched_structure(dataset)
         self._is_counted = num_examples is None
         self.num_examples = self._count(dataset) if num_examples is None else num_examples
 
-    def has_same_batches(self, *, trains: bool) -> bool:
-        return self._policy == "data"
-
     def describe(self) -> list[str]:
+        """Describes how it resumes, and how workers share the examples."""
+        resumes = "resumes by skipping in the epoch"
         if self._parameters:
-            names = " and ".join(self._parameters)
-            return [f"a tf.data.Dataset: made anew each epoch with its {names}; resumes by skipping in the epoch"]
-        return [
-            f"a tf.data.Dataset: resumes by skipping {'from the first epoch on' if self._draws else 'in the epoch'}"
-        ]
-
-    def describe_sharing(self, *, trains: bool) -> str:
-        return f"policy {self._policy!r}: {POLICIES[self._policy]}"
+            resumes = f"made anew each epoch with its {' and '.join(self._parameters)}; {resumes}"
+        elif self._is_random:
+            resumes = "resumes by skipping from the first epoch on"
+        return [f"a tf.data.Dataset: {resumes}; policy {self._policy!r}: {POLICIES[self._policy]}"]
 
     def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
+        """Builds this worker's batches, by the policy."""
         if self._policy == "data":
-            return self._parts_of_global_batches(plan, topology, first_step)
-        return self._own_batches(plan, topology, first_step)
+            return self._split_global_batches(plan, topology, first_step)
+        return self._build_local_stream(plan, topology, first_step)
 
-    def _parts_of_global_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
+    def _split_global_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
         num_local = topology.num_local_replicas
 
         def local_batch(t: tf.Tensor, batch: Any) -> dict[str, Any]:
@@ -138,66 +136,56 @@ class DatasetFunction(StreamSource):
             piece = plan.replica_slice(step, topology.first_replica + t % num_local)
             piece.pop("epoch")
             rows = piece.pop("positions") - step % plan.steps_per_epoch * plan.global_batch_size
-            return plan.shaped({"examples": tf.nest.map_structure(lambda part: tf.gather(part, rows), batch), **piece})
+            return plan.fix_shapes(
+                {"examples": tf.nest.map_structure(lambda part: tf.gather(part, rows), batch), **piece}
+            )
 
-        batches = self._global_batches(plan, first_step)
+        batches = self._build_global_batches(plan, first_step)
         if num_local > 1:
-            batches = batches.flat_map(lambda *batch: tf.data.Dataset.from_tensors(_one(batch)).repeat(num_local))
+            batches = batches.flat_map(lambda *batch: tf.data.Dataset.from_tensors(_unpack(batch)).repeat(num_local))
         numbers = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
-        return tf.data.Dataset.zip(numbers, batches.map(lambda *batch: _one(batch))).map(
-            lambda t, *batch: local_batch(t, _one(batch)), num_parallel_calls=2, deterministic=True
+        return tf.data.Dataset.zip(numbers, batches.map(lambda *batch: _unpack(batch))).map(
+            lambda t, *batch: local_batch(t, _unpack(batch)), num_parallel_calls=2, deterministic=True
         )
 
-    def _global_batches(self, plan: BatchPlan, first_step: int) -> tf.data.Dataset:
+    def _build_global_batches(self, plan: BatchPlan, first_step: int) -> tf.data.Dataset:
         epoch, step = divmod(first_step, plan.steps_per_epoch)
 
-        def of_epoch(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        def batch_epoch(dataset: tf.data.Dataset) -> tf.data.Dataset:
             taken = dataset if self._is_counted else dataset.take(self.num_examples)
             whole = taken.apply(tf.data.experimental.assert_cardinality(self.num_examples))
             return whole.batch(plan.global_batch_size, drop_remainder=plan.drop_remainder)
 
         if self._parameters and plan.shuffle_seed is not None:
-            first = of_epoch(self._epoch(epoch, plan.shuffle_seed)).skip(step)
-            return first.concatenate(self._epochs_from(epoch + 1, plan.shuffle_seed, of_epoch))
-        dataset = self._dataset(0, plan.shuffle_seed)
+            first = batch_epoch(self._call_function(epoch, plan.shuffle_seed)).skip(step)
+            return first.concatenate(self._chain_epochs(epoch + 1, plan.shuffle_seed, batch_epoch))
+        dataset = self._call_function(0, plan.shuffle_seed)
         if self._is_endless:
             return dataset.batch(plan.global_batch_size).skip(first_step)
-        return of_epoch(dataset).repeat().skip(first_step if self._draws else step)
+        return batch_epoch(dataset).repeat().skip(first_step if self._is_random else step)
 
-    def _epochs_from(
-        self, first: int, seed: int, of_epoch: Callable[[tf.data.Dataset], tf.data.Dataset]
+    def _chain_epochs(
+        self, first: int, seed: int, batch_epoch: Callable[[tf.data.Dataset], tf.data.Dataset]
     ) -> tf.data.Dataset:
         """The batches of this epoch and all that follow, whose datasets the user's function makes in their turn."""
-        spec = self._dataset(first, seed).element_spec
+        spec = self._call_function(first, seed).element_spec
         held: dict[int, tf.data.Dataset] = {}  # what a running iterator may still need
 
-        def variant(epoch: tf.Tensor) -> tf.Tensor:
+        def make_variant(epoch: tf.Tensor) -> tf.Tensor:
             number = int(epoch)
-            dataset = held[number] = self._epoch(number, seed)
+            dataset = held[number] = self._call_function(number, seed)
             held.pop(number - 3, None)
             if dataset.element_spec != spec:
                 raise UserError(f"The dataset of epoch {number} gives {dataset.element_spec}, others {spec}.")
             return tf.data.experimental.to_variant(dataset)
 
         def batches(epoch: tf.Tensor) -> tf.data.Dataset:
-            made = tf.ensure_shape(tf.py_function(noted(variant), [epoch], tf.variant), [])
-            return of_epoch(tf.data.experimental.from_variant(made, spec))
+            made = tf.ensure_shape(tf.py_function(record_errors(make_variant), [epoch], tf.variant), [])
+            return batch_epoch(tf.data.experimental.from_variant(made, spec))
 
         return tf.data.Dataset.range(first, tf.int64.max).flat_map(batches)
 
-    def _epoch(self, number: int, seed: int) -> tf.data.Dataset:
-        """The dataset of an epoch, which has as many examples as was counted, as far as it knows."""
-        dataset = self._dataset(number, seed)
-        known = int(dataset.cardinality())
-        if self._is_counted and known not in (tf.data.UNKNOWN_CARDINALITY, self.num_examples):
-            length = "no end" if known == tf.data.INFINITE_CARDINALITY else f"{known:,} examples"
-            raise UserError(
-                f"The dataset of epoch {number} has {length}, and that of epoch 0 has {self.num_examples:,}. Give "
-                "every epoch as many, or write num_examples = N, no more than the shortest has."
-            )
-        return dataset
-
-    def _own_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
+    def _build_local_stream(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
         """Batches from this worker's own stream, every one of them full: epochs of workers need not be as long."""
         full = dataclasses.replace(plan, num_examples=plan.global_batch_size)
         replicas = range(topology.first_replica, topology.first_replica + topology.num_local_replicas)
@@ -205,7 +193,7 @@ class DatasetFunction(StreamSource):
         held = np.unique(np.concatenate([piece["positions"].numpy() for piece in pieces]))
         rows = [np.searchsorted(held, piece["positions"].numpy()) for piece in pieces]
         extras = [{name: piece[name] for name in ("splits", "shares") if name in piece} for piece in pieces]
-        dataset = self._dataset(0, plan.shuffle_seed, topology)
+        dataset = self._call_function(0, plan.shuffle_seed, topology)
         if not self._is_endless:
             dataset = dataset.repeat()
         batches = dataset.batch(len(held), drop_remainder=True).skip(first_step)
@@ -214,13 +202,13 @@ class DatasetFunction(StreamSource):
             return {"examples": tf.nest.map_structure(functools.partial(tf.gather, indices=indices), batch), **extra}
 
         def split(*batch: Any) -> tf.data.Dataset:
-            pieces = (piece(_one(batch), r, extra) for r, extra in zip(rows, extras, strict=True))
+            pieces = (piece(_unpack(batch), r, extra) for r, extra in zip(rows, extras, strict=True))
             found = [tf.data.Dataset.from_tensors(each) for each in pieces]
             return functools.reduce(lambda a, b: a.concatenate(b), found)
 
         return batches.flat_map(split)
 
-    def _dataset(self, epoch: int, seed: int | None, topology: Topology = ALL) -> tf.data.Dataset:
+    def _call_function(self, epoch: int, seed: int | None, topology: Topology = ALL) -> tf.data.Dataset:
         values = {"epoch": epoch, "seed": ((seed or 0) * _SEED_STRIDE + epoch) & 0x7FFFFFFF}
         arguments: dict[str, Any] = {name: values[name] for name in self._parameters}
         if _has_parameter(self._function, "input_context"):
@@ -244,16 +232,16 @@ class DatasetFunction(StreamSource):
         known = int(dataset.cardinality())
         if known != tf.data.UNKNOWN_CARDINALITY:
             return known
-        count = int(self._dataset(0, None).reduce(np.int64(0), lambda n, *_: n + 1))
+        count = int(self._call_function(0, None).reduce(np.int64(0), lambda n, *_: n + 1))
         _LOG.warning("Counted %d examples by reading the whole dataset; num_examples = %d spares that.", count, count)
         return count
 
 
 @contextlib.contextmanager
-def _global_seed(seed: int | None) -> Iterator[None]:
+def _global_seed(seed: int) -> Iterator[None]:
     """Another global seed of TensorFlow, in this thread alone: other threads draw and trace meanwhile."""
     before = getattr(_THREAD, "seeds", None)
-    _THREAD.seeds = _Seeds(seed, random.Random(None if seed is None else int(seed)))
+    _THREAD.seeds = seed, random.Random(seed)  # the second gives those of operations that have none
     context.context().clear_kernel_cache()  # as `tf.random.set_seed` does, for operations that have a seed of their own
     try:
         with _SEEDS_BY_THREAD:
@@ -262,32 +250,25 @@ def _global_seed(seed: int | None) -> Iterator[None]:
         _THREAD.seeds = before
 
 
-class _Seeds(NamedTuple):
-    """A global seed, and what the seeds of operations that have none are drawn from."""
-
-    seed: int | None
-    generator: random.Random
-
-
 _THREAD = threading.local()
-_global_seed_of_all, _operation_seed_of_all = context.global_seed, context.internal_operation_seed
+_process_global_seed, _draw_process_seed = context.global_seed, context.internal_operation_seed
 
 
-def _own_global_seed() -> int | None:
+def _find_global_seed() -> int | None:
     seeds = getattr(_THREAD, "seeds", None)
-    return _global_seed_of_all() if seeds is None else seeds.seed
+    return _process_global_seed() if seeds is None else seeds[0]
 
 
-def _own_operation_seed() -> int:
+def _draw_operation_seed() -> int:
     seeds = getattr(_THREAD, "seeds", None)
-    return _operation_seed_of_all() if seeds is None else seeds.generator.randint(0, 2**31 - 1)
+    return _draw_process_seed() if seeds is None else seeds[1].randint(0, 2**31 - 1)
 
 
 # Has TensorFlow look for a thread's own seeds first, in the two functions that all its operations ask.
-_SEEDS_BY_THREAD = SharedPatch(context, global_seed=_own_global_seed, internal_operation_seed=_own_operation_seed)
+_SEEDS_BY_THREAD = SharedPatch(context, global_seed=_find_global_seed, internal_operation_seed=_draw_operation_seed)
 
 
-def _one(batch: tuple[Any, ...]) -> Any:
+def _unpack(batch: tuple[Any, ...]) -> Any:
     """tf.data passes a tuple as several arguments and anything else as one."""
     return batch if len(batch) > 1 else batch[0]
 
@@ -335,8 +316,8 @@ def find_batching(dataset: Any) -> Any:
     return find_batching(inputs[0]) if inputs else None
 
 
-def draws_at_random(dataset: Any) -> bool:
-    """Whether a dataset, its inputs or the functions that it maps shuffle or draw, so that its epochs differ.
+def is_random(dataset: Any) -> bool:
+    """True where a dataset, its inputs or the functions that it maps shuffle or draw, so that its epochs differ.
 
     It is read from TensorFlow's private classes: what is not recognized counts as not there.
     """
@@ -344,12 +325,12 @@ def draws_at_random(dataset: Any) -> bool:
     inputs = [*dataset._inputs(), *([names] if isinstance(names, tf.data.Dataset) else [])]
     return (
         any(each in type(dataset).__name__ for each in ("Shuffle", "Random"))
-        or any(each in _RANDOM_OPERATIONS or "ShuffleDataset" in each for each in _operations(dataset))
-        or any(map(draws_at_random, inputs))
+        or any(each in _RANDOM_OPERATIONS or "ShuffleDataset" in each for each in _list_operations(dataset))
+        or any(map(is_random, inputs))
     )
 
 
-def _operations(dataset: Any) -> set[str]:
+def _list_operations(dataset: Any) -> set[str]:
     """The types of operations of the function that a dataset maps, and of the functions that those call."""
     mapped = getattr(dataset, "_map_func", None)
     graphs = [] if mapped is None else [mapped.function.graph]
@@ -360,6 +341,6 @@ def _operations(dataset: Any) -> set[str]:
 
 
 def batch_size(batching: Any) -> int | None:
-    """Of a dataset that `find_batching` gave: examples of a full batch, where that is known without reading."""
+    """The examples of a full batch of a dataset that `find_batching` gave, where it is known without reading."""
     size = tf.get_static_value(getattr(batching, "_batch_size", None))
     return None if size is None else int(size)

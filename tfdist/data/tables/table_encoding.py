@@ -1,4 +1,4 @@
-"""How the values of a table's columns become tensors, and what of it is learned from the training rows.
+"""Encoding of a table's columns into tensors, and what of it is fitted to the training rows.
 
 Invariant: what was fitted is a function of the fitted files and the rules alone, so that every split and every worker
 encodes alike, and an export does what training did: both call `Encoder`.
@@ -19,13 +19,13 @@ from tfdist.errors import UserError
 if TYPE_CHECKING:
     import pyarrow
 
-ERROR, MEAN, OWN_CATEGORY = "error", "mean", "category"
+ERROR, MEAN, CATEGORY = "error", "mean", "category"
 FindPlace = Callable[[int], str]  # from the number of a row to where it is
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What is done with one column.
+    """The encoding of one column.
 
     Attributes:
       name: of the column.
@@ -49,7 +49,7 @@ class Rule:
 
     @property
     def dtype(self) -> str:
-        """Of the tensor, by TensorFlow's name."""
+        """The tensor's type, by TensorFlow's name."""
         if self.is_category:
             return "int32"
         whole_fill = self.missing == ERROR or isinstance(self.missing, int)
@@ -57,23 +57,25 @@ class Rule:
 
     @property
     def needs_vocabulary(self) -> bool:
+        """True where the training rows give the vocabulary."""
         return self.is_category and self.vocabulary is None
 
     @property
     def needs_moments(self) -> bool:
+        """True where mean and deviation of the training rows are used."""
         return self.is_standardized or self.missing == MEAN
 
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """What the training rows said: vocabularies, means and standard deviations by column."""
+    """Fitted values of the training rows: vocabularies, means and standard deviations by column."""
 
     vocabularies: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
     means: Mapping[str, float] = dataclasses.field(default_factory=dict)
     deviations: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def has_all_of(self, rule: Rule) -> bool:
-        """Whether it says all that a column's rule needs."""
+        """Checks that it has all that a column's rule needs."""
         moments = rule.name in self.means and rule.name in self.deviations
         return (moments or not rule.needs_moments) and (rule.name in self.vocabularies or not rule.needs_vocabulary)
 
@@ -84,8 +86,8 @@ def fit(rules: Sequence[Rule], rows: pyarrow.Table) -> Fitted:
     Raises:
       UserError: a column has no value in any row.
     """
-    values = {rule.name: _plain(rows[rule.name]).unique().drop_null() for rule in rules if rule.needs_vocabulary}
-    numbers = {rule.name: _numbers(rows[rule.name]) for rule in rules if rule.needs_moments}
+    values = {rule.name: _to_plain(rows[rule.name]).unique().drop_null() for rule in rules if rule.needs_vocabulary}
+    numbers = {rule.name: _to_numbers(rows[rule.name]) for rule in rules if rule.needs_moments}
     numbers = {name: held[~np.isnan(held)] for name, held in numbers.items()}
     empty = [name for name, held in (values | numbers).items() if not len(held)]
     if empty:
@@ -105,7 +107,7 @@ def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: Fitted, find_place:
     """
     is_missing = column.is_null().to_numpy()
     if not rule.is_category and rule.dtype != "int64":
-        raw = _numbers(column)  # of which float32 would lose digits before they are standardized
+        raw = _to_numbers(column)  # of which float32 would lose digits before they are standardized
         is_missing = np.isnan(raw)
     else:
         raw = raw_values(rule, column)
@@ -113,12 +115,13 @@ def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: Fitted, find_place:
     values, is_refused = (t.numpy() for t in encoder.encode(tf.constant(raw), tf.constant(is_missing)))
     if is_refused.any():
         row = int(np.nonzero(is_refused)[0][0])
-        raise _missing(rule, find_place(row)) if is_missing[row] else _unseen(rule, fitted, raw[row], find_place(row))
+        place = find_place(row)
+        raise _missing_error(rule, place) if is_missing[row] else _unseen_error(rule, fitted, raw[row], place)
     return values
 
 
 def raw_spec(rule: Rule) -> tf.TensorSpec:
-    """How a program gives the column."""
+    """The spec of the column as a program gives it."""
     if rule.is_category and rule.kind == STRING:
         return tf.TensorSpec([None], tf.string, name=rule.name)
     return tf.TensorSpec([None], tf.int64 if rule.is_category else rule.dtype, name=rule.name)
@@ -130,10 +133,10 @@ def raw_values(rule: Rule, column: Any) -> np.ndarray:
 
     spec = raw_spec(rule)
     if spec.dtype == tf.string:
-        return np.array(_plain(column).fill_null("").to_pylist(), dtype=object)
+        return np.array(_to_plain(column).fill_null("").to_pylist(), dtype=object)
     if spec.dtype == tf.int64:
         return column.cast(pyarrow.int64()).fill_null(0).to_numpy()
-    return _numbers(column).astype(np.float32)
+    return _to_numbers(column).astype(np.float32)
 
 
 class Encoder:
@@ -188,9 +191,9 @@ class Encoder:
         rule = self._rule
         known = list(vocabulary(rule, self._fitted))
         own = len(known)  # the first index that no value has
-        unseen = own if rule.unseen == OWN_CATEGORY else -1
-        if rule.missing == OWN_CATEGORY:
-            missing = own + (rule.unseen == OWN_CATEGORY)
+        unseen = own if rule.unseen == CATEGORY else -1
+        if rule.missing == CATEGORY:
+            missing = own + (rule.unseen == CATEGORY)
         else:
             missing = known.index(rule.missing) if rule.missing in known else -1
         indices = self._table.lookup(values)
@@ -205,19 +208,19 @@ def vocabulary(rule: Rule, fitted: Fitted) -> Sequence[Any]:
 
 
 def num_indices(rule: Rule, fitted: Fitted) -> int:
-    """How many indices a category can have, 0 … n - 1: what an Embedding or a one-hot encoding needs."""
-    return len(vocabulary(rule, fitted)) + (rule.unseen == OWN_CATEGORY) + (rule.missing == OWN_CATEGORY)
+    """The number of indices that a category can have, 0 … n - 1, which an Embedding or a one-hot encoding needs."""
+    return len(vocabulary(rule, fitted)) + (rule.unseen == CATEGORY) + (rule.missing == CATEGORY)
 
 
-def _unseen(rule: Rule, fitted: Fitted, value: Any, place: str) -> UserError:
+def _unseen_error(rule: Rule, fitted: Fitted, value: Any, place: str) -> UserError:
     known = vocabulary(rule, fitted)
     return UserError(
-        f"{place}: {rule.name!r} is {value!r}, which is not among its {len(known)} values {_some(known)}. Write "
+        f"{place}: {rule.name!r} is {value!r}, which is not among its {len(known)} values {_format(known)}. Write "
         "Table.unseen = 'category' for an index of its own."
     )
 
 
-def _missing(rule: Rule, place: str) -> UserError:
+def _missing_error(rule: Rule, place: str) -> UserError:
     instead = "'mean', or the number to fill in"
     if rule.is_category:
         instead = "'category' for an index of its own, or one of its values"
@@ -227,14 +230,14 @@ def _missing(rule: Rule, place: str) -> UserError:
     )
 
 
-def _numbers(column: Any) -> np.ndarray:
+def _to_numbers(column: Any) -> np.ndarray:
     """float64 [n], NaN where a value is missing."""
     import pyarrow
 
     return np.asarray(column.cast(pyarrow.float64(), safe=False).to_numpy(), np.float64)  # whole numbers may be large
 
 
-def _plain(column: Any) -> Any:
+def _to_plain(column: Any) -> Any:
     """A column in one piece, of strings, whole numbers or truth values."""
     import pyarrow
     from pyarrow import types
@@ -248,7 +251,7 @@ def _plain(column: Any) -> Any:
     return held.combine_chunks() if hasattr(held, "combine_chunks") else held
 
 
-def _some(values: Sequence[Any]) -> str:
+def _format(values: Sequence[Any]) -> str:
     shown = ", ".join(repr(value) for value in values[:8])
     return f"{shown}, …" if len(values) > 8 else shown
 

@@ -5,7 +5,6 @@ Invariant: every byte comes through `read_whole`; what is wrong with a file is a
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import io
 import os
@@ -20,7 +19,7 @@ from tfdist.storage.contents import FileVersion
 if TYPE_CHECKING:
     import pyarrow
 
-INTEGER, FLOAT, STRING, BOOLEAN, NOTHING = "whole numbers", "numbers", "strings", "true or false", "nothing"
+INTEGER, FLOAT, STRING, BOOLEAN, NULL = "whole numbers", "numbers", "strings", "true or false", "nothing"
 NUMERIC = (INTEGER, FLOAT, BOOLEAN)
 PARQUET_SUFFIXES = (".parquet", ".pq")
 CSV_SUFFIXES = (".csv", ".tsv", ".txt")
@@ -83,25 +82,25 @@ def check_arrow() -> None:
 
 
 def find_common_kinds(tables: Sequence[TableFile], names: Sequence[str]) -> dict[str, str]:
-    """What the columns hold in all files.
+    """Finds the kind of each column in all files.
 
     Raises:
       UserError: a column is of one kind here and of another there.
     """
-    found: dict[str, tuple[str, TableFile]] = {}
-    for table in tables:
-        for name in names:
-            kind = table.kinds.get(name, NOTHING)
-            before, where = found.get(name, (NOTHING, table))
-            if before != kind and NOTHING not in (before, kind):
-                if {before, kind} != {INTEGER, FLOAT}:
-                    raise UserError(
-                        f"The column {name!r} holds {kind} in {table.path}, but {before} in {where.path}. "
-                        "Write the same type in every file."
-                    )
-                kind = FLOAT
-            found[name] = (before, where) if kind in (NOTHING, before) else (kind, table)
-    return {name: kind for name, (kind, _) in found.items()}
+    found = {}
+    for name in names:
+        # The first file of each kind.
+        files = {t.kinds[name]: t.path for t in reversed(tables) if t.kinds.get(name, NULL) != NULL}
+        if FLOAT in files:
+            files.pop(INTEGER, None)
+        if len(files) > 1:
+            (kind, path), (other, first), *_ = files.items()
+            raise UserError(
+                f"The column {name!r} holds {kind} in {path}, but {other} in {first}. Write the same type in every "
+                "file."
+            )
+        found[name] = next(iter(files), NULL)
+    return found
 
 
 def _read_parquet(file: FileVersion, names: Sequence[str] | None) -> TableFile:
@@ -124,7 +123,6 @@ def _read_csv(file: FileVersion, delimiter: str, null_values: Sequence[str]) -> 
     data = read_whole(file)
     if not data.strip():
         return pyarrow.table({})
-    _check_header(data, delimiter, file.path)
     if data.count(b'"') % 2 and _ends_in_quotes(data, delimiter):
         raise UserError(f"{file.path}: a quote is not closed.")
     rows = _parse_csv(data, delimiter, null_values, file.path, {})
@@ -142,7 +140,7 @@ def _parse_csv(
 
     block_bytes = min(len(data), CSV_BLOCK_BYTES)
     try:
-        return arrow_csv.read_csv(
+        table = arrow_csv.read_csv(
             io.BytesIO(data),
             read_options=arrow_csv.ReadOptions(use_threads=False, block_size=block_bytes),
             parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
@@ -155,40 +153,27 @@ def _parse_csv(
             ),
         )
     except pyarrow.ArrowInvalid as error:
-        text = str(error).split("\n")[0]
-        ragged = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", text)
-        if ragged is None:
-            raise UserError(f"{path}: {text}") from error
+        reason = str(error).split("\n")[0]
         raise UserError(
-            f"{path}, row {int(ragged[1]) - 1}: this row has {ragged[3]} values, but the first line names {ragged[2]} "
-            "columns. Rows count from 1 below the names, without empty lines."
+            f"{path}: {reason}. Write UTF-8 text, with as many values in each row as the first line names columns."
         ) from error
+    repeated = sorted({name for name in table.column_names if table.column_names.count(name) > 1 or not name})
+    if repeated:
+        raise UserError(
+            f"{path}: the first line names the columns; received {table.column_names}, with {repeated} empty or "
+            "repeated. (pandas leaves the name of its index empty, which to_csv(index=False) leaves out.)"
+        )
+    return table
 
 
 def _ends_in_quotes(data: bytes, delimiter: str) -> bool:
-    """Whether a cell that begins with a quote has no other; within another cell a quote is text."""
+    """Looks for a cell that begins with a quote and has no other; within another cell a quote is text."""
     cell = rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n" + re.escape(delimiter.encode()) + rb'])"[^"]*+(?:""[^"]*+)*+("?)'
     return any(not found[1] for found in re.finditer(cell, data))
 
 
-def _check_header(data: bytes, delimiter: str, path: str) -> None:
-    try:
-        names = next(csv.reader(io.StringIO(data.decode("utf-8-sig").lstrip("\r\n")), delimiter=delimiter))
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not UTF-8 text (byte {error.start}). Is it compressed, or of another encoding? Write it as "
-            "plain text in UTF-8."
-        ) from error
-    repeated = sorted({name for name in names if names.count(name) > 1 or not name})
-    if repeated:
-        raise UserError(
-            f"{path}: the first line names the columns; received {names}, with {repeated} empty or repeated. (pandas "
-            "leaves the name of its index empty, which to_csv(index=False) leaves out.)"
-        )
-
-
 def _find_kind(kind: Any) -> str:
-    """What a column of an Arrow type holds; an unusable type by its own name."""
+    """The kind of a column of an Arrow type; an unusable type by its own name."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -201,4 +186,4 @@ def _find_kind(kind: Any) -> str:
         return STRING
     if types.is_boolean(kind):
         return BOOLEAN
-    return NOTHING if types.is_null(kind) else str(kind)
+    return NULL if types.is_null(kind) else str(kind)

@@ -1,4 +1,4 @@
-"""From the settings of a table to one rule a column, and what is wrong with them."""
+"""Rules of encoding, one a column, from the settings of a table; checks of these settings."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.data.sources.columns import Columns
-from tfdist.data.tables.table_encoding import ERROR, MEAN, OWN_CATEGORY, Rule, check_vocabulary
-from tfdist.data.tables.table_files import BOOLEAN, FLOAT, INTEGER, NOTHING, NUMERIC, STRING
+from tfdist.data.tables.table_encoding import CATEGORY, ERROR, MEAN, Rule, check_vocabulary
+from tfdist.data.tables.table_files import BOOLEAN, FLOAT, INTEGER, NULL, NUMERIC, STRING
 from tfdist.errors import UserError, suggest
 from tfdist.settings.checks import one_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What a user set of `tables.Table`; see there."""
+class TableSettings:
+    """The settings of `tables.Table`; see there."""
 
     columns: Columns
     categories: Sequence[str]
@@ -26,7 +26,7 @@ class Settings:
     stack_inputs: bool
 
 
-def build_rules(settings: Settings, kinds: Mapping[str, str]) -> dict[str, Rule]:
+def build_rules(settings: TableSettings, kinds: Mapping[str, str]) -> dict[str, Rule]:
     """A rule for every column that is used, by name.
 
     Args:
@@ -37,15 +37,15 @@ def build_rules(settings: Settings, kinds: Mapping[str, str]) -> dict[str, Rule]
       UserError: a setting names a column that is not used, or cannot be done with what a column holds.
     """
     inputs = settings.columns.input_names
-    for setting, names in _named(settings).items():
+    for setting, names in _list_named_columns(settings).items():
         for name in names:
             if name not in settings.columns.names:
                 raise UserError(
                     f"Table.{setting} names {name!r}, which is no column in use: {settings.columns.names}."
                     f"{suggest(name, settings.columns.names)}"
                 )
-    one_of(ERROR, OWN_CATEGORY)("Table.unseen", settings.unseen)
-    rules = {name: _rule(name, kinds[name], settings) for name in settings.columns.names}
+    one_of(ERROR, CATEGORY)("Table.unseen", settings.unseen)
+    rules = {name: _build_rule(name, kinds[name], settings) for name in settings.columns.names}
     if settings.stack_inputs:
         apart = [name for name in inputs if rules[name].is_category]
         if apart:
@@ -56,7 +56,7 @@ def build_rules(settings: Settings, kinds: Mapping[str, str]) -> dict[str, Rule]
     return rules
 
 
-def _named(settings: Settings) -> dict[str, Sequence[str]]:
+def _list_named_columns(settings: TableSettings) -> dict[str, Sequence[str]]:
     named: dict[str, Any] = {
         "categories": settings.categories,
         "vocabularies": settings.vocabularies,
@@ -69,13 +69,13 @@ def _named(settings: Settings) -> dict[str, Sequence[str]]:
     return named
 
 
-def _rule(name: str, kind: str, settings: Settings) -> Rule:
-    if kind not in (*NUMERIC, STRING, NOTHING):
+def _build_rule(name: str, kind: str, settings: TableSettings) -> Rule:
+    if kind not in (*NUMERIC, STRING, NULL):
         raise UserError(
             f"The column {name!r} is of the type {kind}, which a table cannot hold. Write numbers, strings or truth "
             "values, or leave it out of Columns."
         )
-    if kind == NOTHING:
+    if kind == NULL:
         raise UserError(f"The column {name!r} has no value in any row. Leave it out of Columns.")
     is_input = name in settings.columns.input_names
     is_category = kind == STRING or name in settings.categories or name in settings.vocabularies
@@ -92,14 +92,14 @@ def _rule(name: str, kind: str, settings: Settings) -> Rule:
         is_category=is_category,
         is_float=not is_category and ((settings.stack_inputs and is_input) or name == settings.columns.weights),
         vocabulary=None if given is None else check_vocabulary(name, kind, given),
-        missing=_missing(name, settings, is_category=is_category, is_input=is_input),
+        missing=_find_fill(name, settings, is_category=is_category, is_input=is_input),
         unseen=settings.unseen if is_input else ERROR,
-        is_standardized=_standardized(name, kind, settings, is_number=not is_category, is_input=is_input),
+        is_standardized=_check_standardized(name, kind, settings, is_number=not is_category, is_input=is_input),
     )
 
 
-def _missing(name: str, settings: Settings, *, is_category: bool, is_input: bool) -> Any:
-    """What fills a column's gaps. A setting for all columns counts for the inputs that it makes sense for."""
+def _find_fill(name: str, settings: TableSettings, *, is_category: bool, is_input: bool) -> Any:
+    """The value that fills a column's gaps. A setting for all columns counts for the inputs that it makes sense for."""
     said = settings.missing
     by_name = isinstance(said, Mapping)
     wanted = said.get(name, ERROR) if by_name else said
@@ -110,15 +110,15 @@ def _missing(name: str, settings: Settings, *, is_category: bool, is_input: bool
     if by_name and not fits:
         instead = "'category' or one of its values" if is_category else "'mean' or a number"
         raise UserError(f"Table.missing is {wanted!r} for {name!r}; there write 'error', {instead}.")
-    if not by_name and not isinstance(wanted, (int, float)) and wanted not in (ERROR, MEAN, OWN_CATEGORY):
+    if not by_name and not isinstance(wanted, (int, float)) and wanted not in (ERROR, MEAN, CATEGORY):
         raise UserError(
             f"Table.missing is {wanted!r}; write 'error', 'mean', 'category', a number, or a dict by column."
         )
-    applies = by_name or (is_input and (wanted == OWN_CATEGORY) == is_category)
+    applies = by_name or (is_input and (wanted == CATEGORY) == is_category)
     return wanted if applies and fits else ERROR
 
 
-def _standardized(name: str, kind: str, settings: Settings, *, is_number: bool, is_input: bool) -> bool:
+def _check_standardized(name: str, kind: str, settings: TableSettings, *, is_number: bool, is_input: bool) -> bool:
     if isinstance(settings.standardize, bool):
         return settings.standardize and is_input and is_number and kind in (INTEGER, FLOAT)
     if name in settings.standardize and (not is_number or kind == BOOLEAN):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import hashlib
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ import tensorflow as tf
 from tfdist.data.formats.input_files import Patterns, find_files
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.columns import Columns
-from tfdist.data.sources.source import Preprocessing, RandomAccessSource
+from tfdist.data.sources.source import Preprocessing, RandomAccessSource, load_or_fit
 from tfdist.data.tables.table_encoding import (
     Encoder,
     Fitted,
@@ -30,10 +28,9 @@ from tfdist.data.tables.table_encoding import (
     vocabulary,
 )
 from tfdist.data.tables.table_files import NULL_VALUES, TableFile, check_arrow, find_common_kinds, read_table
-from tfdist.data.tables.table_rules import Settings, build_rules
+from tfdist.data.tables.table_rules import TableSettings, build_rules
 from tfdist.errors import UserError
-from tfdist.storage import files as storage
-from tfdist.telemetry.records import damaged, load_record
+from tfdist.telemetry.records import damaged
 
 if TYPE_CHECKING:
     import pyarrow
@@ -103,7 +100,7 @@ class Table(RandomAccessSource):
         if fitted_on is not None and fitted_on != files:
             self._fit_tables = read(fitted_on, "Table.fitted_on")
         self._kinds = _find_kinds(self._fit_tables, self._tables, columns.names)
-        settings = Settings(columns, categories, vocabularies or {}, unseen, missing, standardize, stack_inputs)
+        settings = TableSettings(columns, categories, vocabularies or {}, unseen, missing, standardize, stack_inputs)
         self._rules = build_rules(settings, self._kinds)
         self._fitted_on = fitted_on
         self._fitted: Fitted | None = None
@@ -122,7 +119,7 @@ class Table(RandomAccessSource):
 
     @property
     def fitted(self) -> Fitted:
-        """What the training rows say; read from them the first time, unless `prepare` found it."""
+        """The fitted values; fitted the first time, unless `prepare` loaded them."""
         if self._fitted is None:
             names = [rule.name for rule in self._rules_to_fit]
             self._fitted = fit(self._rules_to_fit, _join(self._fit_tables, names)) if names else Fitted()
@@ -132,25 +129,22 @@ class Table(RandomAccessSource):
         """Takes what was fitted from `directory`, where the first who comes leaves it: one fit serves a whole run."""
         if not self._rules_to_fit:
             return
-        wanted = [FIT_VERSION, self._fitted_on, [dataclasses.astuple(rule) for rule in self._rules_to_fit]]
-        digest = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]
-        path = storage.join(directory, f"table-{digest}.json")
-        kept = load_record(path, Fitted)
-        if kept is not None:
-            if lacking := [rule.name for rule in self._rules_to_fit if not kept.has_all_of(rule)]:
-                raise damaged(path, f"it lacks what was fitted to {lacking}")
-            self._fitted, self._arrays = kept, None
-            return
-        storage.make_dirs(directory)
-        storage.write_atomic(path, json.dumps(dataclasses.asdict(self.fitted), ensure_ascii=False, indent=1) + "\n")
+        settings = [FIT_VERSION, self._fitted_on, [dataclasses.astuple(rule) for rule in self._rules_to_fit]]
+        path, fitted = load_or_fit(directory, "table", settings, Fitted, lambda: self.fitted)
+        if lacking := [rule.name for rule in self._rules_to_fit if not fitted.has_all_of(rule)]:
+            raise damaged(path, f"it lacks what was fitted to {lacking}")
+        self._fitted, self._arrays = fitted, None
 
-    def held(self) -> Any:
-        return self._encoded.held()
+    def arrays_in_memory(self) -> Any:
+        """The encoded columns."""
+        return self._encoded.arrays_in_memory()
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
+        """Gathers encoded rows."""
         return self._encoded.gatherer()
 
     def describe(self) -> list[str]:
+        """Describes the encoding of each column."""
         lines = [f"{len(self._tables)} files, {self.num_examples:,} rows in memory"]
         for name, rule in self._rules.items():
             missing = sum(table.rows[name].null_count for table in self._tables if table.kinds)
@@ -165,6 +159,7 @@ class Table(RandomAccessSource):
         return lines
 
     def preprocessing(self) -> Preprocessing:
+        """Encodes columns as training does."""
         tables, names = tf.Module(), self._columns.input_names
         encoders = {name: Encoder(self._rules[name], self.fitted, tables) for name in names}
 
@@ -172,7 +167,7 @@ class Table(RandomAccessSource):
             columns = {name: encoders[name](raw[name]) for name in names}
             if self._stack:
                 return tf.stack([tf.cast(each, tf.float32) for each in columns.values()], axis=1)
-            return self._columns.inputs_of(columns)
+            return self._columns.select_inputs(columns)
 
         def first(count: int) -> dict[str, np.ndarray]:
             rows = _join(self._tables, names).slice(0, count)
@@ -224,7 +219,7 @@ def _join(tables: Sequence[TableFile], names: Sequence[str]) -> pyarrow.Table:
 
 
 def _find_kinds(fitted: Sequence[TableFile], tables: Sequence[TableFile], names: Sequence[str]) -> dict[str, str]:
-    """What the columns hold. What they hold in the training files counts, or splits would differ in their types."""
+    """The kinds of the columns: those of the training files, or splits would differ in their types."""
     everywhere = find_common_kinds([*fitted, *tables], names)
     if not fitted:
         return everywhere

@@ -9,8 +9,6 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import functools
-import hashlib
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,24 +18,22 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.formats.input_files import Patterns, find_files, read_whole
-from tfdist.data.sources.failures import noted
-from tfdist.data.sources.source import Order, Preprocessing, Reader, Source, Staged
+from tfdist.data.sources.failures import call_python
+from tfdist.data.sources.source import Order, Preprocessing, Reader, Source, Staged, load_or_fit
 from tfdist.errors import UserError, suggest
 from tfdist.settings.checks import one_of, or_none, whole_number
-from tfdist.storage import files as storage
 from tfdist.storage.contents import FileVersion
-from tfdist.telemetry.records import load_record
 
-TextPatterns = Patterns | Mapping[str, Patterns]
 STANDARDS = ("lower", "strip_punctuation", "lower_and_strip_punctuation")
 SPLITS = ("whitespace", "character")
 FIT_VERSION = 1
 FIT_LINES = 4096
+SEPARATOR = b"\t"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Fitted:
-    """What a run keeps of its lines."""
+    """The fitted values of a run's lines."""
 
     labels: list[str] | None
     vocabulary: list[str]
@@ -68,7 +64,7 @@ class TextFile:
 class TextLines(Source):
     """One example a line: `(ids, label)`, int32 [n, length] and int32 [n]. The files are held in memory.
 
-    Lines are `label<TAB>text`, or, where `files` is a dict of patterns by label, texts of that label. Example:
+    Lines are `label<TAB>text`. Example:
 
         TRAIN_DATA = @train/text.TextLines
         EVAL_DATA = @test/text.TextLines
@@ -77,17 +73,15 @@ class TextLines(Source):
         test/text.TextLines.files = 'data/test-*.tsv'
 
     Args:
-      files: a path or pattern, local or gs://, a list of them, or a dict of these by label.
-      fitted_on: the training files in the same form, from which the vocabulary and the labels are taken; all splits
-        name the same ones.
+      files: a path or pattern, local or gs://, or a list of them.
+      fitted_on: the training files, from which the vocabulary and the labels are taken; all splits name the same ones.
       vocabulary_size: ids in use at most, 0 and 1 included: what the model's Embedding needs.
       max_length: tokens of a line that are used.
       pad_to_max: pads every batch to `max_length`, as strategies with static shapes need it, and not just to the
         longest line of the batch.
       bucket_batches: in training, lines are exchanged among so many batches, so that each holds lines of like length;
         0 leaves them as they come.
-      labels: in the order of their indices; None takes those of the training lines, sorted, or the keys of a dict.
-      separator: between label and text.
+      labels: in the order of their indices; None takes those of the training lines, sorted.
       standardize: "lower_and_strip_punctuation", "lower", "strip_punctuation", or None.
       split: "whitespace" or "character".
 
@@ -100,14 +94,13 @@ class TextLines(Source):
     def __init__(
         self,
         *,
-        files: TextPatterns,
-        fitted_on: TextPatterns,
+        files: Patterns,
+        fitted_on: Patterns,
         vocabulary_size: int = 10_000,
         max_length: int = 256,
         pad_to_max: bool = False,
         bucket_batches: int = 0,
         labels: Sequence[str] | None = None,
-        separator: str = "\t",
         standardize: str | None = "lower_and_strip_punctuation",
         split: str = "whitespace",
     ) -> None:
@@ -116,20 +109,19 @@ class TextLines(Source):
         whole_number(0)("TextLines.bucket_batches", bucket_batches)
         or_none(one_of(*STANDARDS))("TextLines.standardize", standardize)
         one_of(*SPLITS)("TextLines.split", split)
-        if not isinstance(separator, str) or not separator or "\n" in separator:
-            raise UserError(
-                f"TextLines.separator is {separator!r}; write what stands between label and text, such as '\\t'."
-            )
-        self._lines = _read(files, "TextLines.files", separator, split)
-        is_fitted_here = fitted_on == files
-        self._fit_lines = self._lines if is_fitted_here else _read(fitted_on, "TextLines.fitted_on", separator, split)
+        self._lines = [read_lines(file, split) for file in find_files(files, "TextLines.files")]
+        self._fit_lines = self._lines
+        if fitted_on != files:
+            self._fit_lines = [read_lines(file, split) for file in find_files(fitted_on, "TextLines.fitted_on")]
         self.file_sizes = tuple(map(len, self._lines))  # which workers compare
         self.num_examples = sum(self.file_sizes)
         if not self.num_examples:
             raise UserError(f"The files {files!r} have no lines.")
-        self.labels = _labels(labels, fitted_on, self._fit_lines)
+        self.labels = _check_labels(labels) or sorted({name for lines in self._fit_lines for name in lines.labels})
         self._texts = np.array([text for lines in self._lines for text in lines.texts], dtype=object)
-        self._classes = np.array([index for lines in self._lines for index in _indices(lines, self.labels)], np.int32)
+        self._classes = np.array(
+            [index for lines in self._lines for index in _index_labels(lines, self.labels)], np.int32
+        )
         lengths = np.array([length for lines in self._lines for length in lines.lengths], np.int32)
         self._lengths = np.minimum(lengths, max_length)
         self._max_length, self._pad_to_max, self._bucket_batches = max_length, pad_to_max, bucket_batches
@@ -149,24 +141,20 @@ class TextLines(Source):
 
     def prepare(self, directory: str) -> None:
         """Takes the vocabulary from `directory`, where the first who comes leaves it."""
-        wanted = json.dumps([FIT_VERSION, self._fitted_on, self._settings])
-        path = storage.join(directory, f"text-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}.json")
-        kept = load_record(path, _Fitted)
-        if kept is None:
-            kept = _Fitted(self.labels, self.vocabulary)
-            storage.make_dirs(directory)
-            storage.write_atomic(path, json.dumps(dataclasses.asdict(kept), ensure_ascii=False, indent=0) + "\n")
-            return
-        if kept.labels != self.labels:
+        settings = [FIT_VERSION, self._fitted_on, self._settings]
+        path, fitted = load_or_fit(directory, "text", settings, _Fitted, lambda: _Fitted(self.labels, self.vocabulary))
+        if fitted.labels != self.labels:
             raise UserError(
-                f"The run was begun with the labels {kept.labels} ({path}), but the files now give {self.labels}. "
+                f"The run was begun with the labels {fitted.labels} ({path}), but the files now give {self.labels}. "
                 "Write TextLines.labels in the run's order, or take another --run_dir."
             )
-        self._vocabulary, self._fit_lines = kept.vocabulary, []
+        self._vocabulary, self._fit_lines = fitted.vocabulary, []
 
     def reader(self, order: Order) -> Reader:
+        """Reads lines by Python, and turns them into ids by `TextVectorization`."""
+
         @functools.lru_cache(maxsize=2)
-        def lines_of(epoch: int) -> np.ndarray:
+        def order_lines(epoch: int) -> np.ndarray:
             if order.seed is None:
                 return np.arange(self.num_examples)
             return permute_by_length(self._lengths, order.batch_size, self._bucket_batches, (order.seed, epoch))
@@ -176,34 +164,33 @@ class TextLines(Source):
         @functools.lru_cache(maxsize=64)
         def width(batch: int, epoch: int) -> int:
             first = batch * order.batch_size
-            return max(1, int(self._lengths[lines_of(epoch)[first : first + order.batch_size]].max()))
+            return max(1, int(self._lengths[order_lines(epoch)[first : first + order.batch_size]].max()))
 
         def read_lines(positions: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            chosen = lines_of(int(epoch))[positions]
+            chosen = order_lines(int(epoch))[positions]
             padded = self._max_length if self._pad_to_max else width(int(positions[0]) // order.batch_size, int(epoch))
             return self._texts[chosen], self._classes[chosen], np.asarray(padded, np.int32)
 
-        safe = noted(read_lines)
+        specs = (tf.TensorSpec([None], tf.string), self.structure[1], tf.TensorSpec([], tf.int32))
 
-        def fetched(positions: tf.Tensor, epoch: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            return tuple(tf.numpy_function(safe, [positions, epoch], [tf.string, tf.int32, tf.int32]))
+        def fetch_lines(positions: tf.Tensor, epoch: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return call_python(read_lines, [positions, epoch], specs)
 
         def decode(lines: tuple[tf.Tensor, ...]) -> Any:
             texts, classes, padded = lines
-            ids = tf.cast(vectorize(tf.ensure_shape(texts, [None])), tf.int32)[:, : tf.ensure_shape(padded, [])]
-            ids = tf.pad(ids, [[0, 0], [0, padded - tf.shape(ids)[1]]])
-            return tf.ensure_shape(ids, self.structure[0].shape), tf.ensure_shape(classes, [None])
+            return tf.ensure_shape(_pad(vectorize(texts), padded), self.structure[0].shape), classes
 
-        return Staged(fetched, decode)
+        return Staged(fetch_lines, decode)
 
     def preprocessing(self) -> Preprocessing:
+        """Turns texts into ids as training does."""
         kept = tf.Module()
         kept.vectorize = vectorize = keras.layers.TextVectorization(vocabulary=self.vocabulary, **self._settings)
 
         def ids(raw: Mapping[str, tf.Tensor]) -> tf.Tensor:
-            found = tf.cast(vectorize(raw["text"]), tf.int32)[:, : self._max_length]
-            missing = self._max_length - tf.shape(found)[1] if self._pad_to_max else 0
-            return tf.ensure_shape(tf.pad(found, [[0, 0], [0, missing]]), self.structure[0].shape)
+            found = vectorize(raw["text"])
+            length = self._max_length if self._pad_to_max else tf.minimum(tf.shape(found)[1], self._max_length)
+            return tf.ensure_shape(_pad(found, length), self.structure[0].shape)
 
         def first(count: int) -> dict[str, np.ndarray]:
             return {"text": self._texts[:count]}
@@ -211,6 +198,7 @@ class TextLines(Source):
         return Preprocessing({"text": tf.TensorSpec([None], tf.string, name="text")}, ids, kept, first)
 
     def describe(self) -> list[str]:
+        """Counts lines, and lists vocabulary and labels."""
         counts = np.bincount(self._classes, minlength=len(self.labels))
         return [
             f"{len(self._lines)} files, {sum(lines.file.num_bytes for lines in self._lines):,} bytes; lines of up to "
@@ -222,13 +210,8 @@ class TextLines(Source):
 
     def _fit(self) -> list[str]:
         layer = keras.layers.TextVectorization(**self._settings)
-
-        def texts() -> Any:
-            for lines in self._fit_lines:
-                for first in range(0, len(lines), FIT_LINES):
-                    yield np.asarray(lines.texts[first : first + FIT_LINES], dtype=object)
-
-        layer.adapt(tf.data.Dataset.from_generator(texts, output_signature=tf.TensorSpec([None], tf.string)))
+        texts = [text for lines in self._fit_lines for text in lines.texts]
+        layer.adapt(tf.data.Dataset.from_tensor_slices(texts).batch(FIT_LINES))
         return [str(word) for word in layer.get_vocabulary(include_special_tokens=False)]
 
 
@@ -249,27 +232,21 @@ def permute_by_length(lengths: np.ndarray, batch_size: int, window_batches: int,
     return order
 
 
-def _read(patterns: TextPatterns, setting: str, separator: str, split: str) -> list[TextFile]:
-    if not isinstance(patterns, Mapping):
-        return [read_lines(file, separator=separator, split=split) for file in find_files(patterns, setting)]
-    return [
-        read_lines(file, separator=separator, split=split, label=label)
-        for label, each in patterns.items()
-        for file in find_files(each, f"{setting}[{label!r}]")
-    ]
+def _pad(ids: tf.Tensor, length: Any) -> tf.Tensor:
+    """int32 ids [n, length], cut or filled up with 0."""
+    ids = tf.cast(ids, tf.int32)[:, :length]
+    return tf.pad(ids, [[0, 0], [0, length - tf.shape(ids)[1]]])
 
 
-def _labels(given: Sequence[str] | None, fitted_on: TextPatterns, lines: Sequence[TextFile]) -> list[str]:
-    if given is not None:
-        if isinstance(given, str) or not given or len(set(given)) != len(given):
-            raise UserError(f"TextLines.labels is {given!r}; write a list of different labels.")
-        return [str(label) for label in given]
-    if isinstance(fitted_on, Mapping):
-        return list(fitted_on)
-    return sorted({name for each in lines for name in each.labels})
+def _check_labels(labels: Any) -> list[str] | None:
+    if labels is None:
+        return None
+    if isinstance(labels, str) or not labels or len(set(labels)) != len(labels):
+        raise UserError(f"TextLines.labels is {labels!r}; write a list of different labels.")
+    return [str(label) for label in labels]
 
 
-def _indices(lines: TextFile, labels: Sequence[str]) -> list[int]:
+def _index_labels(lines: TextFile, labels: Sequence[str]) -> list[int]:
     """The labels of a file's lines as indices into `labels`."""
     known = {name: index for index, name in enumerate(labels)}
     for name, number in zip(lines.labels, lines.numbers, strict=True):
@@ -281,34 +258,26 @@ def _indices(lines: TextFile, labels: Sequence[str]) -> list[int]:
     return [known[name] for name in lines.labels]
 
 
-def read_lines(file: FileVersion, *, separator: str, split: str, label: str | None = None) -> TextFile:
-    """Reads a file of lines `label`, separator, `text`; with a `label`, of texts of that label.
+def read_lines(file: FileVersion, split: str = "whitespace") -> TextFile:
+    """Reads a file of lines `label<TAB>text`.
 
     Raises:
-      UserError: the file cannot be read, or a line has no separator, no label or no text.
+      UserError: the file cannot be read, or a line has no tab, no label or no text.
     """
-    found = TextFile(file, [], [], [], [])
+    lines = TextFile(file, [], [], [], [])
     for number, line in enumerate(read_whole(file).removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
-        text = line.rstrip(b"\r")
-        if not text.strip():
+        if not line.strip():
             continue
-        name = label
-        if name is None:
-            name, text = _cut(text, separator, f"{file.path}:{number}")
-        found.texts.append(text)
-        found.lengths.append(len(text.split()) if split == "whitespace" else len(text.decode("utf-8", "replace")))
-        found.labels.append(name)
-        found.numbers.append(number)
-    return found
-
-
-def _cut(line: bytes, separator: str, where: str) -> tuple[str, bytes]:
-    label, found, text = line.partition(separator.encode())
-    label = label.strip()
-    if found and label and text.strip():
-        return sys.intern(label.decode("utf-8", "replace")), text
-    problem = "no label" if found and not label else "no text" if found else f"no {separator!r}"
-    raise UserError(
-        f"{where} has {problem}: {line[:60].decode('utf-8', 'replace')!r}. A line is a label, {separator!r} "
-        "(TextLines.separator) and a text."
-    )
+        label, separator, text = line.rstrip(b"\r").partition(SEPARATOR)
+        label = label.strip()
+        if not (label and text.strip()):
+            problem = "no label" if separator and not label else "no text" if separator else "no '\\t'"
+            raise UserError(
+                f"{file.path}:{number} has {problem}: {line[:60].decode('utf-8', 'replace')!r}. A line is a label, a "
+                "tab and a text."
+            )
+        lines.texts.append(text)
+        lines.lengths.append(len(text.split()) if split == "whitespace" else len(text.decode("utf-8", "replace")))
+        lines.labels.append(sys.intern(label.decode("utf-8", "replace")))
+        lines.numbers.append(number)
+    return lines

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from tfdist.data.sources.source import RandomAccessSource
+from tfdist.data.sources.arrays import ArraySource
 from tfdist.errors import UserError
 from tfdist.settings.checks import COUNT
 
 
-class TokenWindows(RandomAccessSource):
+class TokenWindows(ArraySource):
     """Packed sequences: example i is (tokens i·L … i·L + L - 1, the same one place on), int32 [n, L] both.
 
     Documents follow each other in the row, with a token between them if the data puts one there, so no place is
@@ -36,19 +35,11 @@ class TokenWindows(RandomAccessSource):
             )
         if len(row) < length + 1:
             raise UserError(f"TokenWindows has {len(row)} tokens, fewer than length + 1 = {length + 1}.")
-        self._length = length
-        self.num_examples = (len(row) - 1) // length
-        self._row = row[: self.num_examples * length + 1].astype(np.int32)
-        self.structure = (tf.TensorSpec([None, length], tf.int32), tf.TensorSpec([None, length], tf.int32))
-
-    def gatherer(self) -> Callable[[tf.Tensor], Any]:
-        row, length = tf.constant(self._row), self._length
-
-        def gather(indices: tf.Tensor) -> Any:
-            places = indices[:, tf.newaxis] * length + tf.range(length, dtype=tf.int64)
-            return tf.gather(row, places), tf.gather(row, places + 1)
-
-        return gather
+        used = (len(row) - 1) // length * length
+        row = row[: used + 1].astype(np.int32)
+        super().__init__((row[:-1].reshape(-1, length), row[1:].reshape(-1, length)))
 
     def describe(self) -> list[str]:
-        return [f"{len(self._row):,} tokens in sequences of {self._length}"]
+        """Counts the tokens that are used."""
+        length = self.structure[0].shape[1]
+        return [f"{self.num_examples * length + 1:,} tokens in sequences of {length}"]

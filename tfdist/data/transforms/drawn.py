@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.source import Order, Reader, Source
-from tfdist.data.transforms.mapped import Mapped, parts_of, seeds_of
+from tfdist.data.transforms.mapped import Mapped, make_seeds, split_examples
 from tfdist.errors import UserError
 from tfdist.settings.checks import whole_number
 
@@ -31,18 +31,21 @@ class TwoViews(Mapped):
             raise UserError(
                 "TwoViews.augmentation is empty; write a list of layers, [@keras.layers.RandomTranslation]."
             )
-        self._augment = Augmentation(augmentation, parts_of(self.source.structure)[0])
+        self._augment = Augmentation(augmentation, split_examples(self.source.structure)[0])
 
-    def changed_structure(self, structure: Any) -> Any:
-        x = parts_of(structure)[0]
+    def describe_output(self, structure: Any) -> Any:
+        """The specs of both views."""
+        x = split_examples(structure)[0]
         return {"first": x, "second": x}
 
-    def changed_reader(self, read: Reader, order: Order) -> Reader:
-        def views(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
-            x, seeds = parts_of(read(positions, epoch))[0], seeds_of(order, positions, epoch)
+    def wrap_reader(self, read: Reader, order: Order) -> Reader:
+        """Augments each image twice."""
+
+        def draw_views(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+            x, seeds = split_examples(read(positions, epoch))[0], make_seeds(order, positions, epoch)
             return {"first": self._augment(x, seeds), "second": self._augment(x, seeds + tf.constant([0, 1]))}
 
-        return views
+        return draw_views
 
 
 class MaskedTokens(Mapped):
@@ -78,15 +81,18 @@ class MaskedTokens(Mapped):
             raise UserError(f"MaskedTokens.rate is {rate!r}; write a share between 0 and 1, such as 0.15.")
         self._mask, self._size, self._rate, self._padding = mask_token, vocabulary_size, float(rate), padding_token
 
-    def changed_structure(self, structure: Any) -> Any:
-        tokens = parts_of(structure)[0]
+    def describe_output(self, structure: Any) -> Any:
+        """The specs of tokens with gaps, tokens and weights."""
+        tokens = split_examples(structure)[0]
         if not isinstance(tokens, tf.TensorSpec) or not tokens.dtype.is_integer or tokens.shape.rank != 2:
             raise UserError(f"MaskedTokens takes whole numbers [n, length]; the data gives {structure}.")
         return tokens, tokens, tf.TensorSpec(tokens.shape, tf.float32)
 
-    def changed_reader(self, read: Reader, order: Order) -> Reader:
-        def hidden(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
-            tokens, seeds = parts_of(read(positions, epoch))[0], seeds_of(order, positions, epoch)
+    def wrap_reader(self, read: Reader, order: Order) -> Reader:
+        """Hides tokens."""
+
+        def hide_tokens(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+            tokens, seeds = split_examples(read(positions, epoch))[0], make_seeds(order, positions, epoch)
             length = tf.shape(tokens)[1]
             drawn = tf.map_fn(
                 lambda seed: tf.random.stateless_uniform([3, length], seed),
@@ -101,4 +107,4 @@ class MaskedTokens(Mapped):
             changed = tf.where(chosen & (drawn[:, 1] < 0.9), instead, tokens)
             return changed, tokens, tf.cast(chosen, tf.float32)
 
-        return hidden
+        return hide_tokens

@@ -42,40 +42,44 @@ class Mapped(Source):
 
     @property
     def structure(self) -> Any:
-        return self.changed_structure(self.source.structure)
+        """The specs of the changed examples."""
+        return self.describe_output(self.source.structure)
 
     def prepare(self, directory: str) -> None:
+        """Prepares the source."""
         self.source.prepare(directory)
 
     def reader(self, order: Order) -> Reader:
+        """Wraps the source's reader and its augmentation."""
         read = self.source.reader(order)
         augment = self.source.augment if order.seed is not None else None
 
         def augmented(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
             examples = read(positions, epoch)
-            return examples if augment is None else augment(examples, seeds_of(order, positions, epoch))
+            return examples if augment is None else augment(examples, make_seeds(order, positions, epoch))
 
-        return self.changed_reader(augmented, order)
+        return self.wrap_reader(augmented, order)
 
     @abc.abstractmethod
-    def changed_structure(self, structure: Any) -> Any:
+    def describe_output(self, structure: Any) -> Any:
         """The nest of `tf.TensorSpec`s of a batch, of that of the source; raises UserError where it does not fit."""
 
     @abc.abstractmethod
-    def changed_reader(self, read: Reader, order: Order) -> Reader:
+    def wrap_reader(self, read: Reader, order: Order) -> Reader:
         """A reader of changed examples, of one of the source's."""
 
     def describe(self) -> list[str]:
+        """Describes the source."""
         return self.source.describe()
 
 
-def seeds_of(order: Order, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+def make_seeds(order: Order, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
     """int32 [n, 2] seeds for what is random about the examples at these places."""
     if order.seed is None:
         return example_seeds(positions, tf.zeros_like(epoch), 0)
     return example_seeds(positions, epoch, order.seed)
 
 
-def parts_of(structure: Any) -> tuple[Any, ...]:
+def split_examples(structure: Any) -> tuple[Any, ...]:
     """The parts of a nest of examples: (x,), (x, y) or (x, y, sample_weight)."""
     return tuple(structure) if isinstance(structure, (tuple, list)) else (structure,)

@@ -14,12 +14,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.sources.source import Order, Reader, Source, example_seeds
-from tfdist.data.transforms.mapped import Mapped, parts_of
+from tfdist.data.transforms.mapped import Mapped, split_examples
 from tfdist.errors import UserError
 from tfdist.settings.checks import POSITIVE, or_none, whole_number
 
 
-class _Mixed(Mapped):
+class _Mixer(Mapped):
     """Examples (x, y), x and y of which become means of two, weighted by λ ~ Beta(alpha, alpha) and 1 - λ.
 
     Args:
@@ -40,8 +40,9 @@ class _Mixed(Mapped):
         or_none(whole_number(2))(f"{name}.num_classes", num_classes)
         self._alpha, self._num_classes = float(alpha), num_classes
 
-    def changed_structure(self, structure: Any) -> Any:
-        name, parts = type(self).__name__, parts_of(structure)
+    def describe_output(self, structure: Any) -> Any:
+        """The specs of mixed inputs and targets."""
+        name, parts = type(self).__name__, split_examples(structure)
         if len(parts) != 2 or not all(isinstance(part, tf.TensorSpec) for part in parts):
             raise UserError(f"{name} takes examples (x, y), one array each; the data gives {structure}.")
         x, y = parts
@@ -65,20 +66,21 @@ class _Mixed(Mapped):
         """Raises UserError where such inputs cannot be mixed."""
 
     @abc.abstractmethod
-    def mixed(
-        self, here: tf.Tensor, there: tf.Tensor, share: tf.Tensor, seeds: tf.Tensor
+    def mix_inputs(
+        self, x: tf.Tensor, partner: tf.Tensor, share: tf.Tensor, seeds: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The inputs, and float32 [n], how much of each is `here`.
+        """The inputs, and float32 [n], how much of each is `x`.
 
         Args:
-          here, there: inputs [n, …].
+          x, partner: inputs [n, …].
           share: float32 [n], λ.
           seeds: int32 [n, 2], the same for all of a batch.
         """
 
-    def changed_reader(self, read: Reader, order: Order) -> Reader:
+    def wrap_reader(self, read: Reader, order: Order) -> Reader:
+        """Reads each example's partner, and mixes both."""
         if order.seed is None:
-            return lambda positions, epoch: self._vectors(read(positions, epoch))
+            return lambda positions, epoch: self._encode_classes(read(positions, epoch))
         seed, size, num_examples = order.seed, order.batch_size, self.num_examples
 
         def read_mixed(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
@@ -86,16 +88,16 @@ class _Mixed(Mapped):
             first = batches * size
             last = tf.minimum(first + size, num_examples) - 1
             (x, y), (other_x, other_y) = (
-                self._vectors(read(places, epoch)) for places in (positions, first + last - positions)
+                self._encode_classes(read(places, epoch)) for places in (positions, first + last - positions)
             )
             seeds = example_seeds(batches, epoch, (seed + self._salt) & 0x7FFFFFFF)
-            x, share = self.mixed(x, other_x, self._shares(seeds), seeds)
+            x, share = self.mix_inputs(x, other_x, self._draw_shares(seeds), seeds)
             share = tf.cast(tf.reshape(share, [-1, *[1] * (y.shape.rank - 1)]), y.dtype)
             return x, share * y + (1 - share) * other_y
 
         return read_mixed
 
-    def _shares(self, seeds: tf.Tensor) -> tf.Tensor:
+    def _draw_shares(self, seeds: tf.Tensor) -> tf.Tensor:
         """float32 [n], λ."""
 
         def one(seed: tf.Tensor) -> tf.Tensor:
@@ -104,62 +106,65 @@ class _Mixed(Mapped):
 
         return tf.map_fn(one, seeds, fn_output_signature=tf.TensorSpec([], tf.float32))
 
-    def _vectors(self, examples: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        x, y = parts_of(examples)
+    def _encode_classes(self, examples: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        x, y = split_examples(examples)
         if self._num_classes is None:
             return x, y
         return x, tf.one_hot(tf.reshape(y, [-1]), self._num_classes)
 
 
-class MixUp(_Mixed):
+class MixUp(_Mixer):
     """Inputs and targets are weighted means of two examples' (Zhang et al., "mixup", 2018). In a gin file:
 
         TRAIN_DATA = @mixing.MixUp
         mixing.MixUp.data = @train/sklearn_sets.load_digits
         mixing.MixUp.num_classes = 10
 
-    An evaluation mixes nothing; there the class alone turns the targets into vectors. Arguments and errors: `_Mixed`.
+    An evaluation mixes nothing; there the class alone turns the targets into vectors. Arguments and errors: `_Mixer`.
     """
 
     _salt = 0x3A11
 
-    def mixed(
-        self, here: tf.Tensor, there: tf.Tensor, share: tf.Tensor, seeds: tf.Tensor
+    def mix_inputs(
+        self, x: tf.Tensor, partner: tf.Tensor, share: tf.Tensor, seeds: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Weighs both inputs."""
         del seeds
-        weight = tf.cast(tf.reshape(share, [-1, *[1] * (here.shape.rank - 1)]), here.dtype)
-        return weight * here + (1 - weight) * there, share
+        weight = tf.cast(tf.reshape(share, [-1, *[1] * (x.shape.rank - 1)]), x.dtype)
+        return weight * x + (1 - weight) * partner, share
 
 
-class CutMix(_Mixed):
+class CutMix(_Mixer):
     """A box of each image is another's, and the targets are mixed by area (Yun et al., "CutMix", 2019).
 
-    For x of images, [n, height, width, channels]. Arguments and errors: `_Mixed`.
+    For x of images, [n, height, width, channels]. Arguments and errors: `_Mixer`.
     """
 
     _salt = 0x3A12
 
     def check_inputs(self, x: tf.TensorSpec) -> None:
+        """Raises UserError where x is not images."""
         if x.shape.rank != 4:
             raise UserError(f"CutMix takes images, [n, height, width, channels]; x is {x.shape.as_list()}.")
 
-    def mixed(
-        self, here: tf.Tensor, there: tf.Tensor, share: tf.Tensor, seeds: tf.Tensor
+    def mix_inputs(
+        self, x: tf.Tensor, partner: tf.Tensor, share: tf.Tensor, seeds: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        height, width = here.shape[1:3]
+        """Puts a box of the partner into each image."""
+        height, width = x.shape[1:3]
         centers = tf.map_fn(
             lambda seed: tf.random.stateless_uniform([2], seed + 1),
             seeds,
             fn_output_signature=tf.TensorSpec([2], tf.float32),
         )
 
-        def inside(size: int, center: tf.Tensor) -> tf.Tensor:
+        def find_inside(size: int, center: tf.Tensor) -> tf.Tensor:
             """bool [n, size]: where the box is, along one axis."""
             middle = tf.floor(center * size)
             half = tf.floor(size * tf.sqrt(1 - share)) / 2
             places = tf.range(size, dtype=tf.float32)[tf.newaxis]
             return (places >= (middle - half)[:, tf.newaxis]) & (places < (middle + half)[:, tf.newaxis])
 
-        box = inside(height, centers[:, 0])[:, :, tf.newaxis] & inside(width, centers[:, 1])[:, tf.newaxis]
+        box = find_inside(height, centers[:, 0])[:, :, tf.newaxis] & find_inside(width, centers[:, 1])[:, tf.newaxis]
         area = tf.reduce_mean(tf.cast(box, tf.float32), axis=[1, 2])
-        return tf.where(box[..., tf.newaxis], there, here), 1 - area
+        return tf.where(box[..., tf.newaxis], partner, x), 1 - area

@@ -137,5 +137,5 @@ def _first_line(error: BaseException) -> str:
 def reason(error: BaseException) -> str:
     """Why an actor is gone, in few words."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = next((line for line in lines if line.startswith("The actor")), lines[0] if lines else type(error).__name__)
-    return told.partition(" Node Id:")[0].rstrip(".")
+    first = next((line for line in lines if line.startswith("The actor")), lines[0] if lines else type(error).__name__)
+    return first.partition(" Node Id:")[0].rstrip(".")

@@ -23,7 +23,7 @@ from tfdist.launch.processes import Worker
 from tfdist.launch.ray import cluster
 from tfdist.launch.ray.cluster import Resources
 from tfdist.launch.supervise.output import Output
-from tfdist.launch.worker_host import Seen, WorkerHost
+from tfdist.launch.worker_host import WorkerHost, WorkerUpdate
 
 ASK_SECONDS = 0.5
 FIRST_WORD_SECONDS, NEXT_WORD_SECONDS = 10.0, 60.0  # that Ray has no place yet
@@ -45,8 +45,8 @@ class _RayHost:
     def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
         self._call(self._actor.start, index, arguments, variables)
 
-    def look(self, seconds: float) -> Seen:
-        seen: Seen = self._call(self._actor.look, seconds)
+    def look(self, seconds: float) -> WorkerUpdate:
+        seen: WorkerUpdate = self._call(self._actor.look, seconds)
         return seen
 
     def send(self, signal_number: int) -> None:
@@ -90,7 +90,7 @@ def start(
             assign = at_end.enter_context(serve_rendezvous(ray.util.get_node_ip_address(), listens_on=""))
         at_end.callback(output.drain, _DRAIN_SECONDS)
         started_in = os.getcwd() if working_dir is None else None
-        places = _Places(ray, resources, output.say, may_shrink, started_in)
+        places = _Places(ray, resources, output.report, may_shrink, started_in)
         starting = HostedStart(plan, output, directory, places.find, assign)
         at_end.callback(starting.join)
         at_end.callback(places.remove)
@@ -104,9 +104,9 @@ class _Places:
     """Where Ray puts the workers: a placement group, and an actor at each of its places."""
 
     def __init__(
-        self, ray: Any, resources: Resources, say: Callable[[str], None], may_shrink: bool, directory: str | None
+        self, ray: Any, resources: Resources, report: Callable[[str], None], may_shrink: bool, directory: str | None
     ) -> None:
-        self._ray, self._resources, self._say = ray, resources, say
+        self._ray, self._resources, self._report = ray, resources, report
         self._may_shrink, self._directory = may_shrink, directory
         self._group: Any = None
         self._actors: list[Any] = []
@@ -128,7 +128,7 @@ class _Places:
             raise HostLostError(cluster.reason(error)) from error
         order = sorted(range(len(nodes)), key=nodes.__getitem__)  # the workers of a node have numbers side by side
         hosts = ", ".join(f"worker {w.index} on {nodes[n]}" for w, n in zip(workers, order, strict=True))
-        self._say(f"Ray placed {hosts}.")
+        self._report(f"Ray placed {hosts}.")
         return [(nodes[number], _RayHost(ray, self._actors[number])) for number in order]
 
     def remove(self) -> None:
@@ -143,7 +143,7 @@ class _Places:
         resources, count, begun = self._resources, len(workers), time.monotonic()
         strategy = resources.placement.upper()
         self._group = self._ray.util.placement_group([resources.bundle] * count, strategy=strategy)
-        told = begun + FIRST_WORD_SECONDS - NEXT_WORD_SECONDS
+        reported_at = begun + FIRST_WORD_SECONDS - NEXT_WORD_SECONDS
         while all(worker.poll() is None for worker in workers):
             if self._group.wait(ASK_SECONDS):
                 return True
@@ -151,9 +151,9 @@ class _Places:
             if self._may_shrink and now - begun > PLACE_SECONDS:
                 last = workers[-1]
                 last.fail(f"worker {last.index}: Ray has had no place for it for {PLACE_SECONDS:g} s")
-            elif now - told >= NEXT_WORD_SECONDS:
-                told = now
-                self._say(f"Waiting for Ray to place {count} × {resources}; {cluster.room(self._ray)}.")
+            elif now - reported_at >= NEXT_WORD_SECONDS:
+                reported_at = now
+                self._report(f"Waiting for Ray to place {count} × {resources}; {cluster.room(self._ray)}.")
         return False
 
 

@@ -18,13 +18,13 @@ from tfdist.launch.processes import Worker
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.heartbeat import Reading
 
-MOST_NAMED = 16  # workers, in one message
+MAX_NAMED = 16  # workers, in one message
 STOPPED = "T"  # proc(5); "t" is one that a debugger holds
 STOPPED_SECONDS = 5.0
 STOPPED_WORDS = "it is stopped, as by SIGSTOP"
 STILL_SECONDS = 5.0  # at the least, before a failure is put down to a worker that did not move
 BLIND_SECONDS = 5.0  # between two looks: the supervisor was stopped itself, or the machine slept
-LEAST_SECONDS = {
+MIN_SECONDS = {
     heartbeat.TRAINING: 60.0,
     heartbeat.EVALUATING: 60.0,
     heartbeat.AGREEING: 60.0,
@@ -98,10 +98,12 @@ class Deadlines:
     Attributes:
       start_seconds: for what it does for the first time, and for what belongs to a user (callbacks).
       given_seconds: for what it has done before, in place of what was learned.
+      end_hangs: ends a start in which a worker exceeds them; else that is only said.
     """
 
     start_seconds: float = 1800.0
     given_seconds: float | None = None
+    end_hangs: bool = False
 
     def of(self, reading: Reading | None) -> float:
         """Seconds; infinite while data is prepared, which takes what it takes."""
@@ -113,7 +115,7 @@ class Deadlines:
             return self.start_seconds
         if self.given_seconds is not None:
             return self.given_seconds
-        least = LEAST_SECONDS.get(reading.phase, self.start_seconds)
+        least = MIN_SECONDS.get(reading.phase, self.start_seconds)
         return max(least, TIMES_RECENT * reading.recent_seconds, TIMES_LONGEST * reading.longest_seconds)
 
 
@@ -154,7 +156,7 @@ class Watcher:
                 return Hang((vital,), STOPPED_WORDS)
         if not any(vital.reading for vital in vitals):
             return None  # programs that show nothing
-        last = hindmost(vitals)
+        last = find_hindmost(vitals)
         late = [v for v in last if self._silent_seconds(v, now) > self._deadlines.of(v.reading)]
         if len(late) < len(last):
             return None
@@ -169,13 +171,13 @@ class Watcher:
         return now - max(since, self._not_before)
 
 
-def hindmost(vitals: Sequence[Vital]) -> list[Vital]:
+def find_hindmost(vitals: Sequence[Vital]) -> list[Vital]:
     """Those that the others wait for; all, where they are equally far."""
     least = min(map(_place, vitals), default=None)
     return [vital for vital in vitals if _place(vital) == least]
 
 
-def stood_still(vitals: Sequence[Vital], now: float) -> list[Vital]:
+def find_stalled(vitals: Sequence[Vital], now: float) -> list[Vital]:
     """Those that held up the others at `now`: stopped, or hindmost and late for a turn that they have made before."""
 
     def is_late(reading: Reading | None) -> bool:
@@ -183,11 +185,11 @@ def stood_still(vitals: Sequence[Vital], now: float) -> list[Vital]:
             return False
         return now - reading.moment > max(STILL_SECONDS, TIMES_RECENT * reading.recent_seconds)
 
-    last = [vital.worker for vital in hindmost(vitals)]
+    last = [vital.worker for vital in find_hindmost(vitals)]
     return [vital for vital in vitals if vital.is_stopped or (vital.worker in last and is_late(vital.reading))]
 
 
-def absent(vitals: Sequence[Vital]) -> Hang | None:
+def find_missing(vitals: Sequence[Vital]) -> Hang | None:
     """The worker whose peers gave up on it: one that is stopped, or that has not come as far as to meet them."""
     stopped = [vital for vital in vitals if vital.is_stopped]
     if stopped:

@@ -8,7 +8,6 @@ Used by what starts the workers, and by `commands/launch.py` for the launcher's 
 
 from __future__ import annotations
 
-import collections
 import os
 import re
 import threading
@@ -17,7 +16,6 @@ from typing import IO
 
 STDOUT, STDERR = 1, 2
 _LONGEST_LINE_BYTES = 1 << 20
-_LAST_WORDS = 5
 
 
 class Output:
@@ -27,10 +25,8 @@ class Output:
         self._file_descriptors = {STDOUT: stdout, STDERR: stderr}
         self._lock = threading.Lock()
         self._pumps: list[threading.Thread] = []
-        self._last_words: dict[int | None, collections.deque[str]] = {}
-        self._last_to_speak: int | None = None
 
-    def say(self, message: str) -> None:
+    def report(self, message: str) -> None:
         """Writes the launcher's own words to stderr."""
         with self._lock:
             self._write(STDERR, b"".join(b"[launch] " + line.encode() + b"\n" for line in message.splitlines()))
@@ -60,11 +56,6 @@ class Output:
             pump.join(timeout_seconds)
         self._pumps = [pump for pump in self._pumps if pump.is_alive()]
 
-    def last_words(self, worker: int) -> list[str]:
-        """A worker's last lines on stderr, if others wrote other ones after it; else none: they can be seen."""
-        words, newest = (list(self._last_words.get(each, ())) for each in (worker, self._last_to_speak))
-        return [] if words[-1:] == newest[-1:] else words
-
     def _pump(self, pipe: IO[bytes], stream: int, worker: int) -> None:
         feed = self.open_feed(stream, worker)
         with pipe:
@@ -74,12 +65,8 @@ class Output:
 
     def _pass_on(self, lines: list[bytes], stream: int, worker: int) -> None:
         with self._lock:
-            for text in (line.rstrip(b"\r") for line in lines):
-                self._write(stream, b"[worker %d] " % worker + text + b"\n")
-                if stream == STDERR and text.strip():
-                    words = self._last_words.setdefault(worker, collections.deque(maxlen=_LAST_WORDS))
-                    words.append(text.decode(errors="replace"))
-                    self._last_to_speak = worker
+            for line in lines:
+                self._write(stream, b"[worker %d] " % worker + line.rstrip(b"\r") + b"\n")
 
     def _write(self, stream: int, data: bytes) -> None:
         while data and (file_descriptor := self._file_descriptors.get(stream)) is not None:

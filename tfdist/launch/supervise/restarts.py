@@ -22,6 +22,7 @@ from tfdist.launch.plan import Slot
 
 FINAL = (EXIT_DONE, EXIT_USER_ERROR, EXIT_DIVERGED, EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED)
 FRUITLESS_FAILURES = 3  # in a row, before the breaker opens
+LONGEST_BACKOFF_SECONDS = 60.0
 STRIKES = 2  # failures of one worker without a new step, after which it is left out
 
 
@@ -33,32 +34,15 @@ class Rules:
       max_restarts: in all; 0 starts once.
       min_workers: how many are enough to continue; None: all.
       backoff_seconds: before a restart after a failure without a new step; doubled after each further one.
-      longest_backoff_seconds: at most.
     """
 
     max_restarts: int = 0
     min_workers: int | None = None
     backoff_seconds: float = 2.0
-    longest_backoff_seconds: float = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Failure:
-    """A start that failed.
-
-    Attributes:
-      status: of the whole.
-      slot: of the worker that was the cause; None where nobody knows.
-      step: the last one that this start has done; None where none was shown.
-    """
-
-    status: int
-    slot: Slot | None
-    step: int | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Again:
+class Restart:
     """Continue `seconds` after the failure; at once where the last start came to new steps.
 
     Attributes:
@@ -73,7 +57,7 @@ class Again:
 
 
 @dataclasses.dataclass(frozen=True)
-class Enough:
+class GiveUp:
     """Do not start again; `reason` is a sentence, and `event` its name in events.jsonl. None: nothing to say."""
 
     event: str | None = None
@@ -98,29 +82,36 @@ class Restarts:
         """The highest step that any start has done."""
         return self._newest_step
 
-    def after(self, failure: Failure, *, may_mend: bool = False) -> Again | Enough:
-        """What follows from a failure.
+    def decide(
+        self, status: int, slot: Slot | None, step: int | None, *, is_retryable: bool = False
+    ) -> Restart | GiveUp:
+        """Decides what follows from the failure of a start.
 
         Args:
-          failure: of the last start.
-          may_mend: another start may do better although the status is the user's (a port that was taken since).
+          status: of the start.
+          slot: of the worker that was the cause; None where nobody knows.
+          step: the last one that this start has done; None where none was shown.
+          is_retryable: another start may do better although the status is the user's (a port that was taken since).
         """
-        is_fruitful = failure.step is not None and failure.step > self._newest_step
-        self._newest_step = max(self._newest_step, failure.step or 0)
-        is_outage = failure.status == EXIT_STORE_UNAVAILABLE
+        is_fruitful = step is not None and step > self._newest_step
+        self._newest_step = max(self._newest_step, step or 0)
+        is_outage = status == EXIT_STORE_UNAVAILABLE
         self._outages = (0 if is_fruitful else self._outages) + 1 if is_outage else 0
         self._fruitless = 0 if is_fruitful else self._fruitless + (not is_outage)
-        self._count_strike(failure, is_fruitful)
-        if (failure.status in FINAL and not may_mend) or not self._rules.max_restarts:
-            return Enough()
+        if is_fruitful:  # those that are left out get one more chance
+            self._strikes = dict.fromkeys(self._left_out, STRIKES - 1)
+        elif slot is not None and not is_outage:
+            self._strikes[slot] = self._strikes.get(slot, 0) + 1
+        if (status in FINAL and not is_retryable) or not self._rules.max_restarts:
+            return GiveUp()
         if self._number >= self._rules.max_restarts:
-            return Enough(
+            return GiveUp(
                 "restarts_used_up",
                 f"Not starting again: the {self._rules.max_restarts} restarts of --max_restarts are used up.",
             )
         if self._fruitless >= FRUITLESS_FAILURES:
             at = f"step {self._newest_step:,} was the last" if self._newest_step else "there was no step at all"
-            return Enough(
+            return GiveUp(
                 "breaker_opened",
                 f"Not starting again: {self._fruitless} failures in a row brought no new step ({at}). What it is "
                 "stands above; the same command resumes it once it is mended.",
@@ -129,13 +120,7 @@ class Restarts:
         self._left_out = self._choose(is_fruitful)
         waits = self._fruitless + self._outages
         doubled = self._rules.backoff_seconds * 2.0 ** (waits - 1) if waits else 0.0
-        return Again(self._number, min(doubled, self._rules.longest_backoff_seconds), self._left_out)
-
-    def _count_strike(self, failure: Failure, is_fruitful: bool) -> None:
-        if is_fruitful:  # those that are left out get one more chance
-            self._strikes = dict.fromkeys(self._left_out, STRIKES - 1)
-        elif failure.slot is not None and failure.status != EXIT_STORE_UNAVAILABLE:
-            self._strikes[failure.slot] = self._strikes.get(failure.slot, 0) + 1
+        return Restart(self._number, min(doubled, LONGEST_BACKOFF_SECONDS), self._left_out)
 
     def _choose(self, is_fruitful: bool) -> frozenset[Slot]:
         least = self._rules.min_workers or self.num_workers

@@ -13,12 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.launch.processes import Worker
-from tfdist.launch.supervise.hangs import MOST_NAMED, Vital
+from tfdist.launch.supervise.hangs import MAX_NAMED, Vital
 from tfdist.telemetry import heartbeat
 
 ANSWER_SECONDS = 1.0
 SETTLE_SECONDS = 0.05  # an answer that has not grown for so long is whole
-MOST_THREADS, MOST_FRAMES = 8, 12
+MAX_THREADS, MAX_FRAMES = 8, 12
 INPUT_MARKS = ("tensorflow/python/ops/script_ops.py",)  # on the way from a pipeline into Python
 
 
@@ -39,8 +39,8 @@ def ask(workers: Sequence[Worker], vitals: Sequence[Vital]) -> dict[int, str]:
             sizes, stable_since = grown, time.monotonic()
         elif all(sizes[w] > begins[w] for w in sizes) and time.monotonic() - stable_since > SETTLE_SECONDS:
             break
-    found = {worker: _read(path, begins[worker]) for worker, path in files.items()}
-    return {worker: text for worker, text in found.items() if text}
+    answers = {worker: _read(path, begins[worker]) for worker, path in files.items()}
+    return {worker: text for worker, text in answers.items() if text}
 
 
 def summarize(vitals: Sequence[Vital], stacks: Mapping[int, str], *, still: Collection[int], now: float) -> str:
@@ -54,8 +54,8 @@ def summarize(vitals: Sequence[Vital], stacks: Mapping[int, str], *, still: Coll
                 *(f"    {line}" for line in _stack_lines(vital, stacks, shown)),
             ]
     others = [vital for vital in vitals if vital.worker not in still]
-    lines += [f"worker {vital.worker}: {vital.position}" for vital in others[:MOST_NAMED]]
-    return "\n".join(lines + ([f"{len(others) - MOST_NAMED:,} more workers"] if len(others) > MOST_NAMED else []))
+    lines += [f"worker {vital.worker}: {vital.position}" for vital in others[:MAX_NAMED]]
+    return "\n".join(lines + ([f"{len(others) - MAX_NAMED:,} more workers"] if len(others) > MAX_NAMED else []))
 
 
 def _stack_lines(vital: Vital, stacks: Mapping[int, str], shown: dict[str, int]) -> list[str]:
@@ -89,7 +89,7 @@ def store(run_dir: str, *, cause: int, vitals: Sequence[Vital], stacks: Mapping[
     return path
 
 
-def waits_for_input(stack: str) -> bool:
+def is_input_blocked(stack: str) -> bool:
     """Whether a thread of the input pipeline is in the middle of Python code."""
     return any(mark in thread for thread in _threads(stack)[1:] for mark in INPUT_MARKS)
 
@@ -103,19 +103,19 @@ def _threads(stack: str) -> list[str]:
 def _shorten(stack: str) -> list[str]:
     """The innermost frames of each thread; of a library's that follow one another the first alone."""
     lines: list[str] = []
-    for thread in _threads(stack)[:MOST_THREADS]:
+    for thread in _threads(stack)[:MAX_THREADS]:
         head, *frames = thread.splitlines()
         lines.append("main thread:" if not lines else re.sub(r" 0x[0-9a-f]+.*", ":", head.replace("Current t", "T")))
         groups = [(library, list(group)) for library, group in itertools.groupby(frames, key=_library)]
-        told = [frame.rstrip() for library, group in groups for frame in (group[:1] if library else group)]
-        lines += told[:MOST_FRAMES]
+        shortened = [frame.rstrip() for library, group in groups for frame in (group[:1] if library else group)]
+        lines += shortened[:MAX_FRAMES]
     return lines
 
 
 def _library(frame: str) -> str:
     """The installed package that a frame belongs to; empty for all other code."""
-    found = re.search(r"/(?:site|dist)-packages/([^/\"]+)", frame)
-    return found[1] if found else ""
+    match = re.search(r"/(?:site|dist)-packages/([^/\"]+)", frame)
+    return match[1] if match else ""
 
 
 def _size(path: Path) -> int:

@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING
 from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, UserError
 from tfdist.launch.plan import Plan, Slot, host_of
 from tfdist.launch.processes import Worker
+from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
-from tfdist.launch.supervise.restarts import Again, Enough, Failure, Restarts, Rules
+from tfdist.launch.supervise.restarts import GiveUp, Restart, Restarts, Rules
 from tfdist.launch.supervise.watch import (
-    ENDED_AS_ASKED,
-    EXIT_TIMED_OUT,
-    OWN_DOING,
+    FATAL,
     POLL_SECONDS,
     Outcome,
-    Patience,
     Watch,
     describe,
 )
@@ -40,12 +38,11 @@ class Slots:
     Args:
       find_slots: gives the slots that are listed now, those of a host side by side.
       min_workers: for a start.
-      max_workers: of a start; None is as many as there are.
       is_fixed: nobody else has a say in the listing, which is of this machine.
 
     Attributes:
       barred: slots whose workers fail again and again.
-      taken_away: slots whose workers were told to leave; until the listing changes.
+      withdrawn: slots whose workers were told to leave; until the listing changes.
     """
 
     def __init__(
@@ -53,17 +50,15 @@ class Slots:
         find_slots: Callable[[], Sequence[Slot]],
         *,
         min_workers: int = 1,
-        max_workers: int | None = None,
         is_fixed: bool = False,
     ) -> None:
         self._find_slots = find_slots
         self._min_workers = min_workers
-        self._max_workers = max_workers
         self._listed: Sequence[Slot] = ()
         self._taken: tuple[Slot, ...] = ()
         self.is_fixed = is_fixed
         self.barred: frozenset[Slot] = frozenset()
-        self.taken_away: set[Slot] = set()
+        self.withdrawn: set[Slot] = set()
 
     def take(self) -> tuple[Slot, ...]:
         """The slots for a start; empty where there are too few."""
@@ -85,12 +80,12 @@ class Slots:
         listed = list(self._find_slots())
         if listed != self._listed:
             self._listed = listed
-            self.taken_away.clear()
-        free = [slot for slot in listed if slot not in self.barred and slot not in self.taken_away]
+            self.withdrawn.clear()
+        free = [slot for slot in listed if slot not in self.barred and slot not in self.withdrawn]
         if self.is_fixed:
             return tuple(free)
         kept = [slot for slot in self._taken if slot in free]  # worker 0 stays worker 0
-        chosen = [*kept, *(slot for slot in free if slot not in kept)][: self._max_workers]
+        chosen = [*kept, *(slot for slot in free if slot not in kept)]
         hosts = list(dict.fromkeys(map(host_of, chosen)))
         return tuple(sorted(chosen, key=lambda slot: hosts.index(host_of(slot))))
 
@@ -103,8 +98,8 @@ class Journal:
     the run itself has not made. What cannot be stored is said and kept for the next time.
     """
 
-    def __init__(self, say: Callable[[str], None], *, worker: int = 0) -> None:
-        self._say = say
+    def __init__(self, report: Callable[[str], None], *, worker: int = 0) -> None:
+        self._report = report
         self._worker = worker  # the first of those that are supervised
         self._lines: list[str] = []
 
@@ -128,7 +123,7 @@ class Journal:
             if not files.is_dir(run_dir):
                 return
             directory = RunDirectory(run_dir)
-            log = files.open_log(directory.worker_events(self._worker) if self._worker else directory.events)
+            log = files.open_log(directory.worker_events(self._worker))
             try:
                 for line in self._lines:
                     log.write_line(line)
@@ -136,7 +131,7 @@ class Journal:
                 log.close()
             self._lines.clear()
         except (OSError, UserError) as error:
-            self._say(f"The events of {run_dir} could not be written: {error}")
+            self._report(f"The events of {run_dir} could not be written: {error}")
 
 
 Start = Callable[[Plan, Output], contextlib.AbstractContextManager[Sequence[Worker]]]
@@ -153,7 +148,7 @@ class Supervisor:
       start: one of the launchers.
       output: where all that is said goes.
       signals: received by the launcher, see `Watch`.
-      patience: of each start; its time limit is for all of them together.
+      deadlines: of the workers.
       rules: how often, and how, to start again.
       slots: for the workers.
     """
@@ -165,7 +160,7 @@ class Supervisor:
         output: Output,
         *,
         signals: collections.deque[int],
-        patience: Patience,
+        deadlines: Deadlines,
         rules: Rules,
         slots: Slots,
     ) -> None:
@@ -173,16 +168,15 @@ class Supervisor:
         self.start = start
         self.output = output
         self.signals = signals
-        self.begun = time.monotonic()
-        self.patience = dataclasses.replace(patience, begun=self.begun)
+        self.deadlines = deadlines
         self.restarts = Restarts(rules, plan.num_workers)
-        self.journal = Journal(output.say, worker=plan.first_index)
+        self.journal = Journal(output.report, worker=plan.first_index)
         self.run_dir: str | None = None
         self.slots = slots
 
     def run(self) -> int:
         """Starts the workers as often as it takes; returns the exit status."""
-        again: Again | None = None
+        again: Restart | None = None
         while True:
             if self.signals:
                 return self._leave()
@@ -200,14 +194,14 @@ class Supervisor:
                 self.journal.store(self.run_dir)
             outcome = self._run_once()
             again = None
-            report(outcome, self.output)
-            self.run_dir = outcome.facts.get("run_dir", self.run_dir)
+            report_outcome(outcome, self.output)
+            self.run_dir = outcome.exit_info.get("run_dir", self.run_dir)
             if self._continues_elsewhere(outcome):
                 continue
-            has_left = outcome.facts.get("left_after_saving") or outcome.facts.get("left_unsaved")
-            left = outcome.was_interrupted or has_left or outcome.status == EXIT_TIMED_OUT
-            decision: Again | Enough = Enough() if left or not outcome.status else self._decide(outcome)
-            if isinstance(decision, Enough):
+            has_left = outcome.exit_info.get("left_after_saving") or outcome.exit_info.get("left_unsaved")
+            left = outcome.was_interrupted or has_left
+            decision: Restart | GiveUp = GiveUp() if left or not outcome.status else self._decide(outcome)
+            if isinstance(decision, GiveUp):
                 self._end(decision)
                 return _status_of(outcome)
             again = decision
@@ -216,21 +210,21 @@ class Supervisor:
 
     def _run_once(self) -> Outcome:
         with self.start(self.plan, self.output) as workers:
-            return Watch(workers, self.signals, self.output.say, self.patience, self.slots.have_changed).run()
+            return Watch(workers, self.signals, self.output.report, self.deadlines, self.slots.have_changed).run()
 
     def _take_slots(self) -> int | None:
         """Plans a start in the slots that there are; the exit status where the run ends before there are enough."""
-        told = float("-inf")
+        reported_at = float("-inf")
         while not (slots := self.slots.take()):
             if (status := self._pause()) is not None:
                 return status
-            if time.monotonic() - told >= HOSTS_WORD_SECONDS:
-                told = time.monotonic()
-                self.output.say(f"Waiting for hosts: {self.slots.describe()}.")
+            if time.monotonic() - reported_at >= HOSTS_WORD_SECONDS:
+                reported_at = time.monotonic()
+                self.output.report(f"Waiting for hosts: {self.slots.describe()}.")
         self.restarts.num_workers = len(slots) + len(self.slots.barred)
         if not self.slots.is_fixed and slots != self.plan.slots:
             names = ", ".join(f"worker {index} on {slot}" for index, slot in enumerate(slots))
-            self.output.say(f"Starting {names}.")
+            self.output.report(f"Starting {names}.")
         num_workers = self.plan.num_workers if self.slots.is_fixed else len(slots)
         self.plan = dataclasses.replace(self.plan, num_workers=num_workers, slots=slots)
         return None
@@ -239,13 +233,13 @@ class Supervisor:
         """Whether the workers have left, as asked or because a machine is taken away, for others to continue."""
         if self.slots.is_fixed or outcome.first_signal is not None:
             return False
-        if outcome.status == EXIT_DONE or outcome.status in OWN_DOING:
+        if outcome.status == EXIT_DONE or outcome.status in FATAL:
             return False
-        if not outcome.made_way:
-            has_left = outcome.status == EXIT_PREEMPTED or outcome.facts.get("left_after_saving")
+        if not outcome.left_hosts:
+            has_left = outcome.status == EXIT_PREEMPTED or outcome.exit_info.get("left_after_saving")
             if not has_left or outcome.worker is None:
                 return False
-            self.slots.taken_away.add(self.plan.slots[outcome.worker])
+            self.slots.withdrawn.add(self.plan.slots[outcome.worker])
         self.journal.note(
             "info",
             "hosts_changed",
@@ -256,13 +250,13 @@ class Supervisor:
         self.journal.store(self.run_dir)
         return True
 
-    def _decide(self, outcome: Outcome) -> Again | Enough:
+    def _decide(self, outcome: Outcome) -> Restart | GiveUp:
         slot: Slot | None = None
         if outcome.is_certain and outcome.worker is not None:
             slot = self.plan.slots[outcome.worker - self.plan.first_index]
-        may_mend = bool(outcome.facts.get("address_taken"))  # a start chooses its ports anew
-        decision = self.restarts.after(Failure(outcome.status, slot, outcome.step), may_mend=may_mend)
-        if outcome.status not in OWN_DOING or may_mend:
+        is_retryable = bool(outcome.exit_info.get("address_taken"))  # a start chooses its ports again
+        decision = self.restarts.decide(outcome.status, slot, outcome.step, is_retryable=is_retryable)
+        if outcome.status not in FATAL or is_retryable:
             self._note_failure(outcome)
         return decision
 
@@ -284,13 +278,13 @@ class Supervisor:
             num_workers=len(self.plan.places),
         )
 
-    def _end(self, decision: Enough) -> None:
+    def _end(self, decision: GiveUp) -> None:
         if decision.event is not None:
-            self.output.say(decision.reason)
+            self.output.report(decision.reason)
             self.journal.note("error", decision.event, step=self.restarts.newest_step, message=decision.reason)
         self.journal.store(self.run_dir)
 
-    def _wait(self, again: Again, noticed: float) -> int | None:
+    def _wait(self, again: Restart, noticed: float) -> int | None:
         """Until the next start; the exit status where it does not come to that. `noticed` is when the failure was."""
         ends = noticed + again.seconds
         self.slots.barred = again.left_out
@@ -298,7 +292,7 @@ class Supervisor:
         words = f" without {noun}{', '.join(sorted(map(str, again.left_out)))}" if again.left_out else ""
         when = f" {again.seconds:g} s after the failure" if again.seconds else ""
         message = f"Starting again{when} (restart {again.number}){words}."
-        self.output.say(message)
+        self.output.report(message)
         self.journal.note("info", "restart_backoff", message=message, restart=again.number, seconds=again.seconds)
         self.journal.store(self.run_dir)
         while time.monotonic() < ends:
@@ -310,35 +304,28 @@ class Supervisor:
         """Waits a moment while no worker runs; the exit status where the run is to end instead."""
         if self.signals:
             return self._leave()
-        if time.monotonic() >= self.begun + (self.patience.timeout_seconds or float("inf")):
-            self.output.say(f"The time of {self.patience.timeout_seconds:g} s is up.")
-            return EXIT_TIMED_OUT
         time.sleep(POLL_SECONDS)
         return None
 
     def _leave(self) -> int:
         """Says which signal it was that came while no worker ran; returns the status of a run that left as asked."""
         number = self.signals.popleft()
-        self.output.say(f"{signal.Signals(number).name} was received: not starting the workers.")
+        self.output.report(f"{signal.Signals(number).name} was received: not starting the workers.")
         return EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
 
 
 def _status_of(outcome: Outcome) -> int:
     """Of the whole; the workers, which got SIGTERM, do not know that it was Ctrl-C that had them save and leave."""
-    has_left = outcome.status == EXIT_PREEMPTED or outcome.facts.get("left_after_saving")
+    has_left = outcome.status == EXIT_PREEMPTED or outcome.exit_info.get("left_after_saving")
     return EXIT_INTERRUPTED if outcome.first_signal == signal.SIGINT and has_left else outcome.status
 
 
-def report(outcome: Outcome, output: Output) -> None:
-    """Says at the very end, below what the others still wrote, whose failure it was."""
+def report_outcome(outcome: Outcome, output: Output) -> None:
+    """Reports at the very end, below what the others still wrote, whose failure it was."""
     if outcome.worker is None:
         return
     if outcome.hang is not None:
         suspects = " or ".join(f"worker {vital.worker}" for vital in outcome.hang.suspects)
-        output.say(f"ended because of {suspects}: {outcome.hang.why}")
+        output.report(f"ended because of {suspects}: {outcome.hang.why}")
         return
-    words = [] if outcome.status in ENDED_AS_ASKED else output.last_words(outcome.worker)
-    quoted = ["  " + line for line in words]
-    output.say(
-        "\n".join([f"worker {outcome.worker} ended with {describe(outcome.status)}{':' * bool(words)}", *quoted])
-    )
+    output.report(f"worker {outcome.worker} ended with {describe(outcome.status)}")

@@ -31,26 +31,25 @@ from tfdist.errors import (
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise import stacks
 from tfdist.launch.supervise.hangs import (
-    MOST_NAMED,
+    MAX_NAMED,
     OUT_OF_TURN,
     Deadlines,
     Hang,
     Vital,
     Watcher,
-    absent,
+    find_missing,
+    find_stalled,
     look,
-    stood_still,
 )
 from tfdist.launch.supervise.signals import ENDING, noting_profile_signal
 from tfdist.telemetry import heartbeat
 
-EXIT_TIMED_OUT = 124  # as timeout(1)
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.25
-SYMPTOMS = (EXIT_PEER_LOST, 128 + signal.SIGABRT)
-ENDED_AS_ASKED = (EXIT_PREEMPTED, EXIT_NOT_SAVED, 128 + signal.SIGINT)
+PEER_LOST = (EXIT_PEER_LOST, 128 + signal.SIGABRT)
+ENDED_ON_REQUEST = (EXIT_PREEMPTED, EXIT_NOT_SAVED, 128 + signal.SIGINT)
 LEFT = (EXIT_PREEMPTED, EXIT_NOT_SAVED)  # because the worker itself was told to
-OWN_DOING = (EXIT_USER_ERROR, EXIT_DIVERGED)  # no worker ends like this because of a signal or a lost peer
+FATAL = (EXIT_USER_ERROR, EXIT_DIVERGED)  # no worker ends like this because of a signal or a lost peer
 
 
 SETTLE_SECONDS = 2.0  # for the cause, when a worker lost its peers
@@ -61,40 +60,23 @@ SAVE_SECONDS = 300.0  # for the others to save, after the first worker ended as 
 
 
 @dataclasses.dataclass(frozen=True)
-class Patience:
-    """How long the supervision waits for what.
-
-    Attributes:
-      timeout_seconds: for all that began at `begun`; None is without limit.
-      begun: by `time.monotonic`; None is when the start begins.
-      deadlines: for a turn of a worker, after which it hangs.
-      ends_hangs: ends a start in which a worker hangs; else that is only said.
-    """
-
-    timeout_seconds: float | None = None
-    begun: float | None = None
-    deadlines: Deadlines = dataclasses.field(default_factory=Deadlines)
-    ends_hangs: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class Ending:
     """How a worker ended.
 
     Attributes:
-      was_told: after this launcher had signalled it because of another's failure.
+      was_signaled: after this launcher had signalled it because of another's failure.
       cause: the worker whose failure it ended with, by its own word.
     """
 
     worker: int
     status: int
     sweep: int
-    was_told: bool
+    was_signaled: bool
     cause: int | None = None
 
     @property
     def is_symptom(self) -> bool:
-        return self.status in SYMPTOMS or self.cause is not None
+        return self.status in PEER_LOST or self.cause is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,16 +85,15 @@ class Outcome:
 
     Attributes:
       status: of the whole.
-      worker: the one that it comes from; None when all is well or time was up.
-      endings: of all.
+      worker: the one that it comes from; None when all is well.
       hang: if that was the failure.
       vital: of `worker`, when it was last seen.
       step: the last one that any worker has done; None where none showed one.
-      facts: what the workers told.
-      was_interrupted: the launcher, or a worker, was told to end.
-      first_signal: that told the launcher; None where none did.
+      exit_info: what the workers left for the launcher.
+      was_interrupted: the launcher, or a worker, received a signal to end.
+      first_signal: that the launcher received; None where none came.
       noticed: when the failure was, by `time.monotonic`.
-      made_way: the workers were asked to save and end because the hosts have changed.
+      left_hosts: the workers were asked to save and end because the hosts have changed.
 
     A worker that lost its peers, or one of several that may hang, stands in `worker` although it may not be the cause:
     then `is_certain` is False.
@@ -120,35 +101,34 @@ class Outcome:
 
     status: int
     worker: int | None
-    endings: tuple[Ending, ...]
     hang: Hang | None = None
     vital: Vital | None = None
     step: int | None = None
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    exit_info: dict[str, Any] = dataclasses.field(default_factory=dict)
     was_interrupted: bool = False
     first_signal: int | None = None
     noticed: float = 0.0
-    made_way: bool = False
+    left_hosts: bool = False
 
     @property
     def is_certain(self) -> bool:
         if self.hang is not None:
             return len(self.hang.suspects) == 1
-        return self.worker is not None and self.status not in SYMPTOMS
+        return self.worker is not None and self.status not in PEER_LOST
 
 
-def blame(endings: Sequence[Ending]) -> Ending | None:
+def find_root_cause(endings: Sequence[Ending]) -> Ending | None:
     """The ending that the others follow from; None when nobody failed."""
     failures = [e for e in endings if e.status != EXIT_DONE]
-    own = [e for e in failures if not e.was_told or e.status in OWN_DOING]
-    if all(e.status in SYMPTOMS for e in own):
-        own += [e for e in failures if e.was_told and e.status == EXIT_BUG]
+    own = [e for e in failures if not e.was_signaled or e.status in FATAL]
+    if all(e.status in PEER_LOST for e in own):
+        own += [e for e in failures if e.was_signaled and e.status == EXIT_BUG]
     return min(own or failures, key=_order_of_blame, default=None)
 
 
 def _order_of_blame(ending: Ending) -> tuple[bool, bool, int, bool, int]:
-    was_asked = ending.status in ENDED_AS_ASKED
-    return ending.is_symptom, was_asked, ending.sweep, ending.status not in OWN_DOING, ending.worker
+    was_asked = ending.status in ENDED_ON_REQUEST
+    return ending.is_symptom, was_asked, ending.sweep, ending.status not in FATAL, ending.worker
 
 
 MEANINGS = {
@@ -172,7 +152,7 @@ class Watch:
     Args:
       signals: received by the launcher, see `signals.py`. SIGINT and SIGHUP are passed on as SIGTERM, others as they
         are; SIGINT behind any of them kills.
-      say: is told what is done and why.
+      report: is called what is done and why.
       have_hosts_changed: whether the workers are to save and end, for others to continue.
     """
 
@@ -180,34 +160,31 @@ class Watch:
         self,
         workers: Sequence[Worker],
         signals: collections.deque[int],
-        say: Callable[[str], None],
-        patience: Patience,
+        report: Callable[[str], None],
+        deadlines: Deadlines,
         have_hosts_changed: Callable[[], bool],
     ) -> None:
         self.have_hosts_changed = have_hosts_changed
-        self.makes_way = False  # the workers were asked to save and end because the hosts have changed
+        self.leaves_hosts = False  # the workers were asked to save and end because the hosts have changed
         self.workers = tuple(workers)
         self.running = list(workers)
         self.signals = signals
-        self.say = say
-        self.patience = patience
+        self.report = report
+        self.deadlines = deadlines
         self.endings: list[Ending] = []
         self.sweep = 0
         self.was_interrupted = False  # the workers were asked to save and end
         self.first_signal: int | None = None  # to the launcher
         self.is_ending = False  # the survivors of a failure were told to end
-        self.timed_out = False
         self.killed: set[int] = set()
-        self.watcher = Watcher(patience.deadlines)
+        self.watcher = Watcher(deadlines)
         self.last_look = -math.inf
         self.seen: dict[int, Vital] = {}
-        self.told: set[int] = set()  # who was said to hang
+        self.reported: set[int] = set()  # who was said to hang
         self.hang: Hang | None = None
         self.to_store: Callable[[str], str | None] | None = None
         self.noticed = 0.0
         self.end_at = self.kill_at = self.ended_at = math.inf
-        begun = time.monotonic() if patience.begun is None else patience.begun
-        self.time_is_up_at = begun + (patience.timeout_seconds or math.inf)
 
     def run(self) -> Outcome:
         """Returns when all workers have ended."""
@@ -218,33 +195,30 @@ class Watch:
                     profiles.clear()
                     self._ask_for_profiles()
                 if not (self.was_interrupted or self.is_ending) and self.have_hosts_changed():
-                    self._make_way()
+                    self._leave_hosts()
                 self._collect()
                 self._look(time.monotonic())
                 self._act(time.monotonic())
                 if self.running:
                     time.sleep(POLL_SECONDS)
-        cause = blame(self.endings)
+        cause = find_root_cause(self.endings)
         status, worker = (cause.status, cause.worker) if cause else (EXIT_DONE, None)
         if cause is not None and cause.cause is not None:  # and that one was ended before it ended by itself
             worker = cause.cause
         if self.hang is not None:
             status, worker = EXIT_PEER_LOST, self.hang.suspects[0].worker
-        if self.timed_out:
-            status, worker = EXIT_TIMED_OUT, None
         self._see(self.workers)
         return Outcome(
             status,
             worker,
-            tuple(self.endings),
             hang=self.hang,
             vital=None if worker is None else self.seen.get(worker),
             step=max((vital.step for vital in self.seen.values() if vital.step is not None), default=None),
-            facts=self._facts(),
+            exit_info=self._exit_info(),
             was_interrupted=self.was_interrupted,
             first_signal=self.first_signal,
             noticed=self.noticed,
-            made_way=self.makes_way,
+            left_hosts=self.leaves_hosts,
         )
 
     def _see(self, workers: Sequence[Worker]) -> list[Vital]:
@@ -257,33 +231,33 @@ class Watch:
         if now - self.last_look < LOOK_SECONDS or self.is_ending or not self.running:
             return
         self.last_look = now
-        found = self.watcher.find(self._see(self.running), now)
-        if found is None:
-            if self.told:
-                self.say(f"{_listed(sorted(self.told))} continued.")
-                self.told.clear()
+        hang = self.watcher.find(self._see(self.running), now)
+        if hang is None:
+            if self.reported:
+                self.report(f"{_listed(sorted(self.reported))} continued.")
+                self.reported.clear()
             return
-        if not {vital.worker for vital in found.suspects} & self.told:
-            found = self._tell_hang(found, now)
-        if self.patience.ends_hangs and not self.was_interrupted:
-            self._end_hang(found, now)
+        if not {vital.worker for vital in hang.suspects} & self.reported:
+            hang = self._report_hang(hang, now)
+        if self.deadlines.end_hangs and not self.was_interrupted:
+            self._end_hang(hang, now)
         else:
             self._store_stacks()
 
-    def _tell_hang(self, hang: Hang, now: float) -> Hang:
+    def _report_hang(self, hang: Hang, now: float) -> Hang:
         """Says it with the suspects' stacks; returns the hang with what those gave away."""
         vitals = look(self.running)
         shown = stacks.ask(self.running, vitals)
         if len(hang.suspects) > 1:
-            stuck = tuple(v for v in hang.suspects if stacks.waits_for_input(shown.get(v.worker, "")))
+            stuck = tuple(v for v in hang.suspects if stacks.is_input_blocked(shown.get(v.worker, "")))
             if 0 < len(stuck) < len(hang.suspects):
                 hang = Hang(stuck, f"its input pipeline is stuck in Python code: {hang.why}")
         named = " or ".join(vital.name for vital in hang.suspects)
         who = f"{named} hangs: {hang.why}; {hang.suspects[0].doing(now)}."
         if len(hang.suspects) > 1:
             who = f"The workers hang, and which of them it comes from cannot be told ({named}): {hang.why}."
-        self.say(who)
-        self.told |= {vital.worker for vital in hang.suspects}
+        self.report(who)
+        self.reported |= {vital.worker for vital in hang.suspects}
         suspects = [vital.worker for vital in hang.suspects]
         self._show_stacks(suspects[0], vitals, shown, suspects, now)
         return hang
@@ -299,22 +273,22 @@ class Watch:
         while self.signals:
             number = self.signals.popleft()
             if number == signal.SIGINT and self.first_signal is not None:
-                self.say("Killing the workers.")
+                self.report("Killing the workers.")
                 self._send_all(signal.SIGKILL)
             else:
                 self._pass_on(number)
                 self.first_signal = self.first_signal or number
             self.was_interrupted = True
 
-    def _make_way(self) -> None:
-        self.say("The hosts have changed. The workers save and end, to continue on those that there are now.")
+    def _leave_hosts(self) -> None:
+        self.report("The hosts have changed. The workers save and end, to continue on those that there are now.")
         self._send_all(signal.SIGTERM)
-        self.was_interrupted = self.makes_way = True
+        self.was_interrupted = self.leaves_hosts = True
         self.kill_at = time.monotonic() + SAVE_SECONDS
 
     def _ask_for_profiles(self) -> None:
         name = heartbeat.PROFILE_SIGNAL.name
-        self.say(f"Passing {name} on to the workers: those that train take a profile of their next steps.")
+        self.report(f"Passing {name} on to the workers: those that train take a profile of their next steps.")
         for worker in self.running:
             if heartbeat.read(worker.heartbeat) is not None:  # else it may not be ready for a signal
                 worker.send(heartbeat.PROFILE_SIGNAL)
@@ -323,7 +297,7 @@ class Watch:
         passed = signal.SIGTERM if number in ENDING else signal.Signals(number)
         why = "" if passed == number else f"{signal.Signals(number).name} was received. "
         what = " Another Ctrl-C kills them." if number == signal.SIGINT else ""
-        self.say(f"{why}Passing {passed.name} on to the workers.{what}")
+        self.report(f"{why}Passing {passed.name} on to the workers.{what}")
         self._send_all(passed)
 
     def _collect(self) -> None:
@@ -332,7 +306,7 @@ class Watch:
             status = worker.poll()
             if status is not None:
                 self.running.remove(worker)
-                cause = heartbeat.read_facts(worker.heartbeat).get("failed_worker")
+                cause = heartbeat.read_exit_info(worker.heartbeat).get("failed_worker")
                 self.endings.append(Ending(worker.index, status, self.sweep, self.is_ending, cause))
                 if status != EXIT_DONE and not self.is_ending:
                     self.noticed = self.noticed or time.monotonic()
@@ -341,11 +315,12 @@ class Watch:
     def _plan_after(self, ending: Ending) -> None:
         """Decides what a worker's failure means for the others."""
         now = time.monotonic()
-        if self.was_interrupted and ending.status in ENDED_AS_ASKED + SYMPTOMS:
+        if self.was_interrupted and ending.status in ENDED_ON_REQUEST + PEER_LOST:
             self.kill_at = min(self.kill_at, now + SAVE_SECONDS)
             return
         if ending.status in LEFT and self.running:
-            self.say(f"worker {ending.worker} ended with {describe(ending.status)}; asking the others to save and end.")
+            how = describe(ending.status)
+            self.report(f"worker {ending.worker} ended with {how}; asking the others to save and end.")
             self._send_all(signal.SIGTERM)
             self.was_interrupted = True
             self.kill_at = now + SAVE_SECONDS
@@ -354,10 +329,6 @@ class Watch:
         self.end_at = min(self.end_at, now + settle)
 
     def _act(self, now: float) -> None:
-        if now >= self.time_is_up_at and not self.is_ending and self.running:
-            self.timed_out = True
-            self.end_at = now
-            self.say(f"The time of {self.patience.timeout_seconds:g} s is up; ending the workers.")
         if now >= self.end_at + self._cause_seconds() and not self.is_ending:
             self._end_survivors(now)
         if now >= self.kill_at and self.running:
@@ -368,8 +339,8 @@ class Watch:
 
     def _cause_seconds(self) -> float:
         """For how much longer the cause may show itself: a worker leaves after an error, while others only lost it."""
-        cause = blame(self.endings)
-        if self.timed_out or cause is None or cause.status not in SYMPTOMS:
+        cause = find_root_cause(self.endings)
+        if cause is None or cause.status not in PEER_LOST:
             return 0.0
         readings = [heartbeat.read(worker.heartbeat) for worker in self.running]
         is_leaving = any(reading is not None and reading.phase in OUT_OF_TURN for reading in readings)
@@ -378,7 +349,7 @@ class Watch:
     def _grace(self, worker: Worker) -> float:
         """For how long to let a survivor of a failure continue."""
         reading = heartbeat.read(worker.heartbeat)
-        if reading is None or self.timed_out:
+        if reading is None:
             return GRACE_SECONDS
         if reading.is_storing:
             return STORING_SECONDS
@@ -387,34 +358,34 @@ class Watch:
     def _kill(self, workers: Sequence[Worker]) -> None:
         late = [worker for worker in workers if worker.index not in self.killed]
         if late:
-            self.say(f"Killing {_names(late)}: not ended by SIGTERM in time.")
+            self.report(f"Killing {_names(late)}: not ended by SIGTERM in time.")
         for worker in late:
             self.killed.add(worker.index)
             worker.send(signal.SIGKILL)
 
     def _end_survivors(self, now: float) -> None:
-        cause = blame(self.endings)
-        if self.hang is None and not self.timed_out and cause and self.running:
-            self._tell_failure(cause, now)
+        cause = find_root_cause(self.endings)
+        if self.hang is None and cause and self.running:
+            self._report_failure(cause, now)
         self.is_ending = True
         self.ended_at, self.kill_at = time.monotonic(), math.inf
         self._send_all(signal.SIGTERM)
         self._store_stacks()  # which may take its time on gs://
 
-    def _tell_failure(self, cause: Ending, now: float) -> None:
+    def _report_failure(self, cause: Ending, now: float) -> None:
         """Says who failed, and where all were when a worker was lost without a word of its own."""
         vitals = self._see(self.running)
         dead = look([worker for worker in self.workers if worker.index == cause.worker])[0]
         self.seen[cause.worker] = dead
-        missing = absent(vitals) if cause.status in SYMPTOMS else None
+        missing = find_missing(vitals) if cause.status in PEER_LOST else None
         if missing is not None:
             self.hang = missing
             worker = next(worker for worker in self.running if worker.index == missing.suspects[0].worker)
-            self.say(f"{missing.suspects[0].name} is lost: {missing.why}; {missing.suspects[0].doing(now)}.")
+            self.report(f"{missing.suspects[0].name} is lost: {missing.why}; {missing.suspects[0].doing(now)}.")
         where = f" ({dead.doing(now)})" if dead.reading else ""
-        self.say(f"{dead.name}{where} ended with {describe(cause.status)}; ending {_names(self.running)}.")
-        if cause.status >= 128 or cause.status in SYMPTOMS:
-            still = {v.worker for v in (*stood_still([*vitals, dead], now), *(missing.suspects if missing else ()))}
+        self.report(f"{dead.name}{where} ended with {describe(cause.status)}; ending {_names(self.running)}.")
+        if cause.status >= 128 or cause.status in PEER_LOST:
+            still = {v.worker for v in (*find_stalled([*vitals, dead], now), *(missing.suspects if missing else ()))}
             self._show_stacks(cause.worker, vitals, stacks.ask(self.running, vitals), still, now)
         if missing is not None:
             worker.send(signal.SIGKILL)
@@ -424,24 +395,27 @@ class Watch:
     ) -> None:
         """Says where each worker is, with the stacks of those that stood still; all are for `_store_stacks`."""
         if any(vital.reading for vital in vitals):
-            self.say(stacks.summarize(vitals, shown, still=still, now=now))
+            self.report(stacks.summarize(vitals, shown, still=still, now=now))
             self.to_store = functools.partial(stacks.store, cause=cause, vitals=vitals, stacks=shown, now=now)
 
     def _store_stacks(self) -> None:
         """Leaves the stacks that were shown last in the run directory, once."""
         store, self.to_store = self.to_store, None
-        run_dir = self._facts().get("run_dir")
+        run_dir = self._exit_info().get("run_dir")
         if store is None or run_dir is None:
             return
         try:
             if path := store(run_dir):
-                self.say(f"The stacks of all running workers: {path}")
+                self.report(f"The stacks of all running workers: {path}")
         except (OSError, UserError) as error:
-            self.say(f"The workers' stacks could not be written to {run_dir}: {error}")
+            self.report(f"The workers' stacks could not be written to {run_dir}: {error}")
 
-    def _facts(self) -> dict[str, Any]:
-        """What the workers told."""
-        return {name: value for w in self.workers[::-1] for name, value in heartbeat.read_facts(w.heartbeat).items()}
+    def _exit_info(self) -> dict[str, Any]:
+        """What the workers left for the launcher; of several values that of the first worker."""
+        info: dict[str, Any] = {}
+        for worker in self.workers[::-1]:
+            info |= heartbeat.read_exit_info(worker.heartbeat)
+        return info
 
     def _send_all(self, signal_number: int) -> None:
         for worker in self.running:
@@ -453,5 +427,5 @@ def _names(workers: Sequence[Worker]) -> str:
 
 
 def _listed(indices: Sequence[int]) -> str:
-    more = [f"{len(indices) - MOST_NAMED:,} more"] if len(indices) > MOST_NAMED else []
-    return ", ".join([*(f"worker {index}" for index in indices[:MOST_NAMED]), *more])
+    more = [f"{len(indices) - MAX_NAMED:,} more"] if len(indices) > MAX_NAMED else []
+    return ", ".join([*(f"worker {index}" for index in indices[:MAX_NAMED]), *more])

@@ -72,11 +72,3 @@ def all_workers(environment: Mapping[str, str]) -> int | None:
     """How many workers the run has when all are there; None where nobody said that some are not."""
     text = environment.get(ALL_WORKERS_VARIABLE, "")
     return int(text) if text.isdecimal() else None
-
-
-def set_horovod_tuning(*, fusion_threshold_bytes: int | None, cycle_time_milliseconds: float | None) -> None:
-    """Sets what Horovod reads when it initializes; None leaves the user's own setting."""
-    if fusion_threshold_bytes is not None:
-        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(fusion_threshold_bytes)
-    if cycle_time_milliseconds is not None:
-        os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_time_milliseconds)

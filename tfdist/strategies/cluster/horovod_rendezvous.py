@@ -31,8 +31,8 @@ MAX_NAMED = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Meeting:
-    """Where the processes of a run meet, and which of them this one is."""
+class Store:
+    """The address of the store at which the processes of a run meet, and which of them this one is."""
 
     host: str
     port: int
@@ -40,20 +40,20 @@ class Meeting:
     size: int
 
 
-def read_meeting(environment: Mapping[str, str]) -> Meeting | None:
-    """The meeting that `horovodrun --gloo` arranged; None where it did not."""
+def read_store(environment: Mapping[str, str]) -> Store | None:
+    """The store that `horovodrun --gloo` keeps; None where it does not."""
     names = ("HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_RANK", "HOROVOD_SIZE")
     host, numbers = environment.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), [environment.get(name, "") for name in names]
     if not host or not all(number.isdecimal() for number in numbers):
         return None
-    return Meeting(host, *map(int, numbers))
+    return Store(host, *map(int, numbers))
 
 
-def meet(meeting: Meeting, *, timeout_seconds: float, on_wait: Callable[[str], None]) -> None:
+def meet(store: Store, *, timeout_seconds: float, on_wait: Callable[[str], None]) -> None:
     """Returns when every process has come.
 
     Args:
-      meeting: from `read_meeting`.
+      store: from `read_store`.
       timeout_seconds: how long to wait.
       on_wait: is told for whom this worker waits, after some seconds, whenever that changes, and now and then.
 
@@ -61,51 +61,51 @@ def meet(meeting: Meeting, *, timeout_seconds: float, on_wait: Callable[[str], N
       PeerLostError: somebody did not come in time.
     """
     begun = time.monotonic()
-    said, said_at = "", begun + FIRST_WORD_SECONDS - NEXT_WORD_SECONDS
-    missing = list(range(meeting.size))  # itself too, until it has left its name
+    reported, reported_at = "", begun + FIRST_WORD_SECONDS - NEXT_WORD_SECONDS
+    missing = list(range(store.size))  # itself too, until it has left its name
     while True:
         try:
-            if meeting.rank in missing:
-                _request(meeting, "PUT", str(meeting.rank), socket.gethostname().encode())
-            missing = [rank for rank in missing if _request(meeting, "GET", str(rank))[0] != http.HTTPStatus.OK]
+            if store.rank in missing:
+                _request(store, "PUT", str(store.rank), socket.gethostname().encode())
+            missing = [rank for rank in missing if _request(store, "GET", str(rank))[0] != http.HTTPStatus.OK]
             if not missing:
                 return
             waiting_for = ", ".join(f"worker {rank}" for rank in missing[:MAX_NAMED])
             waiting_for += f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
         except (OSError, http.client.HTTPException) as error:
-            waiting_for = f"horovodrun, which does not answer at {meeting.host}:{meeting.port} ({error})"
+            waiting_for = f"horovodrun, which does not answer at {store.host}:{store.port} ({error})"
         now = time.monotonic()
         if now - begun >= timeout_seconds:
             raise PeerLostError(
-                f"worker {meeting.rank} waited {timeout_seconds:g} s and gives up; missing: {waiting_for}. Each "
-                f"has ended, hangs before it is ready, or cannot reach {meeting.host}:{meeting.port}."
+                f"worker {store.rank} waited {timeout_seconds:g} s and gives up; missing: {waiting_for}. Each "
+                f"has ended, hangs before it is ready, or cannot reach {store.host}:{store.port}."
             )
-        is_news = waiting_for != said and now - begun >= FIRST_WORD_SECONDS
-        if is_news or now - said_at >= NEXT_WORD_SECONDS:
+        is_news = waiting_for != reported and now - begun >= FIRST_WORD_SECONDS
+        if is_news or now - reported_at >= NEXT_WORD_SECONDS:
             on_wait(f"waiting for {waiting_for}")
-            said, said_at = waiting_for, now
-        time.sleep(ASK_SECONDS * max(1.0, meeting.size / 16))
+            reported, reported_at = waiting_for, now
+        time.sleep(ASK_SECONDS * max(1.0, store.size / 16))
 
 
-def put_failure(meeting: Meeting, report: FailureReport) -> None:
+def put_failure(store: Store, report: FailureReport) -> None:
     """Leaves in the store why a worker's run failed; whoever cannot be told has lost the connection."""
     with contextlib.suppress(OSError, http.client.HTTPException):
-        if get_failure(meeting) is None:  # the first one is the cause
-            _request(meeting, "PUT", FAILURE, failure_report.encode(report).encode())
+        if get_failure(store) is None:  # the first one is the cause
+            _request(store, "PUT", FAILURE, failure_report.encode(report).encode())
 
 
-def get_failure(meeting: Meeting) -> FailureReport | None:
+def get_failure(store: Store) -> FailureReport | None:
     """The report that a worker has left; None where none has."""
     with contextlib.suppress(OSError, http.client.HTTPException):
-        status, body = _request(meeting, "GET", FAILURE)
+        status, body = _request(store, "GET", FAILURE)
         if status == http.HTTPStatus.OK:
             return failure_report.decode(body.decode())
     return None
 
 
-def _request(meeting: Meeting, method: str, key: str, body: bytes | None = None) -> tuple[int, bytes]:
+def _request(store: Store, method: str, key: str, body: bytes | None = None) -> tuple[int, bytes]:
     """Status and body of an answer. Directly: no proxy stands between the processes of a run."""
-    connection = http.client.HTTPConnection(meeting.host, meeting.port, timeout=ANSWER_SECONDS)
+    connection = http.client.HTTPConnection(store.host, store.port, timeout=ANSWER_SECONDS)
     try:
         connection.request(method, f"/{SCOPE}/{key}", body)
         response = connection.getresponse()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hashlib
 import json
 import socket
 import time
@@ -31,7 +30,6 @@ ASK_SECONDS = 0.1  # between two attempts to reach a peer, in a cluster of up to
 ANSWER_SECONDS = 5.0
 MAX_ATTEMPTS = 256  # at once
 MAX_LINE_BYTES = 1 << 20
-MAX_LISTED = 64  # addresses of a cluster that workers tell each other in full
 MAX_NAMED = 8
 BACKLOG = 4096  # as many peers may ask in one instant; the system has a limit of its own
 BIND_PATIENCE_SECONDS = 2.0  # for a process that is just ending to free the port
@@ -72,7 +70,6 @@ class Meeting:
         self.timeout_seconds = timeout_seconds
         self.on_wait = on_wait
         self.me = cluster.task_name(cluster.worker_index)
-        self.workers = list_workers(cluster.workers)
         asked = range(1, cluster.num_workers) if cluster.is_chief else [0]
         self.troubles = dict.fromkeys(asked, "not asked yet")  # of those that this worker waits for
         self.links: dict[int, asyncio.StreamWriter] = {}  # worker 0's, to all that are there
@@ -84,7 +81,7 @@ class Meeting:
     async def hold(self) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         server = await self._listen()
-        tasks = [asyncio.create_task(each) for each in (*map(self._reach, self.troubles), self._tell())]
+        tasks = [asyncio.create_task(each) for each in (*map(self._reach, self.troubles), self._report_missing())]
         for task in tasks:
             task.add_done_callback(self._fail)
         try:
@@ -117,14 +114,12 @@ class Meeting:
         something which peers cannot reach.
         """
         host, port = split_address(self.cluster.address)
-        where = socket.gethostbyname(host) if host == "localhost" else host  # which may have no IPv6
-        where_or_all = where if self.cluster.is_of_one_machine else None
+        host = "127.0.0.1" if host == "localhost" else host  # a machine without IPv6 has no other
+        interface = host if self.cluster.is_of_one_machine else None
         give_up = time.monotonic() + BIND_PATIENCE_SECONDS
         while True:
             try:
-                return await asyncio.start_server(
-                    self._answer, where_or_all, port, limit=MAX_LINE_BYTES, backlog=BACKLOG
-                )
+                return await asyncio.start_server(self._answer, interface, port, limit=MAX_LINE_BYTES, backlog=BACKLOG)
             except OSError as error:
                 cannot = f"{self.me} cannot listen at its address {self.cluster.address}"
                 if error.errno != errno.EADDRINUSE:
@@ -141,17 +136,17 @@ class Meeting:
         """Says who this worker is, and that it reaches worker 0; worker 0, if it has asked, then says the rest."""
         is_of_chief = False
         try:
-            writer.write(encode(index=self.cluster.worker_index, workers=self.workers))
+            writer.write(encode(index=self.cluster.worker_index, workers=self.cluster.workers))
             if self.cluster.is_chief:
                 return
             await self.has_reached_chief.wait()
             writer.write(b"\n")
             while line := await reader.readline():
-                said, is_of_chief = decode(line), True
-                self.missing = said.get("missing")
-                if not self.over.done() and "failed" in said:
-                    self.over.set_exception(UserError(said["failed"]))
-                elif not self.over.done() and "met" in said:
+                message, is_of_chief = decode(line), True
+                self.missing = message.get("missing")
+                if not self.over.done() and "failed" in message:
+                    self.over.set_exception(UserError(message["failed"]))
+                elif not self.over.done() and "met" in message:
                     self.over.set_result(None)
         except (OSError, ValueError):
             pass  # a port scanner, or a peer that went away; peers ask again
@@ -210,23 +205,23 @@ class Meeting:
         finally:
             del self.links[index]
 
-    def _send(self, **said: Any) -> None:
+    def _send(self, **message: Any) -> None:
         for writer in self.links.values():
-            writer.write(encode(**said))
+            writer.write(encode(**message))
 
-    def _check(self, index: int, said: dict[str, Any]) -> None:
+    def _check(self, index: int, message: dict[str, Any]) -> None:
         """Raises UserError where a worker's account of itself does not fit this one's cluster."""
         address, name = self.cluster.workers[index], self.cluster.task_name(index)
-        if said["workers"] != self.workers:
+        if message["workers"] != list(self.cluster.workers):
             raise UserError(
                 f"{self.me} and {name} have different clusters in TF_CONFIG. Give both the same, in the same order.\n"
-                f"  {self.me} (this one): {', '.join(self.workers)}\n"
-                f"  {name} at {address}: {', '.join(map(str, said['workers']))}"
+                f"  {self.me}: {', '.join(self.cluster.workers)}\n"
+                f"  {name} at {address}: {', '.join(map(str, message['workers']))}"
             )
-        if said["index"] != index:
+        if message["index"] != index:
             raise UserError(
                 f"At {address}, the address of {name}, answers a process whose TF_CONFIG says that it is worker "
-                f"{said['index']}. Set task.type and task.index of each process to its place in the cluster."
+                f"{message['index']}. Set task.type and task.index of each process to its place in the cluster."
             )
 
     def _list(self) -> str:
@@ -238,24 +233,24 @@ class Meeting:
         more = len(self.troubles) - len(late)
         return "; ".join([*late, *([f"{more:,} more"] if more else [])])
 
-    async def _tell(self) -> None:
+    async def _report_missing(self) -> None:
         """Says for whom this worker waits: after a moment, when that has changed for good, and now and then."""
-        before, said, said_at, begun = self._list(), "", 0.0, time.monotonic()
+        before, reported, reported_at, begun = self._list(), "", 0.0, time.monotonic()
         while True:
             await asyncio.sleep(1.0)
             waiting_for, now = self._list(), time.monotonic()
             if waiting_for != before:
                 self._send(missing=waiting_for)
-            is_news = waiting_for not in (said, "") and waiting_for == before
-            if now - begun >= FIRST_WORD_SECONDS and (is_news or now - said_at >= NEXT_WORD_SECONDS):
+            is_news = waiting_for not in (reported, "") and waiting_for == before
+            if now - begun >= FIRST_WORD_SECONDS and (is_news or now - reported_at >= NEXT_WORD_SECONDS):
                 self.on_wait(f"waiting for {waiting_for}")
-                said, said_at = waiting_for, now
+                reported, reported_at = waiting_for, now
             before = waiting_for
 
 
-def encode(**said: Any) -> bytes:
+def encode(**message: Any) -> bytes:
     """A line of this protocol."""
-    return json.dumps({"protocol": PROTOCOL, **said}).encode() + b"\n"
+    return json.dumps({"protocol": PROTOCOL, **message}).encode() + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:
@@ -268,18 +263,10 @@ def decode(line: bytes) -> dict[str, Any]:
     if not line:
         raise ConnectionResetError
     with contextlib.suppress(ValueError):
-        said = from_json(line)
-        if isinstance(said, dict) and said.get("protocol") == PROTOCOL:
-            return said
+        message = from_json(line)
+        if isinstance(message, dict) and message.get("protocol") == PROTOCOL:
+            return message
     raise WrongPeer(line)
-
-
-def list_workers(workers: tuple[str, ...]) -> list[str]:
-    """The addresses of a cluster as workers tell them to each other: all, or of a large one the first and a digest."""
-    if len(workers) <= MAX_LISTED:
-        return list(workers)
-    digest = hashlib.sha256("\0".join(workers).encode()).hexdigest()[:12]
-    return [workers[0], f"… and {len(workers) - 1:,} others (digest {digest})"]
 
 
 def describe(error: Exception, host: str) -> str:

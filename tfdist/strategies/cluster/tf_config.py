@@ -81,21 +81,21 @@ def read_tf_config(environment: Mapping[str, str]) -> Cluster | None:
     try:
         config = json.loads(text or "{}")
     except ValueError as error:
-        raise _wrong(f"it is not JSON, which wants double quotes: {error}", text) from error
+        raise _error(f"it is not JSON, which wants double quotes: {error}", text) from error
     if config == {}:
         return None
     match config:
         case {"cluster": dict(jobs), "task": {"type": job, "index": index}}:
             _check_jobs(jobs)
         case _:
-            raise _wrong("it must have 'cluster', jobs with addresses, and 'task', with 'type' and 'index'", config)
+            raise _error("it must have 'cluster', jobs with addresses, and 'task', with 'type' and 'index'", config)
     if not isinstance(job, str) or not jobs.get(job):
         known = [name for name in JOBS if jobs.get(name)]
         near = suggest(job, known) if isinstance(job, str) else ""
-        raise _wrong(f"task.type is none of the cluster's jobs, {' and '.join(map(repr, known))}.{near}", job)
+        raise _error(f"task.type is none of the cluster's jobs, {' and '.join(map(repr, known))}.{near}", job)
     number = int(index) if isinstance(index, str) and re.fullmatch("[0-9]+", index) else index
     if not is_whole_number(number, least=0) or number >= len(jobs[job]):
-        raise _wrong(f"task.index is not a whole number from 0 to {len(jobs[job]) - 1}, as cluster.{job} has", index)
+        raise _error(f"task.index is not a whole number from 0 to {len(jobs[job]) - 1}, as cluster.{job} has", index)
     workers = tuple(address for name in JOBS for address in jobs.get(name, []))
     return Cluster(workers, job, number, has_chief_task=bool(jobs.get("chief")))
 
@@ -139,26 +139,26 @@ def _check_jobs(jobs: Mapping[str, Any]) -> None:
     seen: dict[str, str] = {}
     for job, addresses in jobs.items():
         if job not in JOBS:
-            raise _wrong(
+            raise _error(
                 f"cluster.{job}: the jobs are 'worker' and, if wanted, 'chief'; all of them train and evaluate. There "
                 f"are no parameter servers and no evaluators.{suggest(job, JOBS)}",
                 jobs,
             )
         if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
-            raise _wrong(f'cluster.{job} must be a list of "host:port" strings', addresses)
+            raise _error(f'cluster.{job} must be a list of "host:port" strings', addresses)
         for index, address in enumerate(addresses):
             task = f"cluster.{job}[{index}]"
             if mistake := address_mistake(address):
-                raise _wrong(f"{task} must be host:port: {mistake}", address)
+                raise _error(f"{task} must be host:port: {mistake}", address)
             if other := seen.get(address.lower()):
-                raise _wrong(f"{other} and {task} have the same address; every task needs its own", address)
+                raise _error(f"{other} and {task} have the same address; every task needs its own", address)
             seen[address.lower()] = task
     if not seen:
-        raise _wrong("'cluster' names no worker", jobs)
+        raise _error("'cluster' names no worker", jobs)
     if len(jobs.get("chief", [])) > 1:
-        raise _wrong("cluster.chief must be one address; the others are workers", jobs["chief"])
+        raise _error("cluster.chief must be one address; the others are workers", jobs["chief"])
 
 
-def _wrong(what: str, received: Any) -> UserError:
+def _error(what: str, received: Any) -> UserError:
     shown = received if isinstance(received, str) else json.dumps(received)
     return UserError(f"{VARIABLE}: {what}\n  Received: {shown}\n  Write, for example: {VARIABLE}='{_EXAMPLE}'")

@@ -54,16 +54,16 @@ def intervals(samples: Iterable[Sample], starts: Sequence[Start]) -> dict[int, l
       samples: of all workers and starts, each worker's by time.
       starts: of the run.
     """
-    found = {}
+    by_worker = {}
     for worker, processes in _processes(samples).items():
-        found[worker] = own = list[Interval]()
+        by_worker[worker] = own = list[Interval]()
         for process in processes:
             of_process = list(_intervals(process, starts))
             if own and own[-1].end < of_process[0].begin:
                 begin, end = own[-1].end, of_process[0].begin
                 own.append(Interval(begin, end, {DOWN: (end - begin).total_seconds()}))
             own += of_process
-    return found
+    return by_worker
 
 
 def accounts(samples: Iterable[Sample], starts: Sequence[Start]) -> dict[int, Account]:
@@ -87,13 +87,13 @@ def goodput(samples: Iterable[Sample], starts: Sequence[Start]) -> float | None:
 
 def _processes(samples: Iterable[Sample]) -> dict[int, list[list[Sample]]]:
     """Each worker's samples by process. A start that failed early may leave its number to the next."""
-    found: dict[int, list[list[Sample]]] = {}
+    by_worker: dict[int, list[list[Sample]]] = {}
     for sample in samples:
-        processes = found.setdefault(sample.worker, [])
+        processes = by_worker.setdefault(sample.worker, [])
         before = processes[-1][-1] if processes else None
         is_another = before is None or sample.start != before.start or _began(sample) >= before.time
         processes.append([sample]) if is_another else processes[-1].append(sample)
-    return {worker: found[worker] for worker in sorted(found)}
+    return {worker: by_worker[worker] for worker in sorted(by_worker)}
 
 
 def _intervals(process: Sequence[Sample], starts: Sequence[Start]) -> Iterator[Interval]:

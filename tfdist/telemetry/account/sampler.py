@@ -33,7 +33,7 @@ class Sampler:
     Args:
       run: whose process it is.
       path: of the file for its samples; None keeps none.
-      tell: takes each sample; called from the sampler's thread and, for the last one, from `close`.
+      dispatch: takes each sample; called from the sampler's thread and, for the last one, from `close`.
       warn: hears an event's name and a sentence.
     """
 
@@ -42,11 +42,11 @@ class Sampler:
         run: RunFacts,
         path: str | None,
         *,
-        tell: Callable[[Sample], None],
+        dispatch: Callable[[Sample], None],
         warn: Callable[[str, str], None],
     ) -> None:
         self._run = run
-        self._tell = tell
+        self._dispatch = dispatch
         self._warn = warn
         self._log = None if path is None else GuardedLog(path)
         self._resources = Resources()
@@ -79,13 +79,13 @@ class Sampler:
             start=self._run.start,
             step=account.step,
             seconds=account.seconds(),
-            values=self._resources.look(),
+            values=self._resources.measure(),
         )
         moment = time.monotonic()
         if self._log is not None and moment >= self._store_at:
             self._warn_of(self._log.write_line(sample_line(sample)))
             self._store_at = moment + (moment - self._begun) * STORED_SHARE
-        self._tell(sample)
+        self._dispatch(sample)
         self._watch(sample.values)
 
     def _warn_of(self, problem: str) -> None:
@@ -129,8 +129,8 @@ def sample_line(sample: Sample) -> str:
 class Resources:
     """What this process, its GPUs and its network cards use, under the names of `registry.METRICS`.
 
-    Invariant: a look takes about a millisecond and creates no device, no CUDA context and no TensorFlow operation. What
-    the system does not tell is absent.
+    Invariant: a measurement takes about a millisecond and creates no device, no CUDA context and no TensorFlow
+    operation. What the system does not report is absent.
     """
 
     def __init__(self) -> None:
@@ -140,23 +140,23 @@ class Resources:
         self._network = psutil.net_io_counters()
         self._gpus = _Gpus() if tf.config.list_logical_devices("GPU") else None
 
-    def look(self) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """The figures of this moment."""
-        found = {
+        figures = {
             "host_memory_bytes": float(self._process.memory_info().rss),
             "cpu_utilization": self._process.cpu_percent() / 100 / self._processors,
         }
         with contextlib.suppress(psutil.AccessDenied, AttributeError):
             stored = self._process.io_counters()
-            found |= {"storage_read_bytes": stored.read_bytes, "storage_written_bytes": stored.write_bytes}
+            figures |= {"storage_read_bytes": stored.read_bytes, "storage_written_bytes": stored.write_bytes}
         network = psutil.net_io_counters()
         if network is not None and self._network is not None:
-            found["network_sent_bytes"] = network.bytes_sent - self._network.bytes_sent
-            found["network_received_bytes"] = network.bytes_recv - self._network.bytes_recv
+            figures["network_sent_bytes"] = network.bytes_sent - self._network.bytes_sent
+            figures["network_received_bytes"] = network.bytes_recv - self._network.bytes_recv
         for key, name in (("current", "device_memory_bytes"), ("peak", "device_memory_peak_bytes")):
             if (used := device_memory_bytes(key)) is not None:
-                found[name] = used
-        return found | ({} if self._gpus is None else self._gpus.look())
+                figures[name] = used
+        return figures | ({} if self._gpus is None else self._gpus.measure())
 
 
 def device_memory_bytes(key: str = "current") -> float | None:
@@ -170,7 +170,7 @@ def device_memory_bytes(key: str = "current") -> float | None:
 class _Gpus:
     """NVIDIA's GPUs on which this process computes, as NVML sees them; all of the machine where it sees no processes.
 
-    Without NVML there is nothing to tell.
+    Without NVML there is nothing.
     """
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class _Gpus:
                 pynvml.nvmlInit()
                 self._nvml = pynvml
 
-    def look(self) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         if self._nvml is None:
             return {}
         try:

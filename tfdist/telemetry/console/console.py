@@ -1,17 +1,152 @@
-"""Opens the console of a process.
+"""Consoles: what the training calls, the console in lines, and how one writes.
 
 Invariant: only the chief speaks, other workers but for errors; results and epochs go to standard output, warnings and
 errors to standard error; what does not go to a terminal is plain lines. The loop calls `update` some ten times a
-second, which costs microseconds. `experiment.py` opens one console a process.
+second, which costs microseconds. Writing to a terminal that hung up ends no run: it fails with EIO, SIGHUP comes about
+then, and the run has to save and leave.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import stat
 import sys
+import time
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from tfdist.telemetry.console.base import Console, PlainConsole, write_line
-from tfdist.telemetry.facts import Level
+from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress, epoch_line, plan_text, progress_line
+from tfdist.telemetry.facts import Event, Level, RunFacts
+
+EPOCH_LINE_SECONDS, PROGRESS_LINE_SECONDS = 5.0, 10.0
+
+
+class Console:
+    """What a run tells. This one shows nothing."""
+
+    def belongs_to(self, run: RunFacts) -> None:
+        """The run is known from now on."""
+
+    def start(self, plan: Plan) -> None:
+        """The training begins, or continues."""
+
+    def update(self, progress: Progress) -> None:
+        """The training has come this far; most calls show nothing."""
+
+    def end_epoch(self, summary: EpochSummary) -> None:
+        """An epoch is over and evaluated; most of those that end within seconds are not shown."""
+
+    def message(self, text: str, level: Level = "info") -> None:
+        """A sentence; possible before `start` and after `close`, too."""
+
+    def event(self, event: Event) -> None:
+        """Something happened; shown where it has a message."""
+        if event.message is not None:
+            self.message(event.message, event.level)
+
+    def close(self) -> None:
+        """The training is over: shows its last epoch and gives the terminal back. Closing again does nothing."""
+
+
+def write_line(stream: TextIO, text: str, level: Level = "info") -> None:
+    """Writes a line, which begins with its level unless that is "info"."""
+    with outliving_terminal():
+        stream.write(f"{text if level == 'info' else f'{level}: {text}'}\n")
+        stream.flush()
+
+
+@contextlib.contextmanager
+def outliving_terminal() -> Iterator[None]:
+    """Drops what could not be written in it because the terminal is gone, and all that is written to it later."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        null = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            with contextlib.suppress(OSError):
+                if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                    os.dup2(null, descriptor)
+        os.close(null)
+
+
+class PlainConsole(Console):
+    """`Console` in lines: one at the start, one an epoch, and one in ten seconds within a longer epoch.
+
+    An epoch that ends within five seconds of the last one shown is held back, until its time has come or a newer one
+    ends.
+    """
+
+    def __init__(self, stdout: TextIO, stderr: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stdout = stdout
+        self._stderr = stderr
+        self._clock = clock
+        self._plan = Plan()
+        self._first: tuple[int, float] | None = None  # the step and the moment of the first report
+        self._held: EpochSummary | None = None
+        self._shown_at = -float("inf")
+        self._last_line_time = clock()
+
+    def start(self, plan: Plan) -> None:
+        self._plan = plan
+        self._first = None
+        self._held, self._shown_at, self._last_line_time = None, -float("inf"), self._clock()
+        self.message(plan_text(plan))
+
+    def update(self, progress: Progress) -> None:
+        seconds_left = self._seconds_left(progress.step)
+        self._show_epoch_if_due()
+        self._show_progress(progress, seconds_left)
+
+    def end_epoch(self, summary: EpochSummary) -> None:
+        self._held = summary
+        if summary.epoch == self._plan.total_epochs:
+            self._show_epoch()
+        else:
+            self._show_epoch_if_due()
+
+    def message(self, text: str, level: Level = "info") -> None:
+        write_line(self._stdout if level == "info" else self._stderr, text, level)
+
+    def close(self) -> None:
+        self._show_epoch()
+
+    def _seconds_left(self, step: int) -> float | None:
+        """Estimates the seconds to the end of the run from the steps since the first report."""
+        now = self._clock()
+        first_step, first_time = self._first = self._first or (step, now)
+        if self._plan.total_steps is None or step <= first_step:
+            return None
+        return (now - first_time) / (step - first_step) * max(self._plan.total_steps - step, 0)
+
+    def _show_progress(self, progress: Progress, seconds_left: float | None) -> None:
+        if self._clock() - self._last_line_time >= PROGRESS_LINE_SECONDS:
+            self._last_line_time = self._clock()
+            self.message(progress_line(self._plan, progress, seconds_left))
+
+    def _show_epoch_if_due(self) -> None:
+        if self._clock() - self._shown_at >= EPOCH_LINE_SECONDS:
+            self._show_epoch()
+
+    def _show_epoch(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._shown_at = self._last_line_time = self._clock()
+            self.message(epoch_line(self._plan, held))
+
+
+class NullConsole(Console):
+    """`Console` of a worker that is not the chief: silent but for errors."""
+
+    def __init__(self, stderr: TextIO | None = None) -> None:
+        self._stderr = stderr or sys.stderr
+
+    def message(self, text: str, level: Level = "info") -> None:
+        if level == "error":
+            write_line(self._stderr, text, level)
 
 
 def open_console(is_chief: bool, *, stdout: TextIO | None = None, stderr: TextIO | None = None) -> Console:
@@ -25,14 +160,3 @@ def open_console(is_chief: bool, *, stdout: TextIO | None = None, stderr: TextIO
         if can_move_cursor(stdout):
             return ProgressBarConsole(stdout, stderr)
     return PlainConsole(stdout, stderr)
-
-
-class NullConsole(Console):
-    """`Console` of a worker that is not the chief: silent but for errors."""
-
-    def __init__(self, stderr: TextIO | None = None) -> None:
-        self._stderr = stderr or sys.stderr
-
-    def message(self, text: str, level: Level = "info") -> None:
-        if level == "error":
-            write_line(self._stderr, text, level)

@@ -1,15 +1,14 @@
-"""Words and figures of the console: the lines for an epoch and for the way through it.
+"""Words and figures of the console: lines for an epoch and for the way through it, sizes in bytes, curves.
 
-Invariant: pure functions of numbers, one line each, without control characters; columns stay where they are from line
-to line. The plain console and the progress bar share them, and the training loop fills the dataclasses.
+Invariant: pure functions of numbers, without control characters; columns stay where they are from line to line.
+The plain console and the progress bar share them, and the training loop fills the dataclasses.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -48,25 +47,6 @@ class EpochSummary:
     eval_metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class TimeLeft:
-    """Estimates from the steps done since the first report, start-up and compilation before it apart."""
-
-    def __init__(self, total_steps: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._total_steps = total_steps
-        self._clock = clock
-        self._first: tuple[int, float] | None = None
-
-    def seconds(self, step: int) -> float | None:
-        """Seconds to the end of the run, once two reports have told the speed."""
-        now = self._clock()
-        if self._first is None:
-            self._first = (step, now)
-        first_step, first_time = self._first
-        if self._total_steps is None or step <= first_step:
-            return None
-        return (now - first_time) / (step - first_step) * max(self._total_steps - step, 0)
-
-
 def plan_text(plan: Plan) -> str:
     """`training: 10 epochs, 23 steps an epoch, 230 steps in all`."""
     parts = []
@@ -87,40 +67,28 @@ def epoch_text(plan: Plan, epoch: int) -> str:
     return f"epoch {epoch:>{len(total)}}/{total}"
 
 
-def epoch_line(plan: Plan, summary: EpochSummary, *, width: int | None = None) -> str:
-    """`epoch  3/10  step  68  loss 0.1234  accuracy 0.9671 | eval loss 0.1300 | 1.2 s  12,345 examples/s`.
-
-    Beyond `width` columns the rate, the seconds, the step and then metrics from the back are left out.
-    """
-    epoch = epoch_text(plan, summary.epoch)
+def epoch_line(plan: Plan, summary: EpochSummary) -> str:
+    """`epoch  3/10  step  68  loss 0.1234  accuracy 0.9671 | eval loss 0.1300 | 1.2 s  12,345 examples/s`."""
     step = f"  step {summary.step:>{len(str(plan.total_steps or summary.step))}}"
-    metrics, evaluation = _number_texts(summary.metrics), _number_texts(summary.eval_metrics)
-    if evaluation:
-        metrics += [f" | eval {evaluation[0].lstrip()}", *evaluation[1:]]
+    metrics, evaluation = _numbers_text(summary.metrics), _numbers_text(summary.eval_metrics)
+    evaluated = f" | eval {evaluation.lstrip()}" if evaluation else ""
     rate = summary.examples_per_second
-    took = [f" | {summary.seconds:.1f} s", "" if rate is None else f"  {rate_text(rate, None)}"]
-    lines = [[epoch, step, *metrics, *took[:count]] for count in (2, 1, 0)]
-    return _choose(lines + [[epoch, *metrics[:count]] for count in range(len(metrics), -1, -1)], width)
+    took = f" | {summary.seconds:.1f} s" + ("" if rate is None else f"  {rate_text(rate, None)}")
+    return f"{epoch_text(plan, summary.epoch)}{step}{metrics}{evaluated}{took}"
 
 
-def progress_line(plan: Plan, progress: Progress, seconds_left: float | None, *, width: int | None = None) -> str:
-    """`epoch  3/10  step 40/68  loss 0.1234  12,345 examples/s  0:00:12 left`, or the most of it that `width` holds."""
+def progress_line(plan: Plan, progress: Progress, seconds_left: float | None) -> str:
+    """`epoch  3/10  step 40/68  loss 0.1234  12,345 examples/s  0:00:12 left`."""
     steps = "" if plan.steps_per_epoch is None else f"/{plan.steps_per_epoch}"
-    place = f"{epoch_text(plan, progress.epoch)}  step {progress.step_in_epoch}{steps}"
-    rate, metrics = f"  {rate_text(progress.examples_per_second, seconds_left)}", _number_texts(progress.metrics)
-    return _choose([[place, *metrics, rate], [place, *metrics[:1], rate], [place, *metrics[:1]], [place]], width)
+    position = f"{epoch_text(plan, progress.epoch)}  step {progress.step_in_epoch}{steps}"
+    rate = rate_text(progress.examples_per_second, seconds_left)
+    return f"{position}{_numbers_text(progress.metrics)}  {rate}"
 
 
-def _choose(lines: list[list[str]], width: int | None) -> str:
-    """The first of the lines that is not longer than `width`, or the last: no word and no number is cut."""
-    texts = ["".join(parts) for parts in lines]
-    return next((text for text in texts if width is None or len(text) <= width), texts[-1])
-
-
-def _number_texts(metrics: Mapping[str, Any]) -> list[str]:
+def _numbers_text(metrics: Mapping[str, Any]) -> str:
     """`  loss 0.1234` for each number among the metrics."""
     numbers = {n: v for n, v in metrics.items() if not isinstance(v, list | tuple) and not getattr(v, "shape", ())}
-    return [f"  {name} {number_text(float(value))}" for name, value in numbers.items()]
+    return "".join(f"  {name} {number_text(float(value))}" for name, value in numbers.items())
 
 
 def number_text(number: float) -> str:
@@ -137,3 +105,32 @@ def rate_text(examples_per_second: float, seconds_left: float | None) -> str:
         return rate
     minutes, seconds = divmod(round(seconds_left), 60)
     return f"{rate}  {minutes // 60}:{minutes % 60:02d}:{seconds:02d} left"
+
+
+UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+def in_bytes(count: float) -> str:
+    """ "1.5 KiB", "64 MiB": to a tenth of the largest unit that there is one of."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in UNITS:
+        count /= 1024
+        if count < 1024 or unit == UNITS[-1]:
+            break
+    return f"{count:.1f}".removesuffix(".0") + f" {unit}"
+
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+HEIGHT = 4  # lines
+
+
+def curve(values: Sequence[float]) -> list[str]:
+    """Lines of blocks, a column for each value, from 0 or the least value to the greatest."""
+    low, high = min(0.0, *values), max(0.0, *values)
+    steps = HEIGHT * (len(BLOCKS) - 1)
+    filled = [round((value - low) / ((high - low) or 1.0) * steps) for value in values]
+    lines = []
+    for row in reversed(range(HEIGHT)):
+        lines.append("".join(BLOCKS[min(max(each - row * (len(BLOCKS) - 1), 0), len(BLOCKS) - 1)] for each in filled))
+    return [line.rstrip() for line in lines]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.telemetry.account.sampler import device_memory_bytes
-from tfdist.telemetry.console.base import PROGRESS_LINE_SECONDS, Console, write_line
+from tfdist.telemetry.console.console import PROGRESS_LINE_SECONDS, Console, write_line
 from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress
 from tfdist.telemetry.facts import Event, Level, RunFacts, now
 from tfdist.telemetry.json_text import to_json

@@ -1,7 +1,7 @@
 """The console on a terminal: a bar for the run, and above it lines for epochs that are over.
 
 Invariant: the terminal is drawn at most `_REDRAWS_PER_SECOND` times a second and by the calling thread, so the bar
-takes some 0.2 % of a core and no thread of its own. `console.open_console` makes it.
+takes some 0.2 % of a core and no thread of its own. rich cuts what a narrow terminal has no room for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import rich.progress
 from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
-from tfdist.telemetry.console.base import PlainConsole, outliving_terminal, wrap_words, write_line
+from tfdist.telemetry.console.console import PlainConsole, outliving_terminal, write_line
 from tfdist.telemetry.console.console_text import Plan, Progress, progress_line
 from tfdist.telemetry.facts import Level
 
@@ -46,9 +46,8 @@ class ProgressBarConsole(PlainConsole):
     def start(self, plan: Plan) -> None:
         self.close()
         super().start(plan)
-        self._bar_width = max(self._terminal.width // _BAR_SHARE, _MIN_BAR_WIDTH)
         self._bar = rich.progress.Progress(
-            BarColumn(bar_width=self._bar_width),
+            BarColumn(bar_width=max(self._terminal.width // _BAR_SHARE, _MIN_BAR_WIDTH)),
             TextColumn("{task.description}", markup=False),
             console=self._terminal,
             auto_refresh=False,
@@ -63,7 +62,7 @@ class ProgressBarConsole(PlainConsole):
         if level != "info" and not self._stderr.isatty():
             write_line(self._stderr, text, level)
             return
-        line = wrap_words(text if level == "info" else f"{level}: {text}", self._terminal.width)
+        line = text if level == "info" else f"{level}: {text}"
         with outliving_terminal():
             self._terminal.print(Text(line, style=_STYLES[level]), soft_wrap=True)
 
@@ -78,7 +77,7 @@ class ProgressBarConsole(PlainConsole):
         if self._bar is None or self._clock() - self._last_redraw_time < 1 / _REDRAWS_PER_SECOND:
             return
         self._last_redraw_time = self._clock()
-        text = progress_line(self._plan, progress, seconds_left, width=self._terminal.width - self._bar_width - 1)
+        text = progress_line(self._plan, progress, seconds_left)
         done = progress.step if self._plan.total_steps else progress.step_in_epoch
         self._bar.update(self._task, completed=done, description=text)
         with outliving_terminal():

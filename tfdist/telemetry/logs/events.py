@@ -1,7 +1,7 @@
 """Keeps the lifecycle of a run: one JSON object an event, and a sentence on the console where there is one.
 
 Invariant: only the chief of a training writes events.jsonl; another worker, or mode, writes a file that bears its
-index, or name, and only once it has something to tell. `open_run` makes one log a process and closes it last.
+index, or name, and only with its first event. `open_run` makes one log a process and closes it last.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from tfdist.errors import printable, redacted
-from tfdist.telemetry.console.base import Console
+from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.facts import Event, Level
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.logs.guarded_log import GuardedLog
@@ -24,14 +24,13 @@ class EventLog:
     Args:
       run: whose directory it is kept in.
       mode: as `RunFacts` has it.
-      worker: whose log this is.
-      is_chief: whether the worker writes what all share.
+      worker: whose log this is; 0 is the chief, which writes what all share.
       console: shows what has a message.
-      tell: takes each event, once it is written.
+      dispatch: takes each event, once it is written.
 
     Example:
 
-        log = EventLog(run, worker=topology.worker_index, is_chief=topology.is_chief, console=console)
+        log = EventLog(run, worker=topology.worker_index, console=console)
         log.info("resumed", step=1200, message="Resuming at step 1,200.", checkpoint="checkpoints/1200")
     """
 
@@ -40,16 +39,14 @@ class EventLog:
         run: RunDirectory,
         *,
         worker: int,
-        is_chief: bool,
         mode: str = "train",
         console: Console,
-        tell: Callable[[Event], None] = lambda event: None,
+        dispatch: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        own = run.events if is_chief else run.worker_events(worker)
-        self._log = GuardedLog(own if mode == "train" else run.mode_events(mode, worker))
+        self._log = GuardedLog(run.worker_events(worker) if mode == "train" else run.mode_events(mode, worker))
         self._worker = worker
         self._console = console
-        self._tell = tell
+        self._dispatch = dispatch
         self._lock = threading.Lock()  # what notes a signal tells from a thread of its own
 
     def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
@@ -69,10 +66,7 @@ class EventLog:
         with self._lock:
             problem = self._log.close()
         if problem:
-            name = "log_not_written"
-            self._console.event(
-                Event(name=name, level="warning", worker=self._worker, step=None, message=problem, details={})
-            )
+            self._console.event(Event(name="log_not_written", level="warning", worker=self._worker, message=problem))
 
     def _write(
         self, level: Level, name: str, step: int | None, message: str | None, details: dict[str, object]
@@ -84,7 +78,7 @@ class EventLog:
         line = event_line(event)
         with self._lock:
             problem = self._log.write_line(line)
-        self._tell(event)
+        self._dispatch(event)
         if problem:
             self.warning("log_not_written", message=problem)
 

@@ -23,7 +23,6 @@ try:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-    from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
     from opentelemetry.trace import StatusCode, set_span_in_context
 except ImportError:
     package = "opentelemetry-exporter-otlp-proto-http"
@@ -55,27 +54,23 @@ class OpenTelemetry(Sink):
 
     Args:
       endpoint: a collector's OTLP/HTTP receiver, without /v1/traces.
-      sample_rate: the share of runs whose trace is sent; all starts and workers of a run decide alike.
     """
 
     every_worker = True
 
-    def __init__(self, *, endpoint: str = "http://localhost:4318", sample_rate: float = 1.0) -> None:
+    def __init__(self, *, endpoint: str = "http://localhost:4318") -> None:
         if not endpoint.startswith(("http://", "https://")):
             raise UserError(
                 "opentelemetry.OpenTelemetry.endpoint must be the URL of a collector's OTLP/HTTP receiver, such as "
                 f"'http://localhost:4318'. Received: {redacted(endpoint)!r}."
             )
-        if not 0 <= sample_rate <= 1:
-            raise UserError(f"opentelemetry.OpenTelemetry.sample_rate must be from 0 to 1. Received: {sample_rate!r}.")
-        self._endpoint, self._sample_rate = endpoint.rstrip("/"), sample_rate
+        self._endpoint = endpoint.rstrip("/")
 
     def open(self, run: RunFacts) -> None:
         self._run = run
         name = {"service.name": "tfdist", "service.instance.id": f"{run.run_id}-{run.worker}"}
         self._tracers = TracerProvider(
-            TraceIdRatioBased(self._sample_rate),
-            Resource.create({**name, "job_id": run.run_id, "worker": run.worker}),
+            resource=Resource.create({**name, "job_id": run.run_id, "worker": run.worker}),
             shutdown_on_exit=False,
             id_generator=_OneTrace(int(run.run_id, 16)),
         )

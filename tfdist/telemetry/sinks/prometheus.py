@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
 _MAX_PORT = 65535
-MOST_CONNECTIONS, IDLE_SECONDS = 16, 5.0
+MAX_CONNECTIONS, IDLE_SECONDS = 16, 5.0
 
 
 class Prometheus(Sink):
@@ -75,8 +75,11 @@ class Prometheus(Sink):
         self._registry = prometheus_client.CollectorRegistry()
         self._labels = {"job_id": run.run_id, "worker": str(run.worker)}
         self._metrics = {name: self._series(metric) for name, metric in METRICS.items()}
-        for kind in EVENTS.values():  # from 0 on, since Prometheus sees no growth in a series that begins with 1
-            self._metrics["events_total"].labels(**self._labels, event=kind.name, level=kind.level)
+        for name, (
+            level,
+            _,
+        ) in EVENTS.items():  # from 0 on: Prometheus sees no growth in what begins with 1
+            self._metrics["events_total"].labels(**self._labels, event=name, level=level)
         if self._directory is not None:
             self._textfile = os.path.join(self._directory, f"tfdist-{run.run_id}-{run.worker}.prom")
         if self._port is not None:
@@ -173,7 +176,7 @@ def limit_connections(server: WSGIServer) -> None:
 
     Whoever reaches it could use up the files that this process may open, and a training needs some.
     """
-    free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+    free = threading.BoundedSemaphore(MAX_CONNECTIONS)
     start_thread, answer = server.process_request, server.finish_request
 
     def process_request(request: Any, address: Any) -> None:

@@ -1,19 +1,29 @@
-"""What takes the facts of a run elsewhere: to a tracker, a monitoring system, a program of the user's.
+"""Sinks, which take the facts of a run to a tracker, a monitoring system or a user's program, and the stream to them.
 
-A gin file names them, `train.sinks = [@prometheus.Prometheus()]`. One of the user's own is a subclass of `Sink`.
+A gin file names sinks, `train.sinks = [@prometheus.Prometheus()]`. One of the user's own is a subclass of `Sink`.
+
+Invariant: `SinkDispatcher.dispatch` never waits and never raises for a sink's sake, so that training goes on as without
+sinks. The run's own records (the console, events.jsonl, metrics.jsonl, TensorBoard's files) are written before that.
 """
 
 from __future__ import annotations
 
 import datetime
 import importlib.util
-from collections.abc import Mapping
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfdist.errors import UserError, missing_extra
-from tfdist.telemetry.facts import Event, Phase, Point, RunFacts, Sample
+from tfdist.telemetry.facts import Event, Fact, Phase, Point, RunFacts, Sample
+
+MAX_WAITING = 10_000  # facts, for one sink
+HANG_SECONDS = 30.0
+CLOSE_SECONDS = 15.0
 
 
 class Sink:
@@ -77,6 +87,106 @@ class Tracker(Sink):
         numbers = {f"system/{name}": float(value) for name, value in sample.values.items()}
         numbers |= {f"time/{share}": float(seconds) for share, seconds in sample.seconds.items()}
         self.log(numbers, sample.step or 0, sample.time)
+
+
+class SinkDispatcher:
+    """The sinks of one process.
+
+    Args:
+      sinks: those of this worker.
+      run: what they learn of the run first.
+      warn: is called, by whoever dispatches, with which sink was dropped, and why.
+
+    Attributes:
+      status: how the run ends, for `Sink.close`; FAILED until it has ended well.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], run: RunFacts, *, warn: Callable[[str], None]) -> None:
+        self._threads = [_SinkThread(sink, run) for sink in sinks]
+        self._warn = warn
+        self.status = FAILED
+
+    def dispatch(self, fact: Fact) -> None:
+        """Gives the fact to each sink's thread."""
+        for thread in list(self._threads):
+            trouble = thread.put(fact)
+            if trouble is not None:
+                self._drop(thread, trouble)
+
+    def close(self) -> None:
+        """Waits until the sinks have taken all, together for CLOSE_SECONDS at most."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        threads = [thread for thread in self._threads if thread.end(self.status)]
+        for thread in self._threads:
+            trouble = thread.wait(deadline) if thread in threads else "it has too much to do"
+            if trouble is not None:
+                self._drop(thread, trouble)
+        self._threads = []
+
+    def _drop(self, thread: _SinkThread, trouble: str) -> None:
+        if thread in self._threads:
+            self._threads = [other for other in self._threads if other is not thread]
+            thread.is_dropped = True
+            self._warn(f"The sink {thread.name} was dropped, and the run goes on without it: {trouble}.")
+
+
+class _SinkThread:
+    """One sink and its thread."""
+
+    def __init__(self, sink: Sink, run: RunFacts) -> None:
+        self.name = type(sink).__name__
+        self.is_dropped = False
+        self._sink = sink
+        self._facts: queue.Queue[Fact | str] = queue.Queue(MAX_WAITING)  # a status ends it
+        self._busy_since: float | None = None
+        self._error: Exception | None = None
+        # A daemon, since a sink that hangs must not keep the process.
+        self._thread = threading.Thread(target=self._work, args=(run,), name=f"tfdist-{self.name}", daemon=True)
+        self._thread.start()
+
+    def put(self, fact: Fact) -> str | None:
+        """What is wrong with the sink; None: nothing is, and the fact waits for it."""
+        busy_since = self._busy_since
+        if self._error is not None:
+            return f"{type(self._error).__name__}: {self._error}"
+        if busy_since is not None and time.monotonic() - busy_since > HANG_SECONDS:
+            return f"it has not returned for {HANG_SECONDS:.0f} s"
+        try:
+            self._facts.put_nowait(fact)
+        except queue.Full:
+            return f"{MAX_WAITING:,} facts wait for it"
+        return None
+
+    def end(self, status: str) -> bool:
+        """Has the sink close after all that waits; whether there was room to say so."""
+        try:
+            self._facts.put_nowait(status)
+        except queue.Full:
+            return False
+        return True
+
+    def wait(self, deadline: float) -> str | None:
+        """What is wrong with a sink that was to end by a moment; None: it has."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._error is not None:
+            return f"{type(self._error).__name__}: {self._error}"
+        return f"it was not done {CLOSE_SECONDS:.0f} s after the run" if self._thread.is_alive() else None
+
+    def _work(self, run: RunFacts) -> None:
+        try:
+            self._call(self._sink.open, run)
+            while not isinstance(fact := self._facts.get(), str) and not self.is_dropped:
+                self._call(getattr(self._sink, type(fact).__name__.lower()), fact)  # Event: event, …
+            if isinstance(fact, str):
+                self._call(self._sink.close, fact)
+        except Exception as error:
+            self._error = error
+            self._busy_since = None
+
+    def _call(self, method: Callable[..., None], argument: RunFacts | Fact | str) -> None:
+        self._busy_since = time.monotonic()
+        method(argument)
+        self._busy_since = None
 
 
 def describe_run(run: RunFacts) -> dict[str, Any]:

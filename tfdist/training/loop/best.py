@@ -15,7 +15,7 @@ import keras
 
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.errors import UserError, suggest
-from tfdist.telemetry.metric_direction import larger_is_better
+from tfdist.telemetry.registry import larger_is_better
 from tfdist.training.run.settings import TrainSettings
 
 if TYPE_CHECKING:  # sweeps use this without TensorFlow

@@ -1,16 +1,20 @@
-"""The steps at which a call of the step function has to end, because something else comes first.
+"""The steps at which a call of the step function ends, how far a loop has come, and what workers want of the next one.
 
-Invariant: they follow from the settings alone, so every worker meets the same ones.
+Invariant: boundaries follow from the settings alone, so every worker meets the same ones. An outcome is made of
+numbers, strings and dicts of them, as a checkpoint keeps it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from tfdist.errors import UserError, is_whole_number
-from tfdist.recipes.lengths import is_length, length_of
+from tfdist.recipes.lengths import is_length, parse_length
 from tfdist.settings.checks import COUNT, Check, or_none
 from tfdist.settings.declaration import Settings, setting
 from tfdist.strategies.base import Strategy
@@ -22,7 +26,7 @@ def _are_epochs(value: Any) -> bool:
 
 def _steps_in(value: Any) -> int | None:
     """Of a text, '500 steps'; None of anything else."""
-    length = length_of("", value) if isinstance(value, str) and is_length(value) else None
+    length = parse_length("", value) if isinstance(value, str) and is_length(value) else None
     return int(length.amount) if length is not None and length.unit == "steps" and length.amount else None
 
 
@@ -173,3 +177,66 @@ class Pace:
             self.settled = True
         else:
             self.steps_per_call *= 2
+
+
+@dataclasses.dataclass
+class Outcome:
+    """Where a loop ended; `best` as `best.Watched.newest` gives it; `weightless` steps of the whole run."""
+
+    step: int = 0
+    stopped_early: bool = False
+    train_metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
+    eval_metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
+    evaluated_at: int = -1
+    paused: bool = False
+    best: dict[str, Any] | None = None
+    weightless: int = 0
+
+
+def mean_losses(sums: Sequence[float], term_names: Sequence[str]) -> dict[str, float]:
+    """The losses to report, of what `Totals.sums` holds; none where nothing has weighed anything."""
+    loss_sum, weight, weightless, *term_sums = sums
+    if weightless and not weight:
+        return {}
+    weight = weight or float("nan")
+    terms = zip(term_names, term_sums, strict=True)
+    return {"loss": loss_sum / weight} | {f"{name}_loss": value / weight for name, value in terms}
+
+
+# Of Keras's own callbacks, those that may set `stop_training`.
+STOPPING = (keras.callbacks.EarlyStopping, keras.callbacks.TerminateOnNaN)
+
+
+def suspects_of_stop(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
+    """The classes of the callbacks that may have ended a training early: one, where one says that it has."""
+    patient = [c for c in callbacks if getattr(c, "stopped_epoch", 0)][:1]
+    others = [c for c in callbacks if isinstance(c, STOPPING) or not type(c).__module__.startswith("keras.")]
+    return list(dict.fromkeys(type(c).__name__ for c in patient or others))
+
+
+@dataclasses.dataclass(frozen=True)
+class Vote:
+    """What one worker wants, or what any of them does.
+
+    Attributes:
+      leave: to save and end, because the process will be taken away.
+      save: a checkpoint.
+      stop: to end the training here, as a callback asked for.
+    """
+
+    leave: bool = False
+    save: bool = False
+    stop: bool = False
+
+    def tensor(self, news: Sequence[float] = ()) -> tf.Tensor:
+        """Float32 [3 + len(news)], to be summed over the replicas: the votes, then what else the workers tell."""
+        return tf.constant([float(self.leave), float(self.save), float(self.stop), *news])
+
+    @classmethod
+    def of(cls, sums: Sequence[float]) -> Vote:
+        """What somebody wants, out of the sums."""
+        return cls(*(bool(number > 0) for number in sums[:NUM_VOTES]))
+
+
+NUM_VOTES = len(dataclasses.fields(Vote))
+Votes = Callable[[], Vote]  # `Vote` itself continues to the end

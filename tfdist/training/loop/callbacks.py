@@ -81,9 +81,9 @@ class Callbacks:
         self._model = model
         self._optimizer = optimizer
         model.stop_training = False
+        self._compiled = compiled
         with compiled():
-            hooks = keras.callbacks.CallbackList(mine, model=model, add_history=False, add_progbar=False, **params)
-        self._list = _Explaining(hooks, compiled)
+            self._list = keras.callbacks.CallbackList(mine, model=model, add_history=False, add_progbar=False, **params)
         self._has_end_hooks = any(overrides(callback, "on_train_end") for callback in mine)
 
     @property
@@ -97,7 +97,7 @@ class Callbacks:
     def train_begin(self, resumes_at: int | None = None) -> None:
         """`resumes_at`: the next epoch whose end the callbacks see, of a run that an earlier start began."""
         with continued_files(self._mine, resumes_at):
-            self._list.on_train_begin()
+            self.call("on_train_begin")
         self._baseline = Baseline(self._mine)
 
     def changes(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -113,7 +113,7 @@ class Callbacks:
         """What `fit` does after its last epoch: the optimizer's averages replace the weights, then callbacks may.
 
         Args:
-          logs: the last epoch's, as `epoch_end` had them.
+          logs: the last epoch's, as `on_epoch_end` had them.
 
         Returns:
           Whether the model's weights changed, so that the last evaluation is not theirs.
@@ -121,7 +121,7 @@ class Callbacks:
         may_change = self._has_end_hooks or keeps_average(self._optimizer)
         before = self._digest_weights() if may_change else []
         self._optimizer.finalize_variable_values(self._model.trainable_variables)
-        self._list.on_train_end(_as_in_fit(logs))
+        self.call("on_train_end", logs)
         return may_change and before != self._digest_weights()
 
     def _digest_weights(self) -> list[bytes]:
@@ -133,35 +133,25 @@ class Callbacks:
     def weights_are_finite(self) -> bool:
         return all(np.isfinite(w).all() for w in self._model.get_weights() if w.dtype.kind == "f")
 
-    def epoch_begin(self, epoch: int) -> None:
-        self._list.on_epoch_begin(epoch)
-
-    def epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        """`logs`: the epoch's training metrics, and the evaluation's under `val_…` names."""
-        self._list.on_epoch_end(epoch, _as_in_fit(logs))
-
-    def batch_begin(self, step_in_epoch: int) -> None:
-        if self.act_on_batches:
-            self._list.on_train_batch_begin(step_in_epoch)
-
-    def batch_end(self, step_in_epoch: int, logs: dict[str, Any], *, diverged: bool = False) -> None:
-        """`logs`: means over the epoch so far. With `diverged` those are called, too, that only wait for that."""
-        if self.act_on_batches or diverged:
-            self._list.on_train_batch_end(step_in_epoch, _as_in_fit(logs))
-
     def test_begin(self) -> None:
         self._model.stop_evaluating = False
-        self._list.on_test_begin()
+        self.call("on_test_begin")
 
-    def test_batch_begin(self, step: int) -> None:
-        self._list.on_test_batch_begin(step)
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Calls a hook of all callbacks, with logs as `fit` gives them.
 
-    def test_batch_end(self, step: int, logs: dict[str, Any]) -> None:
-        """`logs`: means over the evaluation so far."""
-        self._list.on_test_batch_end(step, _as_in_fit(logs))
-
-    def test_end(self, logs: dict[str, Any]) -> None:
-        self._list.on_test_end(_as_in_fit(logs))
+        Raises:
+          CallbackError: one has raised something; the message names it.
+        """
+        given = [_as_in_fit(each) if isinstance(each, dict) else each for each in arguments]
+        try:
+            with self._compiled():
+                getattr(self._list, hook)(*given)
+        except TfdistError:
+            raise
+        except Exception as error:
+            told = user_code.failed(f"The callback {_raising(error)}, in {hook},", error)
+            raise CallbackError(str(told)) from error
 
 
 def _as_in_fit(logs: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,31 +161,6 @@ def _as_in_fit(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 class CallbackError(UserError):
     """What a callback raised, in one message; its cause is what was raised."""
-
-
-class _Explaining:
-    """The hooks of a CallbackList, with what they raise turned into a message that names the callback."""
-
-    def __init__(
-        self, hooks: keras.callbacks.CallbackList, around: Callable[[], contextlib.AbstractContextManager[None]]
-    ) -> None:
-        self._hooks = hooks
-        self._around = around
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        hook = getattr(self._hooks, name)
-
-        def call(*args: Any) -> None:
-            try:
-                with self._around():
-                    hook(*args)
-            except TfdistError:
-                raise
-            except Exception as error:
-                told = user_code.failed(f"The callback {_raising(error)}, in {name},", error)
-                raise CallbackError(str(told)) from error
-
-        return call
 
 
 def _raising(error: Exception) -> str:

@@ -16,13 +16,12 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import ROWS, Objective, Task
 from tfdist.telemetry import heartbeat
-from tfdist.training.loop.boundaries import Pace
+from tfdist.training.loop.boundaries import Pace, Vote, Votes
 from tfdist.training.loop.callbacks import Callbacks
-from tfdist.training.loop.outcome import Vote, Votes
 from tfdist.training.run.run import Run
 from tfdist.training.step.gradients import forward, quotients
-from tfdist.training.step.layers.normalization import batch_norm_layers
 from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.normalization import batch_norm_layers
 from tfdist.training.step.precision import traced
 
 
@@ -53,7 +52,9 @@ class Evaluator:
         self._note = run.note
         self._has_noted = False
         with strategy.scope():
-            self._sums = LossSums(num_terms=len(self._term_names))
+            # [Σ weight, Σ loss · examples, Σ examples, Σ term · examples …] over the batches so far, of this replica.
+            sums = keras.metrics.Metric(name="loss_sums")
+            self._sums = sums.add_variable(shape=(3 + len(self._term_names),), initializer="zeros", name="sums")
         self._pace = Pace(strategy, None)
         self._begin = traced(lambda: strategy.run(self._reset))
         self._advance = traced(self._steps, reduce_retracing=True)
@@ -77,10 +78,10 @@ class Evaluator:
         while step < self._num_steps:
             count = 1 if hooks else min(self._pace.steps_per_call, self._num_steps - step)
             if hooks:
-                hooks.test_batch_begin(step)
+                hooks.call("on_test_batch_begin", step)
             wanted = self._call(count, votes())
             if hooks:
-                hooks.test_batch_end(step, self._read())
+                hooks.call("on_test_batch_end", step, self._read())
             step += count
             if step < self._num_steps and wanted.leave:
                 return None
@@ -141,7 +142,7 @@ class Evaluator:
 
     def _reset(self) -> None:
         self._metrics.reset()
-        self._sums.reset_state()
+        self._sums.assign(tf.zeros_like(self._sums))
 
     def _on_replica(self, batch: dict[str, Any]) -> None:
         parts = {"num_parts": self._strategy.topology.num_replicas, "batch_size": self._batch_size}
@@ -150,7 +151,7 @@ class Evaluator:
         loss, terms = self._parts_of_losses(objective)
         count = objective.divisors[ROWS]
         (weight,) = objective.weight or (count,)
-        self._sums.update_state(tf.stack([weight, loss, count, *(terms[n] for n in self._term_names)]))
+        self._sums.assign_add(tf.stack([weight, loss, count, *(terms[n] for n in self._term_names)]))
 
     def _parts_of_losses(self, objective: Objective) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """This replica's parts of the loss of the global batch, and of each term's, times the batch's examples.
@@ -168,26 +169,12 @@ class Evaluator:
 
     def _results(self) -> tuple[tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         """What all examples weigh, the losses, and the metrics."""
-        (sums,) = self._strategy.sum_over_replicas([tf.convert_to_tensor(self._sums.sums.value)])
+        (sums,) = self._strategy.sum_over_replicas([tf.convert_to_tensor(self._sums.value)])
         weight, loss_sum, count, *terms = tf.unstack(sums)
         losses = {"loss": tf.math.divide_no_nan(loss_sum, count)}
         for name, term in zip(self._term_names, terms, strict=True):
             losses[f"{name}_loss"] = tf.math.divide_no_nan(term, count)
         return weight, losses, self._metrics.read(self._strategy)[0]
-
-
-class LossSums(keras.metrics.Metric):
-    """[Σ weight, Σ loss · examples, Σ examples, Σ term · examples …] over the batches so far, this replica's parts."""
-
-    def __init__(self, num_terms: int) -> None:
-        super().__init__(name="loss_sums")
-        self.sums = self.add_variable(shape=(3 + num_terms,), initializer="zeros", name="sums")
-
-    def update_state(self, sums: tf.Tensor) -> None:
-        self.sums.assign_add(sums)
-
-    def result(self) -> tf.Tensor:
-        return tf.math.divide_no_nan(self.sums[1], self.sums[2])
 
 
 def to_python(results: dict[str, tf.Tensor]) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Everything that training changes, made inside a strategy's scope and checked before the first step."""
+"""Everything that training changes, made inside a strategy's scope and checked before the first step.
+
+Invariant: a metric of the user's own that is no sum over examples, which replicas add up, is refused: it would report
+another value than on one device.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +14,24 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.keras_patches.patches import Patches
-from tfdist.recipes.recompute import AUTO, chosen_layers
+from tfdist.keras_patches.patches import COMPILED, Patches
+from tfdist.recipes.recompute import AUTO, choose_layers
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task, symbolic_inputs
 from tfdist.telemetry import heartbeat
-from tfdist.training.loop.callback_model import COMPILED
-from tfdist.training.sharding.late_values import LateValues
 from tfdist.training.sharding.sharded_update import build_on_stages, build_sharded
 from tfdist.training.sharding.sharded_weights import gather_weights
-from tfdist.training.sharding.shards import HOST, OPTIMIZER, WEIGHTS, Shards
+from tfdist.training.sharding.shards import HOST, OPTIMIZER, WEIGHTS, LateValues, Shards
 from tfdist.training.sharding.stages import compute_in_stages, devices_of, layers_by_device
 from tfdist.training.sharding.tensor_parallel import chosen, split_layers
 from tfdist.training.step.gradients import explained, forward
-from tfdist.training.step.layers.aggregation import follow_aggregation
-from tfdist.training.step.layers.layer_state import separate_losses
-from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.layer_state import follow_aggregation, separate_losses
+from tfdist.training.step.metrics import ADDED, MetricGroup, result_of
 from tfdist.training.step.optimizer import build_optimizer
 from tfdist.training.step.precision import LossScale, traced
 from tfdist.training.step.randomness import separate_replicas
@@ -119,7 +121,7 @@ def _build(
         return built, None, functools.partial(compute_in_stages, placed, patches)
     assert sharding is not None
     splits = [] if isinstance(sharding, str) else chosen(built, sharding, strategy.topology.num_replicas)
-    blocks = chosen_layers(built, AUTO) if sharding == WEIGHTS else []
+    blocks = choose_layers(built, AUTO) if sharding == WEIGHTS else []
     axes = {id(each.variable): each.axis for each in splits}
     shards = Shards(strategy, built.trainable_variables, sharding, blocks, axes)
     values.give(but=shards.is_apart)
@@ -270,3 +272,69 @@ def _without_names(value: object) -> str:
     """A value as text, without the numbers and addresses that depend on the process."""
     text = json.dumps(value, sort_keys=True, default=repr)
     return re.sub(r"0x[0-9a-f]+", "", re.sub(r'_\d+"', '"', text))
+
+
+MOST_ROWS = 32
+KNOWN_PACKAGES = {"keras", "tfdist"}  # whose metrics are such sums
+
+
+def check_metric_sums(model: keras.Model, task: Task, structure: Any, num_replicas: int) -> None:
+    """Raises UserError where a metric of the user's own would not be that of one device.
+
+    Args:
+      model: built, and not sharded.
+      task: bound to it.
+      structure: of a batch.
+      num_replicas: of the run; one replica reports whatever the metric keeps.
+    """
+    if num_replicas == 1:
+        return
+    metrics = MetricGroup(task.metric_specs())
+    packages = {n: type(m).__module__.partition(".")[0] for n, m in zip(metrics.names, metrics.metrics, strict=True)}
+    if set(packages.values()) <= KNOWN_PACKAGES:
+        return
+    try:
+        unsummed = _metrics_without_sum(model, task, metrics, tf.nest.map_structure(_made_up, structure))
+    except Exception:  # what a model or a metric makes of such examples says nothing of those to come
+        return
+    if wrong := ", ".join(repr(name) for name in unsummed if packages[name] not in KNOWN_PACKAGES):
+        raise UserError(
+            f"The metric {wrong} is not made of sums over examples, so {num_replicas} replicas, which add up "
+            "its variables, would report another value than one device. Have update_state add to its variables, and "
+            "result combine the sums, or leave it out; add_variable(…, aggregation='mean') gives a mean of replicas."
+        )
+
+
+def _made_up(spec: tf.TensorSpec) -> tf.Tensor:
+    shape = [MOST_ROWS, *(4 if size is None else size for size in spec.shape[1:])]
+    values = np.random.default_rng(0).random(shape) if spec.dtype.is_floating else np.zeros(shape)
+    return tf.fill(shape, "") if spec.dtype == tf.string else tf.cast(values, spec.dtype)
+
+
+def _metrics_without_sum(model: keras.Model, task: Task, metrics: MetricGroup, examples: Any) -> list[str]:
+    """The names of the metrics whose result is another one where the two halves of a batch are counted apart."""
+    with keras.StatelessScope():  # what layers count or draw stays as it is
+        whole_outputs = forward(model, task, {"examples": examples}, training=False).outputs
+
+    def states(rows: slice) -> list[np.ndarray]:
+        part, outputs = (
+            tf.nest.map_structure(lambda each: None if each is None else each[rows], some)
+            for some in (examples, whole_outputs)
+        )
+        metrics.reset()
+        task.update_metrics(metrics.metrics, part, outputs, None)
+        return [np.array(variable.value) for variable in metrics.variables]
+
+    whole, *halves = (states(rows) for rows in (slice(None), slice(MOST_ROWS // 2), slice(MOST_ROWS // 2, None)))
+    added = [
+        sum(each) if variable.aggregation == ADDED else alike
+        for variable, alike, *each in zip(metrics.variables, whole, *halves, strict=True)
+    ]
+    names, last = [], 0
+    for name, metric in zip(metrics.names, metrics.metrics, strict=True):
+        first, last = last, last + len(metric.variables)
+        results = [result_of(metric, [tf.constant(each) for each in some[first:last]]) for some in (whole, added)]
+        one, other = (np.concatenate([np.ravel(each) for each in tf.nest.flatten(result)]) for result in results)
+        if not np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True):
+            names.append(name)
+    return names

@@ -26,19 +26,17 @@ from tfdist.telemetry.account import time_account
 from tfdist.telemetry.records import as_type
 from tfdist.telemetry.reporter import Reporter
 from tfdist.training.loop.best import watched
-from tfdist.training.loop.boundaries import Pace
+from tfdist.training.loop.boundaries import NUM_VOTES, Outcome, Pace, Vote, mean_losses
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, to_python
-from tfdist.training.loop.outcome import NUM_VOTES, Outcome, Vote, mean_losses
 from tfdist.training.recovery.recovery import Opened, Position, other_version
 from tfdist.training.run.assembly import Training, xla_trial
 from tfdist.training.run.tuned import Call
 from tfdist.training.step.optimizer import learning_rate
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.equality import Equality, compare_first_batch
-from tfdist.training.watch.input_wait import InputWait
 from tfdist.training.watch.profiler import Profiler
-from tfdist.training.watch.stragglers import Stragglers
+from tfdist.training.watch.waiting import InputWait, Stragglers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,7 +258,7 @@ class Loop:
         self._sums = [0.0] * len(self._sums)
         self._evaluation_seconds = 0.0
         self._step.reset_metrics()
-        self._callbacks.epoch_begin(self._outcome.step // self._boundaries.steps_per_epoch)
+        self._callbacks.call("on_epoch_begin", self._outcome.step // self._boundaries.steps_per_epoch)
         self._agree_on_stop()
         self._stops_after_batch = self._wanted.stop
         self._epoch_started, self._timed_from = time.perf_counter(), self._outcome.step
@@ -278,7 +276,8 @@ class Loop:
     def _call(self, last_step: int) -> None:
         """The steps up to `last_step` in one call of the compiled function, and what is told of them."""
         steps = last_step - self._outcome.step
-        self._callbacks.batch_begin(self._outcome.step % self._boundaries.steps_per_epoch)
+        if self._callbacks.act_on_batches:
+            self._callbacks.call("on_train_batch_begin", self._outcome.step % self._boundaries.steps_per_epoch)
         self._profiler.before_call(self._outcome.step)
         compiles = self._xla_trial is not None and self._xla_trial.compiles_next
         heartbeat.beat(heartbeat.BUILDING if compiles else heartbeat.TRAINING, self._outcome.step)
@@ -286,7 +285,7 @@ class Loop:
         votes = self._votes(last_step).tensor(self._stragglers.news())
         sums = np.array(self._sums)
         try:
-            with failures.raise_noted_errors(), self._profiler.marked(last_step, steps):
+            with failures.raise_recorded_errors(), self._profiler.marked(last_step, steps):
                 totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), votes, sums)
                 done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
         except tf.errors.ResourceExhaustedError as error:
@@ -298,7 +297,7 @@ class Loop:
         weightless = int(self._sums[2] - weightless_before)
         self._outcome.step += done
         if weightless and not self._outcome.weightless:
-            self._reporter.weightless(step=self._outcome.step)
+            self._reporter.report_zero_weight(step=self._outcome.step)
         self._outcome.weightless += weightless
         heartbeat.beat(heartbeat.BETWEEN, self._outcome.step)
         self._account(seconds, float(totals.input_seconds), float(totals.peer_seconds))
@@ -306,13 +305,15 @@ class Loop:
         self._outcome.train_metrics = mean_losses(self._sums, self._step.term_names) | to_python(metrics)
         if self._step.unused and not self._told_unused:
             self._told_unused = True
-            self._reporter.unused(step=self._outcome.step, variables=self._step.unused)
+            self._reporter.report_unused(step=self._outcome.step, variables=self._step.unused)
         gradient_norm = float(totals.gradient_norm)
         if not math.isnan(gradient_norm):
             self._gradient_norm = {"gradient_norm": gradient_norm}
         self._pace.observe(steps, seconds)
         if self._xla_trial is not None and done == steps:
             self._step = self._xla_trial.after(Call(self._outcome.step, steps, seconds))
+            if self._xla_trial.is_over:
+                self._xla_trial = None  # lets what was not chosen go
         self._input_wait.observe(step=self._outcome.step, waited=float(totals.input_seconds), seconds=seconds)
         self._stragglers.observe(
             step=self._outcome.step,
@@ -352,9 +353,8 @@ class Loop:
             outcome.train_metrics["loss"] = math.nan
         raised: UserError | None = None
         try:
-            self._callbacks.batch_end(
-                self._steps_in_epoch - 1, outcome.train_metrics, diverged=self._diverged is not None
-            )
+            if self._callbacks.act_on_batches or self._diverged is not None:
+                self._callbacks.call("on_train_batch_end", self._steps_in_epoch - 1, outcome.train_metrics)
         except UserError as error:
             if self._diverged is None:
                 raise
@@ -386,7 +386,7 @@ class Loop:
                 f"Training diverged at step {step}: gradients overflow float16 even at loss scale 1. Try "
                 "train.precision = 'bfloat16' or 'float32', or a lower learning rate."
             )
-        self._reporter.skipped(step=step, steps=overflowed, scale=scale)
+        self._reporter.report_overflow(step=step, steps=overflowed, scale=scale)
         return None
 
     def _evaluate(self) -> None:
@@ -398,7 +398,7 @@ class Loop:
         if results is None:
             self._leave(boundary_is_due=True)
         self._outcome.eval_metrics, self._outcome.evaluated_at = results, self._outcome.step
-        self._callbacks.test_end(results)
+        self._callbacks.call("on_test_end", results)
         self._point("eval", results)
         self._evaluation_seconds += time.perf_counter() - started
 
@@ -418,14 +418,9 @@ class Loop:
         heartbeat.beat(heartbeat.AGREEING)
         self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)
         heartbeat.beat(heartbeat.BETWEEN)
-        self._callbacks.epoch_end(self._epoch, self._logs())
+        self._callbacks.call("on_epoch_end", self._epoch, self._logs())
         heartbeat.beat(heartbeat.AGREEING)
-        is_due = self._equality is not None and self._equality.is_due and self._strategy.topology.is_chief
-        wants_stop = self._wanted.stop or self._callbacks.wants_stop
-        stop, compare = self._strategy.sum_over_workers([float(wants_stop), float(is_due)])
-        outcome.stopped_early = bool(stop)
-        if compare:
-            self._check_equality()
+        outcome.stopped_early = self._strategy.any_worker(self._wanted.stop or self._callbacks.wants_stop)
         heartbeat.beat(heartbeat.BETWEEN)
 
     def _check_equality(self) -> None:

@@ -24,7 +24,7 @@ from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError, UserError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import heartbeat
-from tfdist.training.loop.outcome import Vote
+from tfdist.training.loop.boundaries import Vote
 from tfdist.training.step.randomness import read_generators, set_generators
 from tfdist.training.step.state import MODEL, OPTIMIZER, SEEDS, ModelState, TrainingState
 

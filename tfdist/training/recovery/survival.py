@@ -6,7 +6,6 @@ Invariant: whatever ends the training, what was saved before is stored before th
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import os
@@ -31,7 +30,6 @@ from tfdist.storage import files
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry import heartbeat
-from tfdist.telemetry.facts import now
 from tfdist.telemetry.result import versions
 from tfdist.training.recovery.recovery import (
     Checkpoint,
@@ -104,7 +102,6 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     if policy is None:
         yield Opened(None, start, lost, state, None)
         return
-    policy = as_it_fails(run, policy)
     with contextlib.ExitStack() as stack:
         manager, part = None, _part(run, policy, is_sharded=state.is_sharded)
         if run.topology.is_chief or part is not None:
@@ -135,16 +132,6 @@ def open_recovery(training: Training) -> Iterator[Opened]:
         )
         recovery.prepare()
         yield Opened(recovery, start, lost, state, checkpoint)
-
-
-def as_it_fails(run: Run, policy: CheckpointPolicy) -> CheckpointPolicy:
-    """The policy for a run that failed so often: failures may be more frequent than it says. A collective."""
-    seconds = policy.mean_seconds_between_failures
-    num_failures = sum(start.end is None for start in run.earlier_starts)
-    if num_failures:
-        seconds = (now() - run.earlier_starts[0].time).total_seconds() / num_failures
-    (seconds,) = run.strategy.from_chief([max(1.0, min(seconds, policy.mean_seconds_between_failures))]).tolist()
-    return dataclasses.replace(policy, mean_seconds_between_failures=seconds)
 
 
 def _part(run: Run, policy: CheckpointPolicy, *, is_sharded: bool) -> Part | None:

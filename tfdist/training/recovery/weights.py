@@ -21,7 +21,7 @@ from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.state import EventSink, State
 from tfdist.errors import UserError
-from tfdist.recipes.lora import adapter_bytes, adapter_of, kept_adapters
+from tfdist.recipes.lora import adapter_bytes, keep_adapters, read_adapter
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.run_directory import RunDirectory
@@ -57,44 +57,6 @@ class Found:
         if self.step is None:
             return self.path
         return f"step {self.step:,}{f' ({self.why})' if self.why else ''}, {self.path}"
-
-
-def find(
-    weights: str | int | None,
-    run: RunDirectory,
-    policy: CheckpointPolicy | None,
-    *,
-    tell: EventSink,
-    setting: str = "evaluate.weights",
-) -> Found:
-    """The weights that a setting names.
-
-    Args:
-      weights: as in `EvaluateSettings`; None is the model that the run has exported.
-      run: whose checkpoints and model are meant.
-      policy: of the run: says by which metric a checkpoint is the best one.
-      tell: gets a warning of each damaged checkpoint that is passed over.
-      setting: its name, for messages.
-    """
-    if weights is None:
-        return find_exported(run, setting)
-    if isinstance(weights, int):
-        return _of_step(weights, run)
-    if weights == LAST:
-        return _newest(run.checkpoints, f"{run.path} has no checkpoint that is whole.", tell)
-    if weights == BEST:
-        return _best(run, policy, setting)
-    path = RunDirectory(weights).path
-    if path.endswith(FILES):
-        if not files.exists(path):
-            raise UserError(f"There is no file {setting} = {path!r}.")
-        return Found(path)
-    if (found := find_checkpoint(path, setting, tell=tell)) is not None:
-        return found
-    raise UserError(
-        f"{setting} = {path!r} is no weights that can be read. Write 'best', 'last', a step, the directory of a "
-        "checkpoint or of a run, or a file in .keras and .weights.h5 format."
-    )
 
 
 def find_checkpoint(path: str, setting: str, *, tell: EventSink) -> Found | None:
@@ -234,7 +196,7 @@ def export_model(run: Run, model: keras.Model) -> None:
         files.make_dirs(run.directory.export)
         with open(path, "rb") as saved:
             files.write_atomic(run.directory.model, saved.read())
-    adapter = adapter_of(model)
+    adapter = read_adapter(model)
     if adapter:
         files.write_atomic(run.directory.adapter, adapter_bytes(adapter))
 
@@ -246,9 +208,10 @@ def check_exported(run_dir: str, weights: str | int | None) -> None:
 
 
 def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy | None, *, setting: str) -> Found:
-    """What a setting, such as `evaluate.weights`, names.
+    """The weights that a setting names, such as `evaluate.weights`; None is the model that the run has exported.
 
-    A collective: the chief looks, the others learn what it found, without the values.
+    A collective: the chief looks, the others learn what it found, without the values. The policy says by which metric a
+    checkpoint is the best one.
 
     Raises:
       UserError: there is no such thing; on every worker.
@@ -256,11 +219,35 @@ def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy |
     found: list[Found] = []
 
     def read() -> tuple[str, int | None, str]:
-        found.append(find(weights, run.directory, policy, tell=run.events, setting=setting))
+        found.append(_find(weights, run.directory, policy, run.events, setting))
         return found[0].path, found[0].step, found[0].why
 
     path, step, why = run.strategy.read_on_chief(read, "The checkpoints cannot be read")
     return found[0] if found else Found(path, step, None, why)
+
+
+def _find(
+    weights: str | int | None, run: RunDirectory, policy: CheckpointPolicy | None, tell: EventSink, setting: str
+) -> Found:
+    if weights is None:
+        return find_exported(run, setting)
+    if isinstance(weights, int):
+        return _of_step(weights, run)
+    if weights == LAST:
+        return _newest(run.checkpoints, f"{run.path} has no checkpoint that is whole.", tell)
+    if weights == BEST:
+        return _best(run, policy, setting)
+    path = RunDirectory(weights).path
+    if path.endswith(FILES):
+        if not files.exists(path):
+            raise UserError(f"There is no file {setting} = {path!r}.")
+        return Found(path)
+    if (found := find_checkpoint(path, setting, tell=tell)) is not None:
+        return found
+    raise UserError(
+        f"{setting} = {path!r} is no weights that can be read. Write 'best', 'last', a step, the directory of a "
+        "checkpoint or of a run, or a file in .keras and .weights.h5 format."
+    )
 
 
 def put_weights(run: Run, model: keras.Model, found: Found) -> None:
@@ -295,7 +282,7 @@ def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> lis
         try:
             with open(copy, "wb") as target:
                 target.write(files.read(path))
-            with kept_adapters(model), warnings.catch_warnings(record=True, action="always") as caught:
+            with keep_adapters(model), warnings.catch_warnings(record=True, action="always") as caught:
                 model.load_weights(copy, skip_mismatch=partial)
         except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
             told = said(error).partition(" Target variable: ")[0]  # of which Keras shows the values

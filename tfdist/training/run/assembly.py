@@ -19,7 +19,7 @@ from tfdist.data.sources.source import Source
 from tfdist.errors import OutOfMemoryError, UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength
-from tfdist.recipes.recompute import compute_again
+from tfdist.recipes.recompute import recompute_layers
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.cluster import environment
@@ -28,10 +28,9 @@ from tfdist.telemetry import heartbeat
 from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors, reported_by
 from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.loop.evaluation import Evaluator
-from tfdist.training.loop.learner import ModelBuilder, build_learner, check_divisible, check_fit
+from tfdist.training.loop.learner import ModelBuilder, build_learner, check_divisible, check_fit, check_metric_sums
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.run.compiled import parts_of
-from tfdist.training.run.metric_sums import check_metric_sums
 from tfdist.training.run.run import Run
 from tfdist.training.run.settings import DETERMINISM, TrainSettings
 from tfdist.training.run.tuned import (
@@ -46,15 +45,17 @@ from tfdist.training.run.tuned import (
 )
 from tfdist.training.sharding.shards import HOST
 from tfdist.training.step.gradients import LocalGradients
-from tfdist.training.step.layers.layer_state import moving_variables
-from tfdist.training.step.layers.normalization import batch_norm_layers, microbatch_note, synchronize
+from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.normalization import batch_norm_layers, microbatch_note, synchronize
 from tfdist.training.step.optimizer import bind_schedules, steps_before_swa
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import seed_generators, set_seeds
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.equality import check_same_batches
+
+REASSOCIATING = ("arithmetic_optimization", "constant_folding")  # of TensorFlow's optimizers of graphs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +103,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     )
     check_reported(settings, learner.eval_metrics, task, learner.optimizer)
     if learner.shards is None:
-        check_metric_sums(learner.model, task, source.structure, run.topology)
+        check_metric_sums(learner.model, task, source.structure, run.topology.num_replicas)
     bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables, patches)
     if settings.canonical_replicas is None:  # whose parts are the same for any number of workers
         plan = scale_microbatches(run, learner, plan)
@@ -112,7 +113,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     in_order = settings.canonical_replicas is not None
     wanted = settings.synchronize_batch_norm
     synchronize(learner.model, run.strategy, patches, wanted=wanted, pads=settings.pads, in_parts=in_order)
-    compute_again(learner.model, settings.recompute, patches)
+    recompute_layers(learner.model, settings.recompute, patches)
     if settings.deterministic:
         patches.enter_context(keep_arithmetic())
     return Training(run, settings, source, learner, task, plan, settings.boundaries(plan.steps_per_epoch))
@@ -196,9 +197,7 @@ def open_source(run: Run, data: Callable[[], Any], split: str) -> Source:
         strategy, lambda: _facts_of(source, split), advice="Give all workers the same files and the same code."
     )
     if run.topology.is_chief:
-        sharing = source.describe_sharing(trains=split == "training")
-        first, *others = [*source.describe(), ""]
-        lines = [line for line in ("; ".join(filter(None, [first, sharing])), *others) if line]
+        lines = source.describe()
         run.events.info(
             "data_opened",
             message=f"{split} data: {source.num_examples:,} examples{'; ' + lines[0] if lines else ''}",
@@ -227,7 +226,7 @@ def _facts_of(source: Source, split: str) -> dict[str, object]:
 
 def check_examples(task: Task, model: keras.Model, source: Source, split: str) -> None:
     """Raises UserError where the model cannot learn from an example that lies in memory."""
-    held = source.held()
+    held = source.arrays_in_memory()
     if held is not None:
         task.check_examples(model, held, split)
 
@@ -266,7 +265,7 @@ def build_step(training: Training) -> TrainStep:
 
 def first_batch(training: Training) -> Any:
     """The local batches of the first step, read apart from the run's own."""
-    with failures.raise_noted_errors():
+    with failures.raise_recorded_errors():
         return next(stream(training.run, training.source, training.plan))
 
 
@@ -370,15 +369,15 @@ def keep_arithmetic() -> Iterator[None]:
     """Has TensorFlow compute, while it lasts, in the order in which the program is written.
 
     Its arithmetic optimizer goes through tables whose order depends on addresses of memory: it rewrites a product of
-    scalars in one process otherwise than in another one, and a tree of sums otherwise where replicas share a graph.
+    scalars in one process otherwise than in another one. Its constant folding moves constants through products and
+    sums, by what else is in the graph: otherwise where replicas share it, or where one of them owns an update.
     """
-    name = "arithmetic_optimization"
-    before = tf.config.optimizer.get_experimental_options().get(name, True)
-    tf.config.optimizer.set_experimental_options({name: False})
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(REASSOCIATING, False))
     try:
         yield
     finally:
-        tf.config.optimizer.set_experimental_options({name: before})
+        tf.config.optimizer.set_experimental_options({name: before.get(name, True) for name in REASSOCIATING})
 
 
 def _check_canonical(model: keras.Model, strategy: Strategy, parts: int, *, averages: bool) -> None:

@@ -24,22 +24,21 @@ from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.data.transforms.mapped import Mapped
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
-from tfdist.recipes.recompute import chosen_layers
+from tfdist.recipes.recompute import choose_layers
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.tasks.base import Task
-from tfdist.telemetry.console.formatting import curve
+from tfdist.telemetry.console.console_text import curve
 from tfdist.training.loop.callbacks import is_backup
-from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit
+from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit, check_metric_sums
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
 from tfdist.training.run.compiled import parts_of
-from tfdist.training.run.metric_sums import metrics_without_sum
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings
 from tfdist.training.step.gradients import explained, forward
-from tfdist.training.step.layers.normalization import microbatch_note
 from tfdist.training.step.metrics import MetricGroup
+from tfdist.training.step.normalization import microbatch_note
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
 from tfdist.training.step.precision import set_precision, traced
 
@@ -71,13 +70,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
             check_fit(built, task, each.structure, [metrics])
         assembly.check_examples(task, built, each, split)
         _check_first_batch(built, task, batches[split], split)
-    with explained(source.structure):
-        unsummed = metrics_without_sum(built, task, metrics, batches["training"])
-    if unsummed:
-        tell(
-            f"note: {', '.join(unsummed)}: no sum over examples, nor made of such sums. Several replicas, which add up "
-            "the variables of a metric, report another value than one device."
-        )
+    check_metric_sums(built, task, source.structure, replicas)
     patches = Patches()  # which nothing undoes, as the model goes
     made = build_optimizer(optimizer, built, patches)
     assembly.check_reported(settings, metrics, task, made)
@@ -93,7 +86,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     own_values = sum(np.size(variable) for variable in made.variables)
     tell(f"optimizer: {type(made).__name__}, {own_values:,} values of its own")
     if settings.recompute is not None:
-        recomputed = [layer.name for layer in chosen_layers(built, settings.recompute)]
+        recomputed = [layer.name for layer in choose_layers(built, settings.recompute)]
         tell(f"computed again in the backward pass: {', '.join(recomputed)}")
     run_length = assembly.length_of(settings, training)
     bind_schedules(made, run_length, built.trainable_variables, patches)
@@ -184,15 +177,14 @@ def _tell_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:
         f"{split} data: {source.num_examples:,} examples of {_said(source.structure)}; "
         f"{counted(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"
     )
-    sharing = source.describe_sharing(trains=split == "training")
-    for line in filter(None, [*source.describe(), sharing]):
+    for line in source.describe():
         tell(f"  {line}")
     alone = dataclasses.replace(plan, num_replicas=1)
-    failures.forget()
+    failures.clear_errors()
     try:
         batch = next(iter(build_pipeline(source, alone, Topology(0, 1, 1))))["examples"]
     except (tf.errors.OpError, UnicodeDecodeError) as error:
-        raise failures.take() or failures.explained(error) or error from error
+        raise failures.pop_error() or failures.explain_error(error) or error from error
     for path, values in _named_arrays(batch):
         tell(f"  first batch, {path}: {_values_said(values.numpy())}")
     return batch
@@ -293,10 +285,10 @@ class FirstExamples(Mapped):
         super().__init__(source)
         self.num_examples = min(count, source.num_examples)
 
-    def changed_structure(self, structure: Any) -> Any:
+    def describe_output(self, structure: Any) -> Any:
         return structure
 
-    def changed_reader(self, read: Reader, order: Order) -> Reader:
+    def wrap_reader(self, read: Reader, order: Order) -> Reader:
         return read
 
 

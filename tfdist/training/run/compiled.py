@@ -1,7 +1,9 @@
-"""Takes optimizer, loss and metrics from a compiled model where the configuration names none.
+"""A compiled model: what a training takes from it, and what callbacks find while one of their hooks runs.
 
-Invariant: the model comes out uncompiled until the training's patches end, and is built once. The private names of
-Keras that say how a model was compiled are used here and in callback_model.py; tests/training/test_compiled.py fails
+Optimizer, loss and metrics come from the model where the configuration names none. Invariant: the model comes out
+uncompiled until the training's patches end, and is built once. While a hook runs, the model is compiled and computes on
+this process alone, so that nothing of that gets into what is traced for the training. The private names of Keras that
+say how a model is compiled are used here alone; tests/keras_fit/test_behaviors.py and tests/keras_fit/test_fit.py fail
 when they change.
 """
 
@@ -10,21 +12,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import keras
 from keras.src.trainers import compile_utils
 
 from tfdist.errors import UserError
-from tfdist.keras_patches.patches import Patches
+from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.strategies.base import Strategy
-from tfdist.tasks.base import Task
-from tfdist.tasks.names import outputs_by_name, outputs_for
+from tfdist.tasks.base import Task, symbolic_outputs
+from tfdist.tasks.names import call_symbolically, outputs_by_name
 from tfdist.tasks.own_methods import overrides, refuse_own_methods
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, Unweighted, Weighted
-from tfdist.training.loop.callback_model import COMPILED
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder, symbols_of
+from tfdist.training.step.state import Learner
 
 
 def parts_of(
@@ -144,7 +146,7 @@ def _task_of_one(compiled: Any, own: Any, target: Any, output: Any) -> Supervise
 
 def _outputs(model: keras.Model, inputs: Any) -> Any:
     """The symbolic tensor of the only output, or several by name."""
-    outputs = outputs_for(model, inputs)
+    outputs = call_symbolically(model, inputs)
     if len(flat := keras.tree.flatten(outputs)) == 1:
         return flat[0]
     if isinstance(outputs, Mapping):
@@ -191,3 +193,56 @@ def _flat(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, list | tuple) else [given]
+
+
+class CallbackModel:
+    """A model compiled with what a training uses, so that a callback's `self.model` has what `fit` gives it.
+
+    Its `loss`, `metrics`, `evaluate` and `predict` are there. The metrics are made for this, and hold nothing of the
+    training. What a callback computes is computed by every process that the callback runs in, on all that it is given.
+    For a task of the user's own, and a subclassed model of several outputs, the optimizer alone is there.
+
+    Args:
+      learner: of the training.
+      task: bound to its model.
+    """
+
+    def __init__(self, learner: Learner, task: Task) -> None:
+        self._model = learner.model
+        with Patches() as patches:
+            patches.keep(self._model, *COMPILED)
+            _compile(learner, task)
+            self._compiled = _state(self._model)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """While a hook runs."""
+        with Patches() as patches:
+            patches.keep(self._model, *COMPILED)
+            patches.replace(self._model, **self._compiled)  # Keras's own setting would track metrics once more
+            try:
+                yield
+            finally:
+                self._compiled = _state(self._model)  # with the functions that `evaluate` has traced
+
+
+def _state(model: keras.Model) -> dict[str, Any]:
+    return {name: vars(model)[name] for name in COMPILED if name in vars(model)}
+
+
+def _compile(learner: Learner, task: Task) -> None:
+    model = learner.model
+    metrics = [spec.build() for spec in task.metric_specs()]
+    for metric, trained in zip(metrics, learner.train_metrics.metrics, strict=True):
+        metric.name = trained.name  # Keras numbers those of one class
+    arguments, outputs = task.compile_arguments(metrics), symbolic_outputs(model)
+    if arguments is None or (isinstance(arguments["loss"], Mapping) and outputs is None):
+        model.optimizer = learner.optimizer  # where callbacks look for the learning rate
+    else:
+        given = model.loss
+        # Not the model's own, which may take other arguments.
+        keras.Model.compile(model, learner.optimizer, auto_scale_loss=False, jit_compile=False, **arguments)
+        model.loss = model.loss if given is None else given  # as a user who compiled it wrote it
+        like_outputs = 0.0 if outputs is None else keras.tree.map_structure(lambda _: 0.0, outputs)
+        model._compile_metrics.build(like_outputs, like_outputs)  # for `model.metrics` to list them, as in `fit`
+    model._distribute_strategy = None

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from tfdist.errors import UserError
-from tfdist.telemetry.console.base import Console
-from tfdist.telemetry.console.console import open_console
+from tfdist.telemetry.console.console import Console, open_console
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
+import functools
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
@@ -22,27 +25,30 @@ from tfdist.errors import (
     PreemptedError,
     TfdistError,
     UserError,
+    redacted,
 )
 from tfdist.storage import files
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
-from tfdist.telemetry.console.base import Console
-from tfdist.telemetry.facts import RunFacts
+from tfdist.telemetry.account.goodput import goodput
+from tfdist.telemetry.account.sampler import Sampler
+from tfdist.telemetry.console.console import Console
+from tfdist.telemetry.facts import Phase, RunFacts, Sample, now
 from tfdist.telemetry.logs.events import EventLog
-from tfdist.telemetry.logs.metrics import Metrics
-from tfdist.telemetry.records import with_line_count
-from tfdist.telemetry.result import END_PREEMPTED, TRAIN, Start, versions
+from tfdist.telemetry.logs.metrics import Metrics, MetricsLog
+from tfdist.telemetry.logs.records import read_samples
+from tfdist.telemetry.records import Unreadable, Warn, with_line_count
+from tfdist.telemetry.result import Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED
-from tfdist.telemetry.stream import Stream
+from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED, SinkDispatcher
 from tfdist.training.run.claim import Place, take_place
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
-from tfdist.training.run.starts import find_checkpoint_dir, note_end
-from tfdist.training.run.telling import TellingSettings, open_telling, run_facts
+from tfdist.training.run.settings import TelemetrySettings, TrainSettings
+from tfdist.training.run.starts import find_checkpoint_dir
 
+RUN_ID_BYTES = 16  # all random, since samplers of traces decide by any of their bits
 MISMATCH = re.compile(  # of TensorFlow's collectives and of Horovod, where workers do not ask for the same
     r"Shape mismatch in the collective instance.*|Collective instance \d+ expected.*|Inconsistent group_size.*"
     r"|Mismatched .*: One rank.*"
@@ -83,7 +89,7 @@ class Run:
     events: EventLog
     metrics: Metrics
     facts: RunFacts
-    stream: Stream
+    stream: SinkDispatcher
     place: Place
     earlier_starts: Sequence[Start] = ()
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -99,11 +105,6 @@ class Run:
         if message not in self.damaged:
             self.damaged.append(message)
             self.events.warning("file_damaged", message=message)
-
-    def note_end(self, end: str) -> None:
-        """Adds to run.json, on the chief, how this start ended, which was planned."""
-        if self.topology.is_chief and self.facts.mode == TRAIN:
-            note_end(self.directory, end, self.warn_of_file)
 
     def write_config(self, found: Mapping[str, object] | None = None) -> None:
         """Writes config.gin, on the chief; `found` are the values that the run took where 'auto' stands."""
@@ -140,7 +141,7 @@ def open_run(
         checkpoint_dir = getattr(settings.backup, "backup_dir", None)
     directory = RunDirectory(request.run_dir, checkpoint_dir)
     waiting = request.console(True)
-    heartbeat.tell(run_dir=directory.path)
+    heartbeat.set_exit_info(run_dir=directory.path)
     heartbeat.beat(heartbeat.CONNECTING)
     strategy.check_alone()
     topology = strategy.connect(notify=waiting.message)
@@ -152,13 +153,13 @@ def open_run(
         check_agreement(strategy, lambda: {"mode": mode, **request.settings(), **versions()})
         place = take_place(directory, strategy, request, settings, mode=mode, check=check, notify=waiting.message)
         leaving.callback(place.release)
-        telling_settings = settings or TellingSettings()
+        sink_settings = settings or TelemetrySettings()
         warnings = [*place.warnings]
-        facts = run_facts(request, strategy, telling_settings, mode=mode, start=len(place.starts), warn=warnings.append)
+        facts = run_facts(request, strategy, sink_settings, mode=mode, start=len(place.starts), warn=warnings.append)
         trains = mode == "train" and not place.is_finished
-        telling = open_telling(facts, telling_settings, console, keeps=request.keeps, samples=trains)
-        events, metrics, stream = leaving.enter_context(telling)
-        failures.forget()  # what earlier runs of this process left
+        opening = open_telemetry(facts, sink_settings, console, keeps=request.keeps, samples=trains)
+        events, metrics, stream = leaving.enter_context(opening)
+        failures.clear_errors()  # what earlier runs of this process left
         run = Run(request, directory, strategy, topology, console, events, metrics, facts, stream, place, place.starts)
         try:
             for message in warnings:
@@ -172,13 +173,12 @@ def open_run(
             if stream.status == FAILED:
                 stream.status = DONE
         except PreemptedError as error:
-            heartbeat.tell(left_after_saving=True)
+            heartbeat.set_exit_info(left_after_saving=True)
             stream.status = PREEMPTED
-            run.note_end(END_PREEMPTED)
             events.warning("preempted", reason=str(error))
             raise
         except NotSavedError as error:
-            heartbeat.tell(left_unsaved=True)
+            heartbeat.set_exit_info(left_unsaved=True)
             events.error("left_unsaved", reason=str(error))
             raise
         except BaseException as error:
@@ -202,11 +202,11 @@ def open_run(
 def explain_failure(error: BaseException, strategy: Strategy) -> TfdistError | None:
     """The error to end a run with, where `error` is another's consequence: of the data, or of another worker."""
     if isinstance(error, TfdistError):
-        return error if isinstance(error, PeerFailedError) else failures.take()
+        return error if isinstance(error, PeerFailedError) else failures.pop_error()
     return (
-        failures.take()
+        failures.pop_error()
         or strategy.peer_failure(error)
-        or failures.explained(error)
+        or failures.explain_error(error)
         or explain_collective(error, strategy.topology)
     )
 
@@ -222,7 +222,7 @@ def reporting_failures(strategy: Strategy) -> Iterator[None]:
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         told = explain_failure(error, strategy) or error
         if isinstance(told, PeerFailedError):
-            heartbeat.tell(failed_worker=told.worker)
+            heartbeat.set_exit_info(failed_worker=told.worker)
         elif not isinstance(told, PeerLostError):
             strategy.report_failure(told)
         if told is error:
@@ -276,3 +276,105 @@ def _announce(run: Run, mode: str) -> None:
         num_workers=topology.num_workers,
         num_replicas=topology.num_replicas,
     )
+
+
+def run_facts(
+    request: Request, strategy: Strategy, settings: TelemetrySettings, *, mode: str, start: int, warn: Warn
+) -> RunFacts:
+    """What sinks learn of the run, `start` being known to the chief alone. A collective."""
+    topology, directory = strategy.topology, RunDirectory(request.run_dir)
+    return RunFacts(
+        directory=directory.path,
+        run_id=run_id_of(directory, strategy, keeps=request.keeps, warn=warn),
+        mode=mode,
+        strategy=strategy.name,
+        worker=topology.worker_index,
+        num_workers=topology.num_workers,
+        num_replicas=topology.num_replicas,
+        settings={name: redacted(value) for name, value in request.settings().items()},
+        config_text=redacted(request.config_text()),
+        start=int(strategy.from_chief([start])[0]),
+        price_per_device_hour=settings.price_per_device_hour,
+    )
+
+
+def run_id_of(directory: RunDirectory, strategy: Strategy, *, keeps: bool, warn: Warn) -> str:
+    """The 32 hexadecimal digits by which trackers know the run: the same for all its workers and starts. A collective.
+
+    Args:
+      directory: of the run.
+      strategy: connected.
+      keeps: whether it is found, or left, in the directory.
+      warn: takes what is wrong with the file.
+    """
+
+    def read() -> str:
+        return _kept_run_id(directory, warn) if keeps else secrets.token_hex(RUN_ID_BYTES)
+
+    return strategy.read_on_chief(read, f"{directory.path} cannot be used")
+
+
+def _kept_run_id(directory: RunDirectory, warn: Warn) -> str:
+    if files.exists(directory.run_id):
+        text = files.read(directory.run_id).decode(errors="replace").strip()
+        if re.fullmatch("[0-9a-f]{32}", text):
+            return text
+        warn(f"{directory.run_id} is damaged: trackers and monitoring take what follows for another run.")
+    made = secrets.token_hex(RUN_ID_BYTES)
+    files.make_dirs(directory.telemetry)
+    files.write_atomic(directory.run_id, f"{made}\n")
+    return made
+
+
+def goodput_so_far(run: RunFacts, starts: Sequence[Start]) -> float | None:
+    """This worker's goodput over all starts of the run, as `goodput.goodput` has it, up to now."""
+    told = [each for each in read_samples(RunDirectory(run.directory), Unreadable()) if each.worker == run.worker]
+    account = time_account.current()
+    here = Sample(worker=run.worker, start=run.start, step=account.step, seconds=account.seconds(), values={})
+    return goodput([*told, here], starts)
+
+
+@contextlib.contextmanager
+def open_telemetry(
+    run: RunFacts, settings: TelemetrySettings, console: Console, *, keeps: bool, samples: bool
+) -> Iterator[tuple[EventLog, Metrics, SinkDispatcher]]:
+    """Opens the logs of this worker, and its sinks.
+
+    Args:
+      run: what sinks know of it.
+      settings: names the sinks.
+      console: of this worker.
+      keeps: whether the run directory outlives the run; without, there are no summaries.
+      samples: whether what this process uses is sampled.
+    """
+    console.belongs_to(run)
+    directory = RunDirectory(run.directory)
+    own = [sink for sink in settings.sinks if run.is_chief or sink.every_worker]
+    stream = SinkDispatcher(own, run, warn=lambda message: events.warning("sink_dropped", message=message))
+    events = EventLog(directory, worker=run.worker, mode=run.mode, console=console, dispatch=stream.dispatch)
+    metrics: Metrics = Metrics()
+    if run.is_chief:
+        metrics = MetricsLog(
+            directory,
+            tensorboard=keeps,
+            config_text=run.config_text,
+            dispatch=stream.dispatch,
+            warn=lambda message: events.warning("file_damaged", message=message),
+            report_loss=lambda message: events.warning("log_not_written", message=message),
+        )
+    with contextlib.ExitStack() as leaving:
+        leaving.callback(events.close)
+        leaving.callback(stream.close)
+        leaving.callback(metrics.close)
+        if own:
+            time_account.current().listen(functools.partial(_send_phase, stream, run.worker))
+        if samples:
+            path = directory.samples(run.worker) if keeps else None
+            warn = lambda event, message: events.warning(event, message=message)  # noqa: E731
+            leaving.callback(Sampler(run, path, dispatch=stream.dispatch, warn=warn).close)
+        yield events, metrics, stream
+
+
+def _send_phase(stream: SinkDispatcher, worker: int, share: str, seconds: float, ago: float) -> None:
+    ended = now() - datetime.timedelta(seconds=ago)
+    stream.dispatch(Phase(worker=worker, share=share, seconds=seconds, time=ended))

@@ -22,6 +22,7 @@ from tfdist.recipes.recompute import AUTO as RECOMPUTE_AUTO
 from tfdist.settings.checks import (
     COUNT,
     FUNCTION,
+    POSITIVE,
     SEED,
     SWITCH,
     Check,
@@ -34,13 +35,13 @@ from tfdist.settings.checks import (
 )
 from tfdist.settings.declaration import Settings, setting
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.reduced_precision import PRECISIONS as REDUCED
+from tfdist.strategies.sums import PRECISIONS as REDUCED
 from tfdist.tasks.base import Task
+from tfdist.telemetry.sinks.sink import Sink
 from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks, find_backup, policy_of_backup, takes_weights
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
 from tfdist.training.recovery.rollback import Rollback
-from tfdist.training.run.telling import TellingSettings
 from tfdist.training.run.tuned import AUTO_XLA, XLA_CHOICES
 from tfdist.training.sharding.shards import SHARDINGS
 from tfdist.training.sharding.shards import WEIGHTS as SHARDED_WEIGHTS
@@ -96,10 +97,30 @@ WEIGHTS = Check(
     "'best', 'last', a step such as 1200, the directory of a checkpoint or of a run, or a .keras file",
     lambda value: is_text(value) or is_whole_number(value, least=0),
 )
+SINKS = Check(
+    "[@prometheus.Prometheus()]",
+    lambda value: isinstance(value, (list, tuple)) and all(isinstance(each, Sink) for each in value),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
+class TelemetrySettings(Settings):
+    """Those of the settings of a training that name who gets its events and metrics."""
+
+    sinks: Sequence[Sink] = setting(
+        "take what the run tells elsewhere: to Prometheus, OpenTelemetry, MLflow, Weights & Biases, or a class of your "
+        "own",
+        SINKS,
+        (),
+        may_change=True,
+    )
+    price_per_device_hour: float | None = setting(
+        "what a device of the run costs, for the metric cost_usd", or_none(POSITIVE), None, unit="USD", may_change=True
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
     """A training: what learns from what, where, and how it is kept."""
 
     NAME: ClassVar[str] = "train"
@@ -246,11 +267,9 @@ class TrainSettings(BatchSettings, LengthSettings, TellingSettings):
     def _conflicts(self) -> Iterator[tuple[bool, str]]:
         """Pairs of settings that contradict each other: whether a pair does, and what to write instead."""
         stages, parts, saves = bool(self.strategy.stages), self.canonical_replicas is not None, self.policy is not None
-        off = "and train.checkpoint is 'off'"
-        goes_back = "goes back to a checkpoint"
-        yield self.on_divergence is not None and not saves, f"train.on_divergence {goes_back}, {off}. Remove one."
-        yield self.splits and not saves, f"train.num_microbatches = 'auto' {goes_back}, {off}. Write a number."
-        yield self.stop_after_epochs is not None and not saves, f"train.stop_after_epochs saves, {off}. Remove one."
+        for name in ("on_divergence", "stop_after_epochs", *(["num_microbatches"] if self.splits else [])):
+            message = f"train.{name} needs checkpoints, and train.checkpoint is 'off'. Remove one of the two."
+            yield getattr(self, name) is not None and not saves, message
         sharding = f"train.sharding = {self.sharding!r}"
         yield (
             self.log_gradient_norm and self.scatters,

@@ -1,12 +1,10 @@
-"""run.json: of which kind and of what settings a run is, where each of its starts resumed and how it ended.
+"""run.json: of which kind and of what settings a run is, and where each of its starts resumed.
 
-Invariant: written by the chief alone, twice a start: when that has put in place what it resumes from, and when it has
-saved and ends as planned. A start without an end has failed, or still runs.
+Invariant: written by the chief alone, when a start has put in place what it resumes from.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 from tfdist.storage import files
@@ -38,16 +36,3 @@ def note_start(
     starts = [*earlier, Start(now(), step, lost_steps)]
     content = Starts(settings=dict(settings), starts=starts, checkpoint_dir=directory.checkpoint_dir)
     files.write_atomic(directory.starts, to_json(content, indent=2) + "\n")
-
-
-def note_end(directory: RunDirectory, end: str, warn: Warn) -> None:
-    """Adds to the last start how it ended; a warning where that cannot be written, which is no reason to fail."""
-    record = read_starts(directory, warn)
-    if not record.starts:
-        return
-    *earlier, last = record.starts
-    content = dataclasses.replace(record, starts=[*earlier, dataclasses.replace(last, end=end)])
-    try:
-        files.write_atomic(directory.starts, to_json(content, indent=2) + "\n")
-    except OSError as error:
-        warn(f"{directory.starts} could not be written, so that this start counts as a failure: {error}")

@@ -15,13 +15,12 @@ from tfdist.telemetry.account import time_account
 from tfdist.telemetry.console.console_text import Plan
 from tfdist.telemetry.logs.metrics import FINAL
 from tfdist.telemetry.reporter import Reporter
-from tfdist.telemetry.result import END_DONE, END_PAUSED, RunResult, versions, write_result
+from tfdist.telemetry.result import RunResult, versions, write_result
 from tfdist.telemetry.sinks.sink import PAUSED
-from tfdist.training.loop.callback_model import CallbackModel
+from tfdist.training.loop.boundaries import Outcome, Vote, suspects_of_stop
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, renew_batch_statistics
 from tfdist.training.loop.loop import Loop
-from tfdist.training.loop.outcome import Outcome, Vote, suspects_of_stop
 from tfdist.training.recovery.recovery import Opened
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import open_recovery
@@ -29,9 +28,10 @@ from tfdist.training.recovery.weights import export_model
 from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.checks import counted
+from tfdist.training.run.compiled import CallbackModel
+from tfdist.training.run.run import goodput_so_far
 from tfdist.training.run.starts import note_start, read_starts
-from tfdist.training.run.telling import goodput_so_far
-from tfdist.training.step.layers.normalization import batch_norm_layers
+from tfdist.training.step.normalization import batch_norm_layers
 from tfdist.training.watch.profiler import Profiler
 
 
@@ -157,7 +157,6 @@ class Trainer:
     def _note_pause(self, outcome: Outcome) -> None:
         run = self._training.run
         run.stream.status = PAUSED
-        run.note_end(END_PAUSED)
         message = f"saved at step {outcome.step:,}, as train.stop_after_epochs asks; {run.directory.path}"
         run.events.info("run_paused", step=outcome.step, message=message)
 
@@ -206,23 +205,10 @@ class Trainer:
     def _conclude(self, opened: Opened, outcome: Outcome, stopped_by: str | None, seconds: float) -> RunResult:
         """Writes what a good end leaves behind; result.json last."""
         training, run, plan = self._training, self._training.run, self._training.plan
-        settings, backup, recovery = training.settings, training.settings.backup, opened.recovery
+        settings, backup = training.settings, training.settings.backup
         resumed_from_step = opened.start.step if opened.start is not None else None
-        checkpoint_step = recovery.newest_step if recovery is not None else None
-        if recovery is not None and run.topology.is_chief and checkpoint_step != outcome.step:
-            newest = (
-                "there is no checkpoint"
-                if checkpoint_step is None
-                else f"the newest checkpoint is of step {checkpoint_step:,}"
-            )
-            run.events.warning(
-                "end_not_saved",
-                step=outcome.step,
-                message=f"The training is done, but its state at step {outcome.step:,} could not be saved: {newest}. "
-                "More epochs, should they be asked for, would begin from there.",
-            )
+        checkpoint_step = opened.recovery.newest_step if opened.recovery is not None else None
         examples = plan.num_examples_until(outcome.step)
-        run.note_end(END_DONE)
         starts = read_starts(run.directory, run.warn_of_file).starts if run.topology.is_chief else ()
         result = RunResult(
             status="done",

@@ -21,9 +21,8 @@ from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import Warn, read_record
-from tfdist.training.step.layers.aggregation import aggregated_variables
-from tfdist.training.step.layers.layer_state import moving_variables
-from tfdist.training.step.layers.normalization import batch_norm_layers, is_synchronized
+from tfdist.training.step.layer_state import aggregated_variables, moving_variables
+from tfdist.training.step.normalization import batch_norm_layers, is_synchronized
 from tfdist.training.step.precision import traced
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
@@ -150,59 +149,52 @@ class XlaTrial:
         last_step: int,
         settle: Settle,
     ) -> None:
-        self._course = _course(strategy, uncompiled, variants, last_step, settle)
-        self._step = next(self._course)
-        self._begun = [self._step]
+        self._strategy, self._uncompiled, self._variants = strategy, uncompiled, variants
+        self._last_step, self._settle = last_step, settle
+        self._trial = self._run()
+        self._begun = [next(self._trial)]
         self.is_over = self.compiles_next = False
 
     def after(self, call: Call) -> TrainStep:
-        """The step for the next call. Now and then a collective."""
-        if not self.is_over:
-            try:
-                self._step = self._course.send(call)
-            except StopIteration as end:
-                self._step, self.is_over = end.value, True
-            self.compiles_next = self._step not in self._begun
-            self._begun = [] if self.is_over else [*self._begun, self._step]  # lets what was not chosen go
-        return self._step
+        """The step for the next call, until all is settled. Now and then a collective."""
+        try:
+            step = self._trial.send(call)
+        except StopIteration as end:
+            step, self.is_over = end.value, True
+        self.compiles_next = step not in self._begun
+        self._begun.append(step)
+        return step
 
-
-def _course(
-    strategy: Strategy,
-    uncompiled: TrainStep,
-    variants: Mapping[str, Callable[[], TrainStep | None]],
-    last_step: int,
-    settle: Settle,
-) -> Generator[TrainStep, Call, TrainStep]:
-    first = yield uncompiled
-    budget, number, look = 0.0, 1, FIRST_LOOK
-    while not budget:  # until the rest of the run is long enough for what a trial may take of it
-        call = yield uncompiled
-        number += 1
-        if number == look:
-            look *= LOOKS_APART
-            traced_seconds, of_step = strategy.from_chief([first.seconds, call.seconds / call.steps]).tolist()
-            allowed = MOST_COST * of_step * (last_step - call.step)
-            budget = allowed if allowed >= TRACES * traced_seconds * len(variants) else 0.0
-    settle(UNCOMPILED, {})
-    tried, spent = {UNCOMPILED: uncompiled}, 0.0
-    for name, make in variants.items():
-        started = time.perf_counter()
-        step = make()
-        if step is not None:
-            tried[name] = step
-            yield step  # compiles
-        spent += float(strategy.from_chief([time.perf_counter() - started])[0])
-        if spent > budget:
-            break
-    samples: dict[str, list[float]] = {name: [] for name in tried}
-    for _ in range(ROUNDS):
-        for name, step in tried.items():
-            call = yield step
-            samples[name].append(call.seconds / call.steps)
-    medians = strategy.sum_over_workers([statistics.median(some) for some in samples.values()])
-    seconds = dict(zip(tried, (medians / strategy.topology.num_workers).tolist(), strict=True))
-    quickest = min(seconds, key=seconds.__getitem__)
-    choice = quickest if seconds[quickest] <= (1 - LEAST_GAIN) * seconds[UNCOMPILED] else UNCOMPILED
-    settle(choice, seconds)
-    return tried[choice]
+    def _run(self) -> Generator[TrainStep, Call, TrainStep]:
+        first = yield self._uncompiled
+        budget, number, look = 0.0, 1, FIRST_LOOK
+        while not budget:  # until the rest of the run is long enough for what a trial may take of it
+            call = yield self._uncompiled
+            number += 1
+            if number == look:
+                look *= LOOKS_APART
+                traced_seconds, of_step = self._strategy.from_chief([first.seconds, call.seconds / call.steps]).tolist()
+                allowed = MOST_COST * of_step * (self._last_step - call.step)
+                budget = allowed if allowed >= TRACES * traced_seconds * len(self._variants) else 0.0
+        self._settle(UNCOMPILED, {})
+        tried, spent = {UNCOMPILED: self._uncompiled}, 0.0
+        for name, make in self._variants.items():
+            started = time.perf_counter()
+            step = make()
+            if step is not None:
+                tried[name] = step
+                yield step  # compiles
+            spent += float(self._strategy.from_chief([time.perf_counter() - started])[0])
+            if spent > budget:
+                break
+        samples: dict[str, list[float]] = {name: [] for name in tried}
+        for _ in range(ROUNDS):
+            for name, step in tried.items():
+                call = yield step
+                samples[name].append(call.seconds / call.steps)
+        medians = self._strategy.sum_over_workers([statistics.median(some) for some in samples.values()])
+        seconds = dict(zip(tried, (medians / self._strategy.topology.num_workers).tolist(), strict=True))
+        quickest = min(seconds, key=seconds.__getitem__)
+        choice = quickest if seconds[quickest] <= (1 - LEAST_GAIN) * seconds[UNCOMPILED] else UNCOMPILED
+        self._settle(choice, seconds)
+        return tried[choice]

@@ -18,8 +18,7 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.optimizers import Lars
 from tfdist.strategies.base import Strategy
 from tfdist.training.sharding.shards import Shards
-from tfdist.training.step.optimizer import parts
-from tfdist.training.step.update import Gradients, Update
+from tfdist.training.step.optimizer import Gradients, Update, parts
 
 CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 

@@ -90,10 +90,10 @@ class _Gathered(Recomputed):
         self._earlier: _Gathered | None = _pass.calls[-1] if _pass.calls else None
         _pass.calls.append(self)
 
-    def read(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    def read_weights(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         return [_pass.pieces[id(variable)] for variable in variables]
 
-    def whole(self, inputs: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    def gather_weights(self, inputs: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         if self._next is not None:
             return _gathered(self._shards, self.trained, values, after=inputs, ahead=self._ahead)
         self._inputs, self._own = inputs, values

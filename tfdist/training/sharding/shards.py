@@ -8,14 +8,16 @@ variables and the number of replicas, the same on every worker.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
 
 from tfdist.checkpoint.format.slices import mark_slice
 from tfdist.errors import UserError
@@ -326,3 +328,50 @@ def _padded(parts: Sequence[tf.Tensor], size: int, dtype: tf.DType | str) -> tf.
     """The parts one after the other, then zeros."""
     missing = size - sum(part.shape[0] for part in parts)
     return tf.concat([*parts, tf.zeros([missing], dtype)], axis=0)
+
+
+_PENDING = "uninitialized_variables"
+
+
+class LateValues:
+    """A context: the Keras variables that are made within it get their values by `give`."""
+
+    def __init__(self) -> None:
+        self._scope = keras.StatelessScope(initialize_variables=False)
+        self._made: list[keras.Variable] = []
+
+    def __enter__(self) -> LateValues:
+        self._scope.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._scope.__exit__(kind, error, trace)
+        self._made = global_state.get_global_attribute(_PENDING) or []
+        global_state.set_global_attribute(_PENDING, [])
+        if isinstance(error, ValueError) and "in a stateless scope" in str(error):
+            raise UserError(
+                "train.sharding = 'weights' or by layers, and stages, make the model's variables before their values, "
+                "and the model's builder makes one of an array. Use layer.add_weight(shape=..., initializer=...), or "
+                "leave these out."
+            ) from error
+
+    def give(
+        self,
+        *,
+        but: Callable[[keras.Variable], bool] = lambda variable: False,
+        device: Callable[[keras.Variable], str | None] = lambda variable: None,
+    ) -> None:
+        """Gives variables their values, within the strategy's scope.
+
+        Args:
+          but: for which it does not, unless they were assigned to.
+          device: where each is to lie; None leaves that to TensorFlow.
+        """
+        for variable in self._made:
+            assigned = self._scope.get_current_value(variable)
+            if assigned is None and but(variable):
+                continue
+            with contextlib.nullcontext() if (where := device(variable)) is None else tf.device(where):
+                variable._deferred_initialize()
+            if assigned is not None:
+                variable.assign(assigned)

@@ -20,12 +20,12 @@ import tensorflow as tf
 from tfdist.data.order.batches import BatchPlan
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.ordered_sum import ordered_sum_of_short
+from tfdist.strategies.sums import ordered_sum_of_vector
 from tfdist.tasks.base import Objective, Task, reduce_terms
 from tfdist.training.sharding.sharded_weights import pieces
-from tfdist.training.step.layers.layer_state import layer_losses, map_penalized, moving_variables
-from tfdist.training.step.layers.lockstep import side_by_side
-from tfdist.training.step.layers.normalization import batch_norm_layers, pass_over
+from tfdist.training.step.layer_state import layer_losses, map_penalized, moving_variables
+from tfdist.training.step.lockstep import side_by_side
+from tfdist.training.step.normalization import batch_norm_layers, pass_over
 from tfdist.training.step.precision import factor_of
 from tfdist.training.step.randomness import drawing_for, seed_generators
 from tfdist.training.step.state import Learner
@@ -153,7 +153,7 @@ class LocalGradients:
         while len(vectors) > 1:
             half = len(vectors) // 2
             vectors = [a + b for a, b in zip(vectors[:half], vectors[half:], strict=True)]
-        return ordered_sum_of_short(self._strategy, vectors[0])
+        return ordered_sum_of_vector(self._strategy, vectors[0])
 
     def _counted(self, part: dict[str, Any], sums: Sums, *, counts: bool) -> Sums:
         """The sums without what cannot be added up, once the metrics have seen it."""

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdist.checkpoint.format.slices import cut_slice, whole_name, whole_shape
 from tfdist.strategies.base import Strategy
 from tfdist.training.sharding.shards import Shards
-from tfdist.training.step.layers.layer_state import moving_variables
+from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.precision import LossScale, traced
 from tfdist.training.step.randomness import seed_generators

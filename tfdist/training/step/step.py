@@ -14,19 +14,16 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist.strategies import reduced_precision
-from tfdist.strategies.base import Strategy
-from tfdist.strategies.ordered_sum import ordered_sum
-from tfdist.strategies.sparse import without_repeats
+from tfdist.strategies.base import Strategy, sum_repeated_rows
+from tfdist.strategies.sums import ordered_sum, sum_in_16_bits
 from tfdist.tasks.base import ROWS
 from tfdist.training.sharding.sharded_update import ShardedUpdate
 from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, beside, plus, quotients
-from tfdist.training.step.layers.layer_state import moving_variables
+from tfdist.training.step.layer_state import moving_variables
+from tfdist.training.step.optimizer import Update
 from tfdist.training.step.precision import factor_of, traced
 from tfdist.training.step.state import Learner
-from tfdist.training.step.update import Update
-from tfdist.training.watch.input_wait import timed_next
-from tfdist.training.watch.stragglers import Reduction
+from tfdist.training.watch.waiting import Reduction, timed_next
 
 
 class Totals(NamedTuple):
@@ -91,7 +88,7 @@ class TrainStep:
       swa_start: as `Update` takes it.
       deterministic: keeps the update apart from the pass before it. Together TensorFlow's graph optimizer regroups
         their arithmetic, by another way under each strategy, and the last bits would differ.
-      reduce_precision: sums gradients over several replicas as `reduced_precision` does; None: in their own type.
+      reduce_precision: sums gradients over several replicas as `sum_in_16_bits` does; None: in their own type.
 
     Attributes:
       term_names: the loss terms to report beside the total.
@@ -226,13 +223,13 @@ class TrainStep:
         summed, scalars, total = self._summed([g for _, _, g in own], [variables[i] for _, i, _ in own], scalars)
         peer_seconds = reduction.seconds_until([*summed, *scalars])
         if not self.update.takes_repeats:
-            summed = [without_repeats(gradient) for gradient in summed]
+            summed = [sum_repeated_rows(gradient) for gradient in summed]
         sums = tf.nest.pack_sequence_as(sums, scalars)
         found: dict[int, tf.Tensor | tf.IndexedSlices] = {}
         for (name, i, _), gradient in zip(own, summed, strict=True):
             if name != MEAN:
                 gradient = _times(gradient, self._factor(sums.divisors[name]))
-            found[i] = without_repeats(plus(found[i], gradient)) if i in found else gradient
+            found[i] = sum_repeated_rows(plus(found[i], gradient)) if i in found else gradient
         gradients = [found[i] for i in sorted(found)]
         loss, terms = quotients(sums)
         terms = {name: terms[name] for name in self.term_names if name in terms}
@@ -249,7 +246,7 @@ class TrainStep:
             return tensors[: len(gradients)], tensors[len(gradients) :], None
         if self._reduce_precision is not None:
             sent = _of_shapes(gradients, variables, rows=self._strategy.gathers_rows)
-            return *reduced_precision.sum_gradients(self._strategy, sent, scalars, self._reduce_precision), None
+            return *sum_in_16_bits(self._strategy, sent, scalars, self._reduce_precision), None
         if self._scatters is None:
             return *self._strategy.sum_gradients(gradients, scalars), None
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
@@ -312,7 +309,7 @@ def _times(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> tf.Tens
 
 def _norm(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
     """The norm of all gradients' numbers, those of a row once."""
-    whole = [without_repeats(each) for each in gradients]
+    whole = [sum_repeated_rows(each) for each in gradients]
     values = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g in whole]
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(each)) for each in values]))
 

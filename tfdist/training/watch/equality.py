@@ -2,9 +2,9 @@
 
 The first global batch is compared before each worker takes its part of it, or before the first checkpoint where Python
 code gives the batches, which may not be asked twice. After that each worker sums the bits of every variable, and all
-compare one digest of the sums, with each checkpoint before it is written, and at ends of epochs. Invariant: a
-checkpoint holds what all workers have. A callback that acts on one worker alone is found so, a data function that draws
-without a seed, and a machine that computes wrong.
+compare one digest of the sums, with each checkpoint before it is written, and at the run's end. Invariant: a checkpoint
+holds what all workers have. A callback that acts on one worker alone is found so, a data function that draws without a
+seed, and a machine that computes wrong.
 
 Machines of different kinds may round an update differently. Such a difference is told once and left: all later
 comparisons are then of values.
@@ -13,7 +13,6 @@ comparisons are then of values.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,7 +29,6 @@ from tfdist.strategies.base import Strategy, Topology
 from tfdist.telemetry.reporter import Reporter
 from tfdist.training.step.precision import traced
 
-MAX_SHARE = 0.005  # of a run's time
 ROUNDING = 1e-3  # of a variable's largest magnitude
 MAX_SHOWN = 5  # variables in one message
 
@@ -59,13 +57,6 @@ class Equality:
         self._reporter = reporter
         self._compute_sums = traced(self._sums)
         self._rounds = False
-        self._cost_seconds = 0.0
-        self._checked_at = time.monotonic()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether a comparison now keeps to its share of the time; the chief's answer counts."""
-        return MAX_SHARE * (time.monotonic() - self._checked_at) >= self._cost_seconds
 
     def check(self, step: int) -> None:
         """Raises UserError on every worker where one has other values. A collective.
@@ -77,18 +68,10 @@ class Equality:
         if step > self._first_step and self._compare_data is not None:
             self._compare_data()
             self._compare_data = None
-        if self._rounds and not self._agree_is_due():
-            return
-        begun = time.monotonic()
         sums = self._compute_sums().numpy()
         digests = gather_digests(self._strategy, sums.tobytes())
         if len(set(digests.tolist())) > 1:
             self._compare(sums, digests, step)
-        self._checked_at = time.monotonic()
-        self._cost_seconds = self._checked_at - begun if self._cost_seconds else 1e-6  # the first one traces
-
-    def _agree_is_due(self) -> bool:
-        return bool(self._strategy.from_chief([float(self.is_due)])[0])
 
     def _sums(self) -> tf.Tensor:
         return tf.stack([sum_bits(self._local(variable)) for variable in self._variables.values()])
@@ -116,7 +99,7 @@ class Equality:
                 apart.append(names[index])
         if not apart:
             if not self._rounds:
-                self._reporter.rounds_differently(step=step, workers=others)
+                self._reporter.report_rounding(step=step, workers=others)
             self._rounds = True
             return
         more = f" and {len(apart) - MAX_SHOWN} more" if len(apart) > MAX_SHOWN else ""
@@ -154,7 +137,7 @@ def check_same_batches(strategy: Strategy, source: Source, plan: BatchPlan, spli
       split: "training", "evaluation" or "prediction", for the message.
     """
     num_workers = strategy.topology.num_workers
-    if num_workers == 1 or not source.has_same_batches(trains=plan.shuffle_seed is not None):
+    if num_workers == 1 or not source.has_same_batches:
         return
     whole = dataclasses.replace(plan, num_replicas=1, num_microbatches=1)
     compare_batches(strategy, strategy.on_every_worker(lambda: summarize_batch(_first(source, whole))), split)

@@ -1,17 +1,102 @@
 """Where the trials of a sweep run, as a gin file names it: `tune.executor = @executor.Ray(cpus=2)`.
 
-Invariant: an executor that exists is sound. Ray is imported when its slots are opened, and only then.
+Invariant: an executor that exists is sound. Ray is imported when its slots are opened, and only then. The chief knows
+no difference between the slots of `local.py` and those of `ray_tasks.py`, but for the host that the journal names.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from tfdist.errors import UserError
 from tfdist.launch.ray.cluster import Resources
-from tfdist.tuning.places.trials import Executor, TrialCommand
+from tfdist.strategies.cluster import environment
+from tfdist.telemetry.run_directory import RunDirectory
+
+LOG = "output.log"
+EXIT_KILLED = 137  # 128 + SIGKILL
+OUT_OF_MEMORY = "the kernel killed a process here for want of memory: out of memory"
+# cgroups(7), version 2: this container's own count. Else proc(5): the machine's, since Linux 4.13.
+_COUNTERS = (pathlib.Path("/sys/fs/cgroup/memory.events"), pathlib.Path("/proc/vmstat"))
+_CAUSE = re.compile(r"^\[launch\] worker (\d+) ended with", re.MULTILINE)
+_SHOWN_BYTES = 1 << 14
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialCommand:
+    """The command that trains a trial.
+
+    Attributes:
+      arguments: of tfdist.main, but for what differs between trials.
+      launch: flags of tfdist.launch, for trials of several workers.
+    """
+
+    arguments: Sequence[str]
+    launch: Sequence[str] = ()
+
+    def build(self, directory: RunDirectory, parameters: Sequence[str]) -> list[str]:
+        """What follows `python -m` for the run of this directory with these gin statements."""
+        own = [*self.arguments, *(f"--gin_param={each}" for each in parameters), f"--run_dir={directory.path}"]
+        return ["tfdist.launch", *self.launch, "--", *own] if self.launch else ["tfdist.main", *own]
+
+    def find_cause(self, log: str) -> str:
+        """The end of a log as it tells why the trial ended: of several workers, the lines of the one to blame."""
+        if not self.launch:
+            return log
+        cause = _CAUSE.findall(log)
+        prefix = f"[worker {cause[-1]}] " if cause else "[launch] "
+        return "\n".join(line.removeprefix(prefix) for line in log.splitlines() if line.startswith(prefix))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialExit:
+    """A trial whose command ended.
+
+    Attributes:
+      name: of the trial.
+      status: as a shell gives it, 128 + N for signal N.
+      log: the end of what it wrote, and what is known of its end.
+      lost: where nothing is known of its end: why.
+    """
+
+    name: str
+    status: int
+    log: str
+    seconds: float
+    lost: str = ""
+
+
+class Slots(Protocol):
+    """A number of slots, each of which runs one trial at a time."""
+
+    @property
+    def num_free(self) -> int:
+        """How many trials could be started now."""
+
+    @property
+    def next_host(self) -> str | None:
+        """The node where the next trial will run, of a free slot; None is this machine."""
+
+    def start(self, directory: RunDirectory, parameters: Sequence[str]) -> None:
+        """Starts a training of this directory, with these gin statements, in the next free slot."""
+
+    def stop(self, name: str) -> None:
+        """Lets a trial save and leave; does nothing where it has ended."""
+
+    def wait(self, seconds: float) -> None:
+        """Waits so long at most for a trial to end."""
+
+    def collect(self) -> Iterator[TrialExit]:
+        """The trials that ended since; does not wait. Raises TfdistError where no trial can be started any more."""
+
+    def close(self) -> None:
+        """Kills what still runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,57 +107,76 @@ class Local:
         """The flags of `tfdist.launch` for a trial of several processes."""
         return ["--launcher=horovod"] if is_horovod else []
 
-    def open(self, command: TrialCommand, count: int, *, run_dir: str, tell: Callable[[str], None]) -> Executor:
+    def open(self, command: TrialCommand, count: int, *, run_dir: str, notify: Callable[[str], None]) -> Slots:
         """So many slots, on the GPUs of this machine."""
-        from tfdist.tuning.places.local import LocalExecutor, find_gpus
+        from tfdist.tuning.places.local import LocalSlots, find_gpus
 
-        return LocalExecutor(command, count, gpus=find_gpus() if count > 1 or command.launch else ())
+        return LocalSlots(command, count, gpus=find_gpus() if count > 1 or command.launch else ())
 
 
 @dataclasses.dataclass(frozen=True)
-class Ray:
+class Ray(Resources):
     """A Ray cluster, which sets aside for each trial, or for each process of a trial of several, what is asked here.
 
     Attributes:
-      cpus, gpus: may be fractions.
-      memory_gb: in GiB; None sets none aside.
-      placement: of the processes of one trial: on few nodes ("pack") or on many ("spread"); "strict_pack",
-        "strict_spread": on one, or on one each.
       working_dir: a directory that Ray copies to every node, in which trials find gin files and modules; None where
         all nodes share them.
     """
 
-    cpus: float = 1.0
-    gpus: float = 0.0
-    memory_gb: float | None = None
-    placement: str = "pack"
     working_dir: str | None = None
 
     def __post_init__(self) -> None:
-        if mistake := self.resources.mistake():
+        if mistake := self.mistake():
             raise UserError(f"executor.Ray.{mistake}.")
         if self.working_dir is not None and not (isinstance(self.working_dir, str) and os.path.isdir(self.working_dir)):
             raise UserError(f"executor.Ray.working_dir must be a directory; received {self.working_dir!r}.")
-
-    @property
-    def resources(self) -> Resources:
-        """Of each process."""
-        return Resources(self.cpus, self.gpus, self.memory_gb, self.placement)
 
     def launcher(self, *, is_horovod: bool) -> list[str]:
         """The flags of `tfdist.launch` for a trial of several processes."""
         flags = [f"--{name}={value}" for name, value in dataclasses.asdict(self).items() if value is not None]
         return [f"--launcher={'ray_horovod' if is_horovod else 'ray'}", *flags]
 
-    def open(self, command: TrialCommand, count: int, *, run_dir: str, tell: Callable[[str], None]) -> Executor:
+    def open(self, command: TrialCommand, count: int, *, run_dir: str, notify: Callable[[str], None]) -> Slots:
         """So many slots; raises UserError where no cluster can be reached. Launchers of several workers run here."""
         if command.launch:
-            from tfdist.tuning.places.local import LocalExecutor
+            from tfdist.tuning.places.local import LocalSlots
 
-            return LocalExecutor(command, count, gpus=())
-        from tfdist.tuning.places.ray_tasks import RayExecutor
+            return LocalSlots(command, count, gpus=())
+        from tfdist.tuning.places.ray_tasks import RaySlots
 
-        return RayExecutor(command, count, self.resources, run_dir=run_dir, working_dir=self.working_dir, tell=tell)
+        return RaySlots(command, count, self, run_dir=run_dir, notify=notify)
 
 
 EXECUTORS = (Local, Ray)
+
+
+def trial_environment() -> dict[str, str]:
+    """The variables of this process as trials need them: a trial is none of the tasks that Slurm started."""
+    return {name: value for name, value in environment.current().items() if name != environment.SLURM_TASKS}
+
+
+def count_memory_kills() -> int:
+    """How often this container, or the machine, killed a process for want of memory since it was started."""
+    for path in _COUNTERS:
+        with contextlib.suppress(OSError):
+            counts = dict(line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line)
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
+    return 0
+
+
+def explain_kill(status: int, log: str, kills_before: int) -> str:
+    """The log of a process, which ends with the reason where the kernel killed it for want of memory."""
+    was_for_memory = status == EXIT_KILLED and count_memory_kills() > kills_before
+    return f"{log.rstrip()}\n{OUT_OF_MEMORY}" if was_for_memory else log
+
+
+def read_log(path: str) -> str:
+    """The end of what a process wrote."""
+    try:
+        with open(path, "rb") as log:
+            log.seek(0, 2)
+            log.seek(max(0, log.tell() - _SHOWN_BYTES))
+            return log.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""

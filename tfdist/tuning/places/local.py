@@ -1,38 +1,39 @@
 """The slots of this machine: a fixed number, each with its share of the processors and GPUs.
 
-Trials are processes of `multiprocessing`'s fork server, which imports TensorFlow once for all of them. Invariant: no
-process of a trial outlives `close`, nor the process of the sweep.
+Trials are processes of `multiprocessing`'s fork server, which imports TensorFlow once for all of them. Invariant: each
+leads a session of its own, and nothing of it outlives `close`, nor the process of the sweep, however that ends. Linux
+and other systems with `fork` only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from multiprocessing import connection
+import traceback
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
+from typing import NoReturn
 
-from tfdist.errors import TfdistError
+from tfdist.errors import EXIT_BUG, TfdistError
+from tfdist.launch.child import die_with_parent
 from tfdist.launch.processes import GPU_VARIABLE, cpu_shares, deal, send_to_group, shell_status
 from tfdist.storage import files
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places import trial_process
-from tfdist.tuning.places.trials import (
-    LOG,
-    TrialCommand,
-    TrialExit,
-    count_memory_kills,
-    explain_kill,
-    name_of,
-    trial_environment,
-)
-from tfdist.tuning.schedule.trial import read_log
+from tfdist.tuning.places import executor
+from tfdist.tuning.places.executor import TrialCommand, TrialExit
 
+PROGRAM = "tfdist.main"
 _LOST_STATUS = 255  # multiprocessing's, of a process whose end the fork server has not told
 _NO_FORK_SERVER = (
     "The process that starts the trials was killed. What the trials saved is kept: the same command resumes from there."
@@ -50,7 +51,7 @@ class _Running:
     memory_kills: int
 
 
-class LocalExecutor:
+class LocalSlots(executor.Slots):
     """Trials on this machine.
 
     Args:
@@ -75,27 +76,25 @@ class LocalExecutor:
         return None
 
     def start(self, directory: RunDirectory, parameters: Sequence[str]) -> None:
-        """Starts a training in the next free slot."""
-        number, log = self._running.index(None), self._log(directory)
+        number, name = self._running.index(None), os.path.basename(directory.path)
+        log = self._find_log(name, directory)
         gpus = {GPU_VARIABLE: ",".join(self._gpus[number])} if self._gpus[number] else {}
         command = self._command.build(directory, parameters)
-        given = (command, log, trial_environment() | gpus, self._cpus[number])
-        process = multiprocessing.get_context("forkserver").Process(target=trial_process.run, args=given)
+        given = (command, log, executor.trial_environment() | gpus, self._cpus[number])
+        process = multiprocessing.get_context("forkserver").Process(target=run_trial, args=given)
         try:
-            with trial_process.without_main():
+            with _without_main():
                 process.start()
         except (EOFError, ConnectionError) as error:
             raise TfdistError(_NO_FORK_SERVER) from error
-        self._running[number] = _Running(process, name_of(directory), log, time.monotonic(), count_memory_kills())
+        self._running[number] = _Running(process, name, log, time.monotonic(), executor.count_memory_kills())
 
-    def stop(self, directory: RunDirectory) -> None:
-        """Lets a trial save and leave."""
+    def stop(self, name: str) -> None:
         for run in self._running:
-            if run is not None and run.name == name_of(directory):
+            if run is not None and run.name == name:
                 run.process.terminate()
 
     def wait(self, seconds: float) -> None:
-        """Waits so long at most for a trial to end."""
         sentinels = [run.process.sentinel for run in self._running if run is not None]
         if sentinels:
             connection.wait(sentinels, seconds)
@@ -103,25 +102,20 @@ class LocalExecutor:
             time.sleep(seconds)
 
     def collect(self) -> Iterator[TrialExit]:
-        """The trials that ended since.
-
-        Raises:
-          TfdistError: the fork server is gone.
-        """
         for number, run in enumerate(self._running):
             if run is None or (returncode := run.process.exitcode) is None:
                 continue
-            if returncode == _LOST_STATUS and _exists(run.process.pid):
+            if returncode == _LOST_STATUS and _is_alive(run.process.pid):
                 raise TfdistError(_NO_FORK_SERVER)
             self._kill(run)  # what it left behind
             run.process.close()
             self._running[number] = None
             status = shell_status(returncode)
-            log = explain_kill(status, self._command.find_cause(read_log(run.log)), run.memory_kills)
+            log = self._command.find_cause(executor.read_log(run.log))
+            log = executor.explain_kill(status, log, run.memory_kills)
             yield TrialExit(run.name, status, log, time.monotonic() - run.started)
 
     def close(self) -> None:
-        """Kills what still runs."""
         left = [run for run in self._running if run is not None]
         for run in left:
             self._kill(run)
@@ -136,13 +130,13 @@ class LocalExecutor:
         send_to_group(pid, signal.SIGKILL)
         run.process.kill()  # which may not lead its group yet
 
-    def _log(self, directory: RunDirectory) -> str:
+    def _find_log(self, name: str, directory: RunDirectory) -> str:
         if not files.is_remote(directory.path):
             files.make_dirs(directory.path)
-            return files.join(directory.path, LOG)
+            return files.join(directory.path, executor.LOG)
         if self._logs is None:
             self._logs = tempfile.TemporaryDirectory(prefix="tfdist-trials-")
-        return os.path.join(self._logs.name, f"{name_of(directory)}.log")
+        return os.path.join(self._logs.name, f"{name}.log")
 
 
 def find_gpus() -> list[str]:
@@ -154,9 +148,74 @@ def find_gpus() -> list[str]:
     return named[:count] if len(named) >= count and all(named[:count]) else [str(index) for index in range(count)]
 
 
-def _exists(pid: int | None) -> bool:
+def _is_alive(pid: int | None) -> bool:
     try:
         os.kill(pid or 0, 0)
     except ProcessLookupError:
         return False
     return True
+
+
+def run_trial(command: Sequence[str], log: str, variables: Mapping[str, str], cpus: Sequence[int]) -> NoReturn:
+    """Becomes a trial, and ends the process.
+
+    Args:
+      command: what follows `python -m`.
+      log: the file that gets what it writes, behind what is there.
+      variables: its environment.
+      cpus: that it may use; none: all.
+    """
+    status = EXIT_BUG
+    try:
+        os.setsid()
+        _redirect(log)
+        environment.change(dict.fromkeys(environment.current()) | dict(variables))
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+        module, *arguments = command
+        if module != PROGRAM:  # the launcher's workers end with it
+            die_with_parent(os.getppid())
+            os.execv(sys.executable, [sys.executable, "-m", *command])
+        threading.Thread(target=_end_with_sweep, name="tfdist-sweep", daemon=True).start()
+        status = importlib.import_module(PROGRAM).main(arguments)
+    except BaseException as error:
+        if not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def start_fork_server() -> None:
+    """Starts the process that forks trials, which imports TensorFlow at once, while this one continues."""
+    forkserver.set_forkserver_preload([f"{__package__}.preload"])
+    with _without_main():
+        forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Keeps `multiprocessing` from importing this program in the new process, where a script would start again."""
+    program = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
+
+
+def _end_with_sweep() -> None:
+    sweep = multiprocessing.parent_process()
+    assert sweep is not None
+    connection.wait([sweep.sentinel])
+    os.killpg(0, signal.SIGKILL)
+
+
+def _redirect(log: str) -> None:
+    nothing, output = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    for each in (nothing, output):
+        os.close(each)

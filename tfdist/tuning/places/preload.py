@@ -10,21 +10,14 @@ import contextlib
 import gc
 import importlib
 import os
-import sys
 
 from tfdist.launch.child import die_with_parent
-from tfdist.tuning.places.trial_process import PROGRAM
+from tfdist.telemetry.console.quiet import quiet_import
+from tfdist.tuning.places.local import PROGRAM
 
 die_with_parent(os.getppid())
 with contextlib.suppress(PermissionError):  # it leads a session already
     os.setsid()
-_stderr, _nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-os.dup2(_nothing, 2)  # TensorFlow's libraries chatter while they load, as they did in the sweep's process
-try:
+with quiet_import({"TF_CPP_MIN_LOG_LEVEL": "3"}):  # as was shown, or not, of the sweep's process
     importlib.import_module(PROGRAM).import_for_training()
-finally:
-    sys.stderr.flush()
-    os.dup2(_stderr, 2)
-    os.close(_stderr)
-    os.close(_nothing)
 gc.freeze()  # what the trials share with it stays shared

@@ -25,24 +25,13 @@ from typing import Any
 from tfdist.errors import EXIT_PREEMPTED, UserError
 from tfdist.launch.processes import bound_to_parent, send_to_group, shell_status
 from tfdist.launch.ray import cluster
-from tfdist.launch.ray.cluster import Resources
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places.trials import (
-    EXIT_KILLED,
-    LOG,
-    OUT_OF_MEMORY,
-    TrialCommand,
-    TrialExit,
-    count_memory_kills,
-    explain_kill,
-    name_of,
-    trial_environment,
-)
-from tfdist.tuning.schedule.trial import read_log
+from tfdist.tuning.places import executor
+from tfdist.tuning.places.executor import TrialCommand, TrialExit
 
 FIRST_MESSAGE_SECONDS, NEXT_MESSAGE_SECONDS = 10.0, 60.0  # that Ray has no room yet
-_POLL_SECONDS, _LOOK_SECONDS = 0.1, 0.5
+_POLL_SECONDS, _PLACEMENT_SECONDS = 0.1, 0.5
 
 
 @dataclasses.dataclass
@@ -51,21 +40,20 @@ class _Slot:
 
     group: Any
     host: str | None = None
-    directory: RunDirectory | None = None
+    trial: str | None = None
     task: Any = None
     started: float = 0.0
 
 
-class RayExecutor:
+class RaySlots(executor.Slots):
     """Trials of one process on a Ray cluster.
 
     Args:
       command: of each.
       count: of slots.
-      resources: of each.
+      settings: what Ray sets aside for each.
       run_dir: of the sweep; it exists, and all nodes have it.
-      working_dir: that Ray copies to every node; None: they share it.
-      tell: takes what the user should know.
+      notify: takes what the user should know.
 
     Raises:
       UserError: no cluster can be reached.
@@ -75,21 +63,20 @@ class RayExecutor:
         self,
         command: TrialCommand,
         count: int,
-        resources: Resources,
+        settings: executor.Ray,
         *,
         run_dir: str,
-        working_dir: str | None,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
-        self._command, self._resources, self._tell = command, resources, tell
-        self._sweep = RunDirectory(_absolute(run_dir))
-        self._started_in = os.getcwd() if working_dir is None else None
+        self._command, self._settings, self._notify = command, settings, notify
+        self._sweep = RunDirectory(_make_absolute(run_dir))
+        self._started_in = os.getcwd() if settings.working_dir is None else None
         self._mark = uuid.uuid4().hex
         files.write_atomic(self._sweep.sweep_mark, self._mark)
         self._closing = contextlib.ExitStack()
-        self._ray = self._closing.enter_context(cluster.connected("A sweep on Ray", working_dir=working_dir))
-        self._slots = [_Slot(self._ray.util.placement_group([resources.bundle])) for _ in range(count)]
-        self._next_look, self._next_message = 0.0, time.monotonic() + FIRST_MESSAGE_SECONDS
+        self._ray = self._closing.enter_context(cluster.connected("A sweep on Ray", working_dir=settings.working_dir))
+        self._slots = [_Slot(self._ray.util.placement_group([settings.bundle])) for _ in range(count)]
+        self._next_poll, self._next_message = 0.0, time.monotonic() + FIRST_MESSAGE_SECONDS
 
     @property
     def num_free(self) -> int:
@@ -100,46 +87,38 @@ class RayExecutor:
         return self._free[0].host
 
     def start(self, directory: RunDirectory, parameters: Sequence[str]) -> None:
-        """Starts a training in the next free slot."""
-        slot, directory = self._free[0], RunDirectory(_absolute(directory.path))
+        slot, directory = self._free[0], RunDirectory(_make_absolute(directory.path))
+        slot.trial, slot.started = os.path.basename(directory.path), time.monotonic()
         where = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(slot.group)
         task = self._ray.remote(train).options(
-            **self._resources.options,
-            name=f"trial {name_of(directory)}",  # as Ray's dashboard shows it
+            **self._settings.options,
+            name=f"trial {slot.trial}",  # as Ray's dashboard shows it
             max_retries=0,
             scheduling_strategy=where,
         )
         command = self._command.build(directory, parameters)
-        slot.directory, slot.started = directory, time.monotonic()
         slot.task = task.remote(command, directory.path, self._started_in, self._sweep.path, self._mark)
 
-    def stop(self, directory: RunDirectory) -> None:
-        """Lets a trial save and leave."""
+    def stop(self, name: str) -> None:
         for slot in self._slots:
-            if slot.directory is not None and name_of(slot.directory) == name_of(directory):
+            if slot.trial == name:
                 self._ray.cancel(slot.task)
 
     def wait(self, seconds: float) -> None:
-        """Waits so long at most for a trial to end."""
         tasks = [slot.task for slot in self._slots if slot.task is not None]
         if tasks:
             self._ray.wait(tasks, timeout=seconds)
         else:
             time.sleep(seconds)
-        self._look_for_room()
+        self._poll_placements()
 
     def collect(self) -> Iterator[TrialExit]:
-        """The trials that ended since, those of lost nodes among them.
-
-        Raises:
-          UserError: a node does not have the run directory.
-        """
         for slot in self._slots:
             if slot.task is None or not self._ray.wait([slot.task], timeout=0)[0]:
                 continue
-            assert slot.directory is not None
-            name, seconds = name_of(slot.directory), time.monotonic() - slot.started
-            task, slot.task, slot.directory = slot.task, None, None
+            name, task, seconds = slot.trial, slot.task, time.monotonic() - slot.started
+            slot.trial = slot.task = None
+            assert name is not None
             try:
                 status, log = self._ray.get(task)
             except self._ray.exceptions.TaskCancelledError:  # before it began
@@ -147,12 +126,11 @@ class RayExecutor:
             except self._ray.exceptions.RayError as error:
                 if isinstance(cause := getattr(error, "cause", None), UserError):
                     raise cause from None
-                yield self._lost(slot, name, seconds, error)
+                yield self._report_loss(slot, name, seconds, error)
             else:
                 yield TrialExit(name, status, log, seconds)
 
     def close(self) -> None:
-        """Kills what still runs."""
         for slot in self._slots:
             if slot.task is not None:
                 self._ray.cancel(slot.task, force=True)
@@ -163,20 +141,20 @@ class RayExecutor:
     def _free(self) -> list[_Slot]:
         return [slot for slot in self._slots if slot.host is not None and slot.task is None]
 
-    def _lost(self, slot: _Slot, name: str, seconds: float, error: Exception) -> TrialExit:
+    def _report_loss(self, slot: _Slot, name: str, seconds: float, error: Exception) -> TrialExit:
         why, host = cluster.reason(error), slot.host
         slot.host = None  # until Ray has looked for room again
         if isinstance(error, self._ray.exceptions.OutOfMemoryError):
-            return TrialExit(name, EXIT_KILLED, f"{why}\n{OUT_OF_MEMORY}", seconds)
-        self._tell(f"the place of trial {name} on {host} was lost: {why}; the trial is queued again")
+            return TrialExit(name, executor.EXIT_KILLED, f"{why}\n{executor.OUT_OF_MEMORY}", seconds)
+        self._notify(f"the place of trial {name} on {host} was lost: {why}; the trial is queued again")
         return TrialExit(name, EXIT_PREEMPTED, "", seconds, lost=f"its place on {host} was lost: {why}")
 
-    def _look_for_room(self) -> None:
+    def _poll_placements(self) -> None:
         """Finds out where the slots are, and says when nobody trains for want of room."""
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_poll:
             return
-        self._next_look = now + _LOOK_SECONDS
+        self._next_poll = now + _PLACEMENT_SECONDS
         if waiting := [slot for slot in self._slots if slot.host is None]:
             nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
             for slot in waiting:
@@ -187,7 +165,7 @@ class RayExecutor:
             self._next_message = now + FIRST_MESSAGE_SECONDS
         elif now > self._next_message:
             self._next_message = now + NEXT_MESSAGE_SECONDS
-            self._tell(f"waiting for Ray to find {self._resources} for a trial; {cluster.room(self._ray)}")
+            self._notify(f"waiting for Ray to find {self._settings} for a trial; {cluster.room(self._ray)}")
 
 
 def train(command: Sequence[str], run_dir: str, started_in: str | None, sweep_dir: str, mark: str) -> tuple[int, str]:
@@ -200,18 +178,18 @@ def train(command: Sequence[str], run_dir: str, started_in: str | None, sweep_di
       UserError: the node does not have the sweep's run directory.
     """
     check_shared(sweep_dir, mark)
-    kills_before = count_memory_kills()
+    kills_before = executor.count_memory_kills()
     with contextlib.ExitStack() as at_end:
         directory = run_dir
         if files.is_remote(run_dir):
             directory = at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-trial-"))
         files.make_dirs(directory)
-        path = os.path.join(directory, LOG)
+        path = os.path.join(directory, executor.LOG)
         with open(path, "ab") as output:
             process = subprocess.Popen(
                 bound_to_parent([sys.executable, "-m", *command]),
                 cwd=started_in if started_in and os.path.isdir(started_in) else None,
-                env=trial_environment(),
+                env=executor.trial_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -224,8 +202,8 @@ def train(command: Sequence[str], run_dir: str, started_in: str | None, sweep_di
                     time.sleep(_POLL_SECONDS)
             except KeyboardInterrupt:
                 process.terminate()
-        status, log = shell_status(process.returncode), read_log(path)
-    return status, explain_kill(status, log, kills_before)
+        status, log = shell_status(process.returncode), executor.read_log(path)
+    return status, executor.explain_kill(status, log, kills_before)
 
 
 def check_shared(sweep_dir: str, mark: str) -> None:
@@ -241,5 +219,5 @@ def check_shared(sweep_dir: str, mark: str) -> None:
         )
 
 
-def _absolute(path: str) -> str:
+def _make_absolute(path: str) -> str:
     return path if files.is_remote(path) else os.path.abspath(path)

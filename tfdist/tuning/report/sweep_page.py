@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.report.page import Cell, Plot, Section, Table, build_page
-from tfdist.report.report import check_can_draw, store_page
+from tfdist.report.report import Cell, Plot, Section, Table, build_page, check_can_draw, store_page
 from tfdist.report.run_data import Curve
 from tfdist.report.words import count_text, duration_text, short_names, value_text
 from tfdist.storage import files
@@ -99,28 +98,28 @@ def _best(sweep: Sweep) -> Section:
 
 def _objectives(sweep: Sweep) -> Section:
     """The objective over time."""
-    from tfdist.report.figures import Axis, color_of, draw_curves
+    from tfdist.report.figures import Axis, choose_color, draw_curves
 
-    ends = [end for trial in sweep.trials if trial.is_judged for end in trial.ends if end.objective is not None]
+    ends = [end for trial in sweep.trials if trial.has_result for end in trial.ends if end.objective is not None]
     if not ends:
         return Section(title="Objective")
     ends.sort(key=lambda end: end.at_seconds)
     times, objectives = [end.at_seconds for end in ends], [end.objective or 0.0 for end in ends]
     best = (np.maximum if sweep.direction == "max" else np.minimum).accumulate(objectives)
     curve = {sweep.objective: Curve(np.array(times), best)}
-    plot = draw_curves("Best so far", Axis("seconds"), curve, 1, y_range=find_limits(sweep, objectives))
-    plot.figure.scatter(times, objectives, color=color_of(1), size=6)
+    plot = draw_curves("Best so far", Axis("seconds"), curve, y_range=find_limits(sweep, objectives))
+    plot.figure.scatter(times, objectives, color=choose_color(1), size=6)
     text = "Each end of a trial or of one of its rungs, by the time since the sweep began."
     return Section(title="Objective", text=text, plots=[plot], is_wide=True)
 
 
 def _parameters(sweep: Sweep) -> Section:
     """The objective over each parameter; a point's color is its trial's rung."""
-    from tfdist.report.figures import color_of, draw_points
+    from tfdist.report.figures import choose_color, draw_points
 
     names = short_names(list(sweep.space))
     rungs = sorted({trial.rung for trial in sweep.ranked})
-    legend = [(color_of(rung), f"rung {rung}") for rung in rungs] if len(rungs) > 1 else []
+    legend = [(choose_color(rung), f"rung {rung}") for rung in rungs] if len(rungs) > 1 else []
     plots = []
     for path, about in sweep.space.items():
         trials = [trial for trial in sweep.ranked if path in trial.values]
@@ -133,7 +132,7 @@ def _parameters(sweep: Sweep) -> Section:
             known = [value_text(value, most=24) for value in about.get("values", ())]
             scale = {"x_range": list(dict.fromkeys([*known, *values]))}
         objectives = [trial.objective or 0.0 for trial in trials]
-        colors, texts = [color_of(t.rung) for t in trials], [f"trial {t.name}" for t in trials]
+        colors, texts = [choose_color(t.rung) for t in trials], [f"trial {t.name}" for t in trials]
         points = list(zip(values, objectives, colors, texts, strict=True))
         figure = draw_points(points, y_range=find_limits(sweep, objectives), **scale)
         plots.append(Plot(title=names[path], figure=figure, legend=legend))
@@ -144,7 +143,7 @@ def _learning_curves(sweep: Sweep) -> Section:
     from tfdist.report.figures import Axis, draw_curves
 
     # The best is drawn last, above the others.
-    trials = [*(trial for trial in sweep.trials if not trial.is_judged), *reversed(sweep.ranked)]
+    trials = [*(trial for trial in sweep.trials if not trial.has_result), *reversed(sweep.ranked)]
     curves: dict[str, Curve | None] = {
         trial.name: Curve(np.array([p.epoch for p in trial.curve]), np.array([p.objective for p in trial.curve]))
         for trial in [trial for trial in trials if trial.curve][-MAX_CURVES:]
@@ -152,7 +151,7 @@ def _learning_curves(sweep: Sweep) -> Section:
     if not curves:
         return Section(title="Learning curves")
     limits = find_limits(sweep, [point.objective for trial in trials for point in trial.curve])
-    plot = draw_curves(sweep.objective, Axis("epoch"), curves, len(curves), highlighted=[*curves][-1], y_range=limits)
+    plot = draw_curves(sweep.objective, Axis("epoch"), curves, highlighted=[*curves][-1], y_range=limits)
     return Section(title="Learning curves", text="A line a trial, the best in color.", plots=[plot], is_wide=True)
 
 
@@ -177,7 +176,7 @@ def _trials(sweep: Sweep, run_dir: str) -> Section:
     """A table, the best trial first; columns that no trial fills are left out."""
     names = short_names(_paths(sweep))
     heads = [*_COLUMNS[:2], sweep.objective, *_COLUMNS[3:], *names.values(), "message"]
-    trials = [*sweep.ranked, *(trial for trial in sweep.trials if not trial.is_judged)]
+    trials = [*sweep.ranked, *(trial for trial in sweep.trials if not trial.has_result)]
     rows = [[*map(_cell, [*_figures(trial), *_values(sweep, trial)]), Cell(trial.message)] for trial in trials]
     for trial, row in zip(trials, rows, strict=True):
         link = "" if files.is_remote(run_dir) else f"../trials/{trial.name}/"

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,13 +21,12 @@ from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PeerLostError, Preem
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.starts import find_checkpoint_dir
-from tfdist.tuning.places.trials import Executor, TrialExit, name_of
+from tfdist.tuning.places.executor import Slots, TrialExit
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.history import FAILED, INFEASIBLE, INTERRUPTED
 from tfdist.tuning.schedule.journal import Journal
-from tfdist.tuning.schedule.trial import OF_DISK, ActiveTrial, Report, SeedRun
+from tfdist.tuning.schedule.trial import DISK_FAILED, ActiveTrial, Objective, Report
 from tfdist.tuning.search import hypermodel
-from tfdist.tuning.search.objective import Objective
 from tfdist.tuning.search.space import Space
 from tfdist.tuning.settings import TuneSettings
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
     from tfdist.tuning.search.oracles import OracleClient
 
+MAX_FAILURES = 3  # in a row, by bugs of tfdist
 MAX_INTERRUPTIONS = 10  # in a row, for each trial that runs at the same time
 POLL_SECONDS = 0.1
 REMOTE_POLL_SECONDS = 5.0
@@ -44,47 +44,17 @@ PARENT, EPOCHS, ROUND = "tuner/trial_id", "tuner/epochs", "tuner/round"
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is to be done.
-
-    Attributes:
-      epochs: of a whole training; None where `train.steps` ends it.
-      seed: `train.seed`; the trial's further seeds are the numbers behind it.
-    """
+    """What is to be done; `epochs` are those of a whole training, None where `train.steps` ends it."""
 
     run_dir: str
     settings: TuneSettings
     space: Space
     objective: Objective
     epochs: int | None
-    seed: int
 
-    def directory(self, trial: str, seed: int = 0) -> RunDirectory:
-        """Of a trial's run with its first seed, 0, or another."""
-        return RunDirectory(files.join(self.run_dir, "trials", f"{trial}-seed-{seed}" if seed else trial))
-
-
-class Signals:
-    """SIGTERM, SIGHUP and Ctrl-C, at which trials save before the sweep leaves; a second Ctrl-C does not wait."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-
-    @contextlib.contextmanager
-    def handled(self) -> Iterator[None]:
-        """Notes them; raises KeyboardInterrupt at SIGINT behind any of them. SIGHUP stays ignored, as under nohup."""
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
-        before = {number: signal.signal(number, self._receive) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _receive(self, number: int, _frame: FrameType | None) -> None:
-        if self.received is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.received = number
+    def directory(self, trial: str) -> RunDirectory:
+        """The run directory of a trial."""
+        return RunDirectory(files.join(self.run_dir, "trials", trial))
 
 
 class Interruptions:
@@ -116,7 +86,7 @@ class Interruptions:
         self._checkpoint_steps[directory.path] = newest
         self._in_a_row += 1
         if self._in_a_row >= self._limit:
-            raise (UserError if why.startswith(OF_DISK) else PeerLostError)(
+            raise (UserError if why.startswith(DISK_FAILED) else PeerLostError)(
                 f"The sweep makes no progress: {self._in_a_row} interruptions of trials in a row, without an "
                 f"evaluation or a newer checkpoint in between. The last, of {directory.path}: {why.rstrip('.')}. Make "
                 "room on a full disk, find out who ends these processes (a scheduler; the kernel, for want of memory), "
@@ -131,33 +101,24 @@ class Chief:
       plan: what is to be done.
       oracle: gives the values.
       journal: of the run directory.
-      executor: where trials run.
-      on_wait: called some times a second while nothing happens.
+      slots: where trials run.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        oracle: OracleClient,
-        journal: Journal,
-        executor: Executor,
-        on_wait: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, plan: Plan, oracle: OracleClient, journal: Journal, slots: Slots) -> None:
         self._plan = plan
         self._oracle = oracle
         self._journal = journal
-        self._executor = executor
-        self._on_wait = on_wait
-        self._pending: collections.deque[tuple[ActiveTrial, SeedRun]] = collections.deque()
-        self._running: dict[str, tuple[ActiveTrial, SeedRun]] = {}  # by the names of the run directories
+        self._slots = slots
+        self._pending: collections.deque[ActiveTrial] = collections.deque()
+        self._running: dict[str, ActiveTrial] = {}
         self._trials: dict[str, ActiveTrial] = {}
         self._names: dict[str, str] = {}  # of the trials, by their names in the oracle
         self._failures = 0
         self._interruptions = Interruptions(plan.settings.num_workers)
-        self._signals = Signals()
+        self._signal: int | None = None
         self._is_closing = False
         self._started = time.monotonic()
-        self._next_look = 0.0
+        self._next_poll = 0.0
         self._poll_seconds = REMOTE_POLL_SECONDS if files.is_remote(plan.run_dir) else POLL_SECONDS
 
     def run(self, events: Sequence[Mapping[str, Any]]) -> None:
@@ -171,28 +132,48 @@ class Chief:
         """
         self._replay(events)
         try:
-            with self._signals.handled():
+            with self._handling_signals():
                 while True:
-                    while not self._is_closing and self._executor.num_free and (job := self._next_job()) is not None:
-                        self._start(*job)
+                    while not self._is_closing and self._slots.num_free and (trial := self._next_trial()) is not None:
+                        self._start(trial)
                     if not self._running and (self._is_closing or not (self._pending or not self._oracle.is_over)):
                         break
-                    self._executor.wait(POLL_SECONDS)
-                    self._on_wait()
-                    for ended in self._executor.collect():
-                        self._process_ended(ended)
-                    self._look_at_reports()
+                    self._slots.wait(POLL_SECONDS)
+                    for ended in self._slots.collect():
+                        self._process_exit(ended)
+                    self._poll_reports()
                     self._check_time()
         except TfdistError:
-            for trial, _ in self._running.values():
+            for trial in self._running.values():
                 if trial.is_journaled:
                     self._write_end(trial, INTERRUPTED, None, "the sweep ended")
             raise
-        if (number := self._signals.received) is not None:
+        if self._signal is not None:
             raise PreemptedError(
                 "Left after the running trials had saved. The same command resumes from there.",
-                exit_status=EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED,
+                exit_status=EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_PREEMPTED,
             )
+
+    @contextlib.contextmanager
+    def _handling_signals(self) -> Iterator[None]:
+        """Has trials save at SIGTERM, SIGHUP and Ctrl-C before the sweep leaves. SIGHUP stays ignored, as under nohup.
+
+        A Ctrl-C behind any of them does not wait.
+        """
+
+        def note(number: int, _frame: FrameType | None) -> None:
+            if self._signal is not None and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self._signal = number
+
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
+        before = {number: signal.signal(number, note) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     # What was before
 
@@ -209,20 +190,21 @@ class Chief:
             elif kind == journals.TRIAL_ENDED:
                 self._oracle.replay(event["asked"])
                 trial = self._trials[name]
-                trial.is_open = trial.is_journaled = False
-                self._plan.space.news(event.get("found", []))
+                trial.status, trial.objective, trial.message = event["status"], event["objective"], event["message"]
+                trial.is_journaled = False
+                self._plan.space.add_new(event.get("found", []))
                 trial.values |= event.get("values", {})
-                self._report_end(trial, event["objective"], event["message"], event.get("found", []))
+                self._report_end(trial, event.get("found", []))
         for trial in self._trials.values():
-            if trial.is_open:
+            if trial.status is None:
                 if trial.is_journaled:
                     self._write_end(trial, INTERRUPTED, None, "the sweep was interrupted")
-                self._queue(trial)
+                self._pending.append(trial)
 
     def _replay_start(self, event: Mapping[str, Any]) -> None:
         name, rung = event["trial"], event["rung"]
         known = self._trials.get(name)
-        if known is not None and known.rung == rung and known.is_open:
+        if known is not None and known.rung == rung and known.status is None:
             return  # it continued after an interruption
         self._oracle.replay(event["asked"])
         suggestion = self._oracle.take()
@@ -231,32 +213,29 @@ class Chief:
                 f"{self._plan.run_dir}: the oracle does not give trial {name} again. Was the sweep made by other "
                 "versions of tfdist or KerasTuner? Give another --run_dir."
             )
-        values = self._plan.space.restored(event["values"])
-        suggestion.hyperparameters.values.update(self._plan.space.encoded(values))
+        values = self._plan.space.from_json(event["values"])
+        suggestion.hyperparameters.values.update(self._plan.space.encode(values))
         self._open(suggestion, values)
 
     def _replay_report(self, event: Mapping[str, Any]) -> None:
         trial = self._trials[event["trial"]]
         value = float(event["objective"])
         report = Report(event["epoch"], event["step"], value, event["metrics"])
-        for run in trial.runs:
-            run.reports[report.step] = report
+        trial.reports[report.step] = report
         if self._plan.settings.search.STOPS:
             self._oracle.replay(event["asked"])
             self._report(trial, report)
 
     # What is to be started
 
-    def _next_job(self) -> tuple[ActiveTrial, SeedRun] | None:
-        while True:
-            while self._pending:
-                trial, run = self._pending.popleft()
-                if trial.is_open and run.status is None:
-                    return trial, run
-            suggestion = self._oracle.take()
-            if suggestion is None:
-                return None
-            self._queue(self._open(suggestion, self._plan.space.decoded(suggestion.hyperparameters.values)))
+    def _next_trial(self) -> ActiveTrial | None:
+        if self._is_closing:
+            return None
+        if self._pending:
+            return self._pending.popleft()
+        if (suggestion := self._oracle.take()) is None:
+            return None
+        return self._open(suggestion, self._plan.space.decode(suggestion.hyperparameters.values))
 
     def _open(self, suggestion: keras_tuner.engine.trial.Trial, values: dict[str, Any]) -> ActiveTrial:
         """The trial that the suggestion continues, as it wants it; a new one where it continues none."""
@@ -267,36 +246,29 @@ class Chief:
         epochs = wanted.get(EPOCHS, values.get("train.epochs", self._plan.epochs))
         if trial is None:
             name = f"{len(self._trials):04d}"
-            runs = [
-                SeedRun(self._plan.seed + index, self._plan.directory(name, index))
-                for index in range(self._plan.settings.seeds_per_trial)
-            ]
-            trial = self._trials[name] = ActiveTrial(name, values, runs, name_in_oracle, rung, epochs)
+            trial = ActiveTrial(name, self._plan.directory(name), values, name_in_oracle, rung, epochs)
+            self._trials[name] = trial
         else:
             trial.start_rung(name_in_oracle, rung, epochs)
         trial.is_partial = EPOCHS in wanted and cast(int, epochs) < cast(int, self._plan.epochs)
         self._names[name_in_oracle] = trial.name
         return trial
 
-    def _queue(self, trial: ActiveTrial) -> None:
-        self._pending.extend((trial, run) for run in trial.runs if run.status is None)
-
-    def _start(self, trial: ActiveTrial, run: SeedRun) -> None:
-        if run.stop_asked and run.reports:  # the oracle had said so before the chief was killed
-            run.stop(self._plan.objective)
+    def _start(self, trial: ActiveTrial) -> None:
+        if trial.is_stop_requested and trial.reports:  # the oracle had said so before the chief was killed
+            trial.stop(self._plan.objective)
             self._conclude(trial)
             return
         if not trial.is_journaled:
             self._write_start(trial)
-        self._running[name_of(run.directory)] = trial, run
+        self._running[trial.name] = trial
         statements = self._plan.space.statements(trial.values)
-        statements += [f"train.seed = {run.seed}"] if run.seed != self._plan.seed else []
         statements += [f"train.stop_after_epochs = {trial.epochs}"] if trial.is_partial else []
-        self._executor.start(run.directory, statements)
+        self._slots.start(trial.directory, statements)
 
     def _write_start(self, trial: ActiveTrial) -> None:
         trial.is_journaled = True
-        host = self._executor.next_host
+        host = self._slots.next_host
         self._journal.write(
             journals.TRIAL_STARTED,
             trial=trial.name,
@@ -304,54 +276,48 @@ class Chief:
             rung=trial.rung,
             epochs=trial.epochs,
             **({} if host is None else {"host": host}),
-            asked=self._oracle.asked,
+            asked=self._oracle.num_requests,
         )
 
     # What comes back
 
-    def _process_ended(self, ended: TrialExit) -> None:
-        trial, run = self._running.pop(ended.name)
+    def _process_exit(self, ended: TrialExit) -> None:
+        trial = self._running.pop(ended.name)
         trial.active_seconds += ended.seconds
-        self._take_reports(trial, run, anew=True)
-        if not trial.is_open:
-            return
-        if not run.end(ended.status, ended.log, self._plan.objective, epochs=trial.epochs, lost=ended.lost):
-            why = run.message or "it was told to leave, and has saved"
+        self._read_reports(trial, anew=True)
+        if not trial.end(ended.status, ended.log, self._plan.objective, lost=ended.lost):
+            why = trial.message or "it was told to leave, and has saved"
             self._write_end(trial, INTERRUPTED, None, why)
-            self._pending.appendleft((trial, run))
+            self._pending.appendleft(trial)
             if not self._is_closing:
-                self._interruptions.add(run.directory, why)
+                self._interruptions.add(trial.directory, why)
             return
         self._interruptions.reset()
-        if run.status == FAILED and ended.status == UserError.exit_status:
-            if not any(each.reports for other in self._trials.values() for each in other.runs):
+        if trial.status == FAILED and ended.status == UserError.exit_status:
+            if not any(each.reports for each in self._trials.values()):
                 values = "\n".join(f"    {line}" for line in self._plan.space.statements(trial.values))
                 raise UserError(
-                    f"The first trial cannot be trained: {run.message}\n    with the trial's values:\n{values}"
+                    f"The first trial cannot be trained: {trial.message}\n    with the trial's values:\n{values}"
                 )
-            run.status = INFEASIBLE  # others could be trained, so it is these values that do not go
+            trial.status = INFEASIBLE  # others could be trained, so it is these values that do not go
         self._conclude(trial)
 
     def _conclude(self, trial: ActiveTrial) -> None:
-        """Ends the trial if nothing of it is left to run."""
-        if (end := trial.conclude()) is None:
-            return
-        trial.is_open = False
-        self._stop(lambda other: other is trial)  # the other seeds, where one has failed
-        status, objective, message = end
-        more = self._find_more(trial)
-        self._write_end(trial, status, objective, message, **more)
-        self._report_end(trial, objective, message, more.get("found", ()))
-        self._failures = self._failures + 1 if status == FAILED else 0
-        if self._failures >= self._plan.settings.max_failures:
-            raise TfdistError(f"{self._failures} trials in a row failed; the last, {trial.name}: {message}")
+        """Notes the end of a trial that has ended, and tells the oracle."""
+        assert trial.status is not None
+        more = self._read_hyperparameters(trial)
+        self._write_end(trial, trial.status, trial.objective, trial.message, **more)
+        self._report_end(trial, more.get("found", ()))
+        self._failures = self._failures + 1 if trial.status == FAILED else 0
+        if self._failures >= MAX_FAILURES:
+            raise TfdistError(f"{self._failures} trials in a row failed; the last, {trial.name}: {trial.message}")
 
-    def _find_more(self, trial: ActiveTrial) -> dict[str, Any]:
+    def _read_hyperparameters(self, trial: ActiveTrial) -> dict[str, Any]:
         """What its model has asked for that was not known, and the values that it got, which are the trial's now."""
-        built = hypermodel.read(trial.runs[0].directory.path) if self._plan.space.may_grow else None
+        built = hypermodel.read(trial.directory.path) if self._plan.space.may_grow else None
         if built is None:
             return {}
-        found = self._plan.space.news(built.space)
+        found = self._plan.space.add_new(built.space)
         more: dict[str, Any] = {"found": found} if found else {}
         if built.values.keys() <= trial.values.keys():
             return more
@@ -368,35 +334,30 @@ class Chief:
             epochs=trial.epochs_done,
             seconds=round(trial.active_seconds, 3),
             message=message,
-            asked=self._oracle.asked,
+            asked=self._oracle.num_requests,
             **more,
         )
         trial.active_seconds, trial.is_journaled = 0.0, False
 
-    def _report_end(
-        self, trial: ActiveTrial, objective: float | None, message: str, found: Sequence[Mapping[str, Any]]
-    ) -> None:
-        values = self._plan.space.encoded(trial.values)
+    def _report_end(self, trial: ActiveTrial, found: Sequence[Mapping[str, Any]]) -> None:
+        values = self._plan.space.encode(trial.values)
         epochs = trial.epochs or trial.epochs_done
-        self._oracle.end(trial.suggestion, objective, epochs, message, found, values)
+        self._oracle.end(trial.suggestion, trial.objective, epochs, trial.message, found, values)
 
-    def _look_at_reports(self) -> None:
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + self._poll_seconds
-            for trial, run in self._running.values():
-                self._take_reports(trial, run)
+    def _poll_reports(self) -> None:
+        if time.monotonic() >= self._next_poll:
+            self._next_poll = time.monotonic() + self._poll_seconds
+            for trial in self._running.values():
+                self._read_reports(trial)
 
-    def _take_reports(self, trial: ActiveTrial, run: SeedRun, *, anew: bool = False) -> None:
-        for new in run.new_reports(self._plan.objective, anew=anew):
+    def _read_reports(self, trial: ActiveTrial, *, anew: bool = False) -> None:
+        for report in trial.new_reports(self._plan.objective, anew=anew):
             self._interruptions.reset()
-            report = trial.mean_report(new.step)
-            if report is None or not trial.is_open:
-                continue
             self._journal.write(
                 journals.TRIAL_REPORTED,
                 trial=trial.name,
                 **dataclasses.asdict(report),
-                asked=self._oracle.asked,
+                asked=self._oracle.num_requests,
             )
             if self._plan.settings.search.STOPS:
                 self._report(trial, report)
@@ -404,21 +365,14 @@ class Chief:
     def _report(self, trial: ActiveTrial, report: Report) -> None:
         """Reports an evaluation to the oracle, and stops the trial where that says so."""
         if self._oracle.report(trial.suggestion, report.objective, report.epoch):
-            for run in trial.runs:
-                run.stop_asked = True
-            self._stop(lambda other: other is trial)
-
-    # Leaving
-
-    def _stop(self, is_meant: Callable[[ActiveTrial], bool] = lambda trial: True) -> None:
-        """Lets the running trials that are meant save and leave."""
-        for trial, run in self._running.values():
-            if is_meant(trial):
-                self._executor.stop(run.directory)
+            trial.is_stop_requested = True
+            if trial.name in self._running:
+                self._slots.stop(trial.name)
 
     def _check_time(self) -> None:
         limit = self._plan.settings.max_seconds
         is_late = limit is not None and time.monotonic() - self._started > limit
-        if (is_late or self._signals.received is not None) and not self._is_closing:
+        if (is_late or self._signal is not None) and not self._is_closing:
             self._is_closing = True
-            self._stop()
+            for trial in self._running.values():
+                self._slots.stop(trial.name)

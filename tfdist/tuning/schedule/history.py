@@ -65,7 +65,7 @@ class Trial:
     ends: list[End] = dataclasses.field(default_factory=list)
 
     @property
-    def is_judged(self) -> bool:
+    def has_result(self) -> bool:
         """Whether its objective may be compared: it ended well at least once."""
         return self.objective is not None and self.status not in (INFEASIBLE, FAILED)
 
@@ -122,7 +122,7 @@ class Sweep:
     def ranked(self) -> list[Trial]:
         """The trials with an objective that counts, the best first; of equals the earlier."""
         sign = -1.0 if self.direction == "max" else 1.0
-        judged = [trial for trial in self.trials if trial.is_judged]
+        judged = [trial for trial in self.trials if trial.has_result]
         return sorted(judged, key=lambda trial: sign * (trial.objective or 0.0))
 
     @property

@@ -7,9 +7,8 @@ all that it takes to give it the same calls in the same order again. Written by 
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.errors import UserError
@@ -52,14 +51,14 @@ class Journal:
 
     Args:
       run_dir: of the sweep; it exists.
-      on_event: each is called with a new event after it was written.
+      on_event: called with a new event after it was written.
       still_ours: called before each event is written; raises when another chief has taken the directory.
     """
 
     def __init__(
         self,
         run_dir: str,
-        on_event: Sequence[Callable[[Mapping[str, Any]], None]] = (),
+        on_event: Callable[[Mapping[str, Any]], None] = lambda event: None,
         still_ours: Callable[[], None] = lambda: None,
     ) -> None:
         self._path = files.join(run_dir, NAME)
@@ -107,8 +106,7 @@ class Journal:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         entry = {"event": event, "time": now, **details}
         self._sink.write_line(to_json(entry))
-        for each in self._on_event:
-            each(entry)
+        self._on_event(entry)
 
     def close(self) -> None:
         """Leaves every event stored."""
@@ -117,23 +115,13 @@ class Journal:
             self._sink = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Identity:
-    """What makes two starts the same sweep."""
-
-    objective: str
-    direction: str
-    search: str
-    space: Mapping[str, Any]
-    configuration: str
-
-    def check(self, started: Mapping[str, Any], run_dir: str) -> None:
-        """Raises UserError where the journal's first event is of another sweep."""
-        for field in dataclasses.fields(self):
-            ours, theirs = from_json(to_json(getattr(self, field.name))), started.get(field.name)
-            if ours != theirs and (ours or theirs):  # older journals lack what is empty
-                shown = "its settings differ" if field.name == "configuration" else f"there {theirs}, here {ours}"
-                raise UserError(
-                    f"{run_dir} holds another sweep; the {field.name}: {shown}. Give another --run_dir. "
-                    "(tune.max_trials, the other budgets and tune.num_workers may change.)"
-                )
+def check_identity(identity: Mapping[str, Any], started: Mapping[str, Any], run_dir: str) -> None:
+    """Raises UserError where the journal's first event is of another sweep."""
+    for name, own in from_json(to_json(identity)).items():
+        theirs = started.get(name)
+        if own != theirs and (own or theirs):  # older journals lack what is empty
+            shown = "its settings differ" if name == "configuration" else f"there {theirs}, here {own}"
+            raise UserError(
+                f"{run_dir} holds another sweep; the {name}: {shown}. Give another --run_dir. "
+                "(tune.max_trials, the other budgets and tune.num_workers may change.)"
+            )

@@ -12,7 +12,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -28,23 +28,18 @@ from tfdist.training.recovery.survival import check_start_from
 from tfdist.training.run.claim import check_kind, lasting
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
-from tfdist.tuning.places import trials
-from tfdist.tuning.places.trials import TrialCommand
-from tfdist.tuning.report.hparams import HParamsTable
+from tfdist.tuning.places.executor import TrialCommand
+from tfdist.tuning.report.progress import SweepProgress, write_hparams
 from tfdist.tuning.report.sweep_page import write_sweep_report
-from tfdist.tuning.report.table import SweepTable
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Chief, Plan
 from tfdist.tuning.schedule.history import INTERRUPTED, Sweep
-from tfdist.tuning.schedule.journal import Identity, Journal
+from tfdist.tuning.schedule.journal import Journal, check_identity
+from tfdist.tuning.schedule.trial import build_objective
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.hypermodel import HyperModel
-from tfdist.tuning.search.objective import build_objective
 from tfdist.tuning.search.space import Space
 from tfdist.tuning.settings import TuneSettings
-
-if TYPE_CHECKING:
-    from tfdist.tuning.search.oracles import OracleClient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +73,14 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
     started = time.monotonic()
     plan, command, _ = _prepare(settings, request, experiment)
     console = open_console(is_chief=True)
-    identity = _identity(plan, request)
+    identity = _identify(plan, request)
     oracle = settings.search.build(
-        plan.space, plan.objective, max_trials=settings.max_trials, epochs=plan.epochs, seed=settings.seed
+        plan.space,
+        plan.objective.name,
+        plan.objective.direction,
+        max_trials=settings.max_trials,
+        epochs=plan.epochs,
+        seed=settings.seed,
     )
     from tfdist.tuning.search.oracles import OracleClient  # imports KerasTuner, which is known to be there now
 
@@ -91,11 +91,30 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
         leaving.callback(held.release)
         check_kind(RunDirectory(plan.run_dir), TUNE)
         remove_stale(plan.run_dir, TUNE)
-        with contextlib.closing(SweepTable(max_seconds=settings.max_seconds)) as table:
-            hparams = HParamsTable(plan, table.sweep, console.message)
-            with contextlib.closing(Journal(plan.run_dir, (table.on_event, hparams.on_event), held.check)) as journal:
-                _run(plan, identity, OracleClient(oracle, plan.objective.name), command, journal, table)
-            result = _write_result(plan, table.sweep, experiment, time.monotonic() - started)
+        progress = SweepProgress(console.message, max_seconds=settings.max_seconds)
+        sweep, described = progress.sweep, plan.space.describe()
+
+        def on_event(event: Mapping[str, Any]) -> None:
+            progress.on_event(event)
+            if event["event"] == journals.TRIAL_ENDED:
+                try:
+                    name = event["trial"]
+                    write_hparams(plan.directory(name), sweep.by_name[name], event, described)
+                except OSError as error:
+                    console.message(f"TensorBoard's table of the trials lacks trial {name}: {error}", "warning")
+
+        journal = leaving.enter_context(contextlib.closing(Journal(plan.run_dir, on_event, held.check)))
+        past = _load_journal(plan, identity, journal)
+        slots = settings.executor.open(
+            command, settings.num_workers, run_dir=plan.run_dir, notify=lambda text: console.message(text, "warning")
+        )
+        with contextlib.closing(slots):
+            for event in past:
+                progress.on_event(event, is_replay=True)
+            Chief(plan, OracleClient(oracle, plan.objective.name), journal, slots).run(past)
+        best = {"best": sweep.best and sweep.best.name, "best_objective": sweep.best and sweep.best.objective}
+        journal.write(journals.ENDED, **best, num_trials=len(sweep.trials))
+        result = _write_result(plan, sweep, experiment, time.monotonic() - started)
         try:
             console.message(f"report: {write_sweep_report(plan.run_dir)}")
         except (UserError, OSError) as error:  # a sweep is no worse without
@@ -103,17 +122,17 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
         return result
 
 
-def validate(settings: TuneSettings, request: Request, experiment: Experiment, tell: Callable[[str], None]) -> None:
+def validate(settings: TuneSettings, request: Request, experiment: Experiment, notify: Callable[[str], None]) -> None:
     """Checks all of a sweep that can be checked without a training, and tells in lines what it finds.
 
     Raises:
       UserError: something given is wrong.
     """
     plan, _, sample = _prepare(settings, request, experiment)
-    trial = experiment.load([*sample, _must_report(settings)])
+    trial = experiment.load([*sample, _require_objective(settings)])
     trial.run("train", lambda training: experiment.validate(training, lambda line: None), run_dir=request.run_dir)
     varied = ", ".join(plan.space.describe())
-    tell(f"a sweep of {varied} by {settings.search!r}: {plan.objective.direction} {plan.objective.name}")
+    notify(f"a sweep of {varied} by {settings.search!r}: {plan.objective.direction} {plan.objective.name}")
 
 
 def _prepare(settings: TuneSettings, request: Request, experiment: Experiment) -> tuple[Plan, TrialCommand, list[str]]:
@@ -129,32 +148,36 @@ def _prepare(settings: TuneSettings, request: Request, experiment: Experiment) -
     model = _build_hypermodel(training)
     space = Space(settings.space, model.find_space(), model.values) if model else Space(settings.space)
     objective = build_objective(settings.objective, settings.direction)
-    plan = Plan(RunDirectory(request.run_dir).path, settings, space, objective, training.epochs, training.seed)
+    plan = Plan(RunDirectory(request.run_dir).path, settings, space, objective, training.epochs)
     launch = []
     if (workers := settings.workers_per_trial) > 1:
-        is_horovod = trials.is_horovod(request.settings().get("train.strategy", ""))
-        launch = [f"--workers={workers}", *settings.executor.launcher(is_horovod=is_horovod)]
-    return plan, TrialCommand([*experiment.arguments, f"--gin_param={_must_report(settings)}"], launch), sample
+        strategy = request.settings().get("train.strategy", "")
+        name = strategy.removeprefix("@").partition("(")[0]
+        if name.endswith((".OneDevice", ".Mirrored", ".Pipelined", ".TPU")):
+            raise UserError(
+                f"tune.workers_per_trial asks for trials of several processes, and train.strategy is {strategy}, which "
+                "is of one. Write @multi_worker.MultiWorker(), @horovod.Horovod() or @auto.choose(), or remove "
+                "tune.workers_per_trial."
+            )
+        launch = [f"--workers={workers}", *settings.executor.launcher(is_horovod=name.endswith(".Horovod"))]
+    return plan, TrialCommand([*experiment.arguments, f"--gin_param={_require_objective(settings)}"], launch), sample
 
 
 def _check_alone(variables: Mapping[str, str]) -> None:
     """Raises UserError where this is one of several processes, each of which would lead the sweep."""
     mark = environment.first_set(environment.HOROVOD_MARKS, variables)
+    member = tf_config.read_tf_config(variables)
+    if mark is None and member is not None and member.num_workers > 1:
+        mark = tf_config.VARIABLE
     if mark is not None:
         raise UserError(
-            f"{mark} is set, so this is one of several processes of Horovod's. A sweep starts those of its trials "
-            "itself: start --mode=tune without horovodrun and write tune.workers_per_trial = 2."
-        )
-    member = tf_config.read_tf_config(variables)
-    if member is not None and member.num_workers > 1:
-        raise UserError(
-            f"{tf_config.VARIABLE} is set, so this is one of several processes. A sweep over several machines is led "
-            f"by one, and Ray runs its trials: unset {tf_config.VARIABLE}, write tune.executor = @executor.Ray(), and "
-            "start --mode=tune once, on a node of the Ray cluster."
+            f"{mark} is set, so this is one of several processes, and one alone leads a sweep. Unset {mark}, write "
+            "tune.workers_per_trial = 2 for trials of several processes, or write tune.executor = @executor.Ray() for "
+            "several machines, and start --mode=tune once."
         )
 
 
-def _must_report(settings: TuneSettings) -> str:
+def _require_objective(settings: TuneSettings) -> str:
     """What a trial has to have among its metrics, as a gin statement."""
     return f"train.must_report = {settings.objective!r}"
 
@@ -168,30 +191,7 @@ def _build_hypermodel(training: TrainSettings) -> HyperModel | None:
     return model if isinstance(model, HyperModel) else None
 
 
-def _run(
-    plan: Plan, identity: Identity, oracle: OracleClient, command: TrialCommand, journal: Journal, table: SweepTable
-) -> None:
-    """Trains the trials to the end of the sweep, which `table.sweep` then is."""
-    past, settings = _load_journal(plan, identity, journal), plan.settings
-
-    def warn(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)  # which a live table leaves in order
-
-    executor = settings.executor.open(command, settings.num_workers, run_dir=plan.run_dir, tell=warn)
-    with contextlib.closing(executor):
-        for event in past:
-            table.on_event(event, is_replay=True)
-        Chief(plan, oracle, journal, executor, on_wait=table.refresh).run(past)
-    best = table.sweep.best
-    journal.write(
-        journals.ENDED,
-        best=best and best.name,
-        best_objective=best and best.objective,
-        num_trials=len(table.sweep.trials),
-    )
-
-
-def _load_journal(plan: Plan, identity: Identity, journal: Journal) -> list[dict[str, Any]]:
+def _load_journal(plan: Plan, identity: Mapping[str, Any], journal: Journal) -> list[dict[str, Any]]:
     """The journal's events of this sweep; another sweep that has stored nothing makes room for it.
 
     Raises:
@@ -200,14 +200,14 @@ def _load_journal(plan: Plan, identity: Identity, journal: Journal) -> list[dict
     events = journal.read()
     if events:
         try:
-            identity.check(events[0], plan.run_dir)
+            check_identity(identity, events[0], plan.run_dir)
             return events
         except UserError:
             if _has_stored(plan.run_dir, events):
                 raise
         files.remove(files.join(plan.run_dir, journals.NAME))
         files.remove_tree(files.join(plan.run_dir, "trials"))
-    journal.write(journals.STARTED, **dataclasses.asdict(identity), max_trials=plan.settings.max_trials)
+    journal.write(journals.STARTED, **identity, max_trials=plan.settings.max_trials)
     return []
 
 
@@ -218,15 +218,16 @@ def _has_stored(run_dir: str, events: Sequence[Mapping[str, Any]]) -> bool:
     return has_results or bool(files.glob(files.join(run_dir, "trials", "*", "checkpoints", "*")))
 
 
-def _identity(plan: Plan, request: Request) -> Identity:
-    configured = [lasting(request.settings()), plan.epochs, plan.settings.seeds_per_trial, plan.settings.seed]
-    return Identity(
-        objective=plan.objective.name,
-        direction=plan.objective.direction,
-        search=repr(plan.settings.search),
-        space=plan.space.describe(),
-        configuration=hashlib.sha256(to_json(configured).encode()).hexdigest(),
-    )
+def _identify(plan: Plan, request: Request) -> dict[str, Any]:
+    """What makes two starts the same sweep, as the journal's first event has it."""
+    # 1: how often each set of values was trained; older sweeps had it as a setting.
+    configured = [lasting(request.settings()), plan.epochs, 1, plan.settings.seed]
+    return {
+        **dict(zip(("objective", "direction"), dataclasses.astuple(plan.objective), strict=True)),
+        "search": repr(plan.settings.search),
+        "space": plan.space.describe(),
+        "configuration": hashlib.sha256(to_json(configured).encode()).hexdigest(),
+    }
 
 
 def _sample_space(settings: TuneSettings, experiment: Experiment) -> list[str]:
@@ -240,7 +241,6 @@ def _sample_space(settings: TuneSettings, experiment: Experiment) -> list[str]:
     space = Space(settings.space)
     taken = {"train.stop_after_epochs": "tune", "train.strategy": "the whole sweep"}
     taken |= {"train.epochs": "tune.search"} if settings.search.SETS_EPOCHS else {}
-    taken |= {"train.seed": "tune.seeds_per_trial"} if settings.seeds_per_trial > 1 else {}
     for path in settings.space:
         if path in taken or path.startswith("tune."):
             raise UserError(
@@ -254,7 +254,7 @@ def _sample_space(settings: TuneSettings, experiment: Experiment) -> list[str]:
 def _write_result(plan: Plan, sweep: Sweep, experiment: Experiment, seconds: float) -> dict[str, Any]:
     """best.gin, the configuration with the best values, and result.json, which names the best; the latter last."""
     best, num_trials = sweep.best, len(sweep.trials)
-    values = best and plan.space.restored(best.values)
+    values = best and plan.space.from_json(best.values)
     result: dict[str, Any] = {
         "status": "done",
         "mode": TUNE,

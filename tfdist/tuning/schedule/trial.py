@@ -1,16 +1,15 @@
-"""A trial while it is trained: its runs (one a seed), what they have reported, and how their processes ended.
+"""A trial while it is trained: what it has reported of the sweep's objective, and how its processes ended.
 
-Invariant: a trial is a normal run directory (of its first seed; the other seeds' lie beside it), and what is said of it
-here can be read there. Starts nothing; `chief.py` does.
+Invariant: a trial is a normal run directory, and what is said of it here can be read there. Starts nothing; `chief.py`
+does.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tfdist.errors import (
     EXIT_BUG,
@@ -30,14 +29,15 @@ from tfdist.storage.contents import FileVersion
 from tfdist.storage.troubles import DISK_FAILURES
 from tfdist.telemetry.logs.records import as_point
 from tfdist.telemetry.records import parse_line
+from tfdist.telemetry.registry import larger_is_better
 from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places.trials import EXIT_KILLED
+from tfdist.training.loop.best import OBJECTIVE, VALIDATION, not_evaluated, not_reported
+from tfdist.tuning.places.executor import EXIT_KILLED
 from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, PAUSED, STOPPED
-from tfdist.tuning.search.objective import Objective
 
-OF_DISK = "its disk failed: "  # begins why a trial was interrupted
-MOST_DEATHS = 3  # of one run, by its own doing, without an evaluation in between
+DISK_FAILED = "its disk failed: "  # begins why a trial was interrupted
+MAX_CRASHES = 3  # of one trial, by its own doing, without an evaluation in between
 _EXIT_HUNG_UP = 129  # 128 + SIGHUP
 # Ends that say nothing of the values. A policy may let who has saved leave with 0.
 _INTERRUPTIONS = (
@@ -51,7 +51,55 @@ _INTERRUPTIONS = (
     EXIT_KILLED,
 )
 _OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", "out of memory", "std::bad_alloc")
-_SHOWN_BYTES = 1 << 14
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """A metric and its better end, "min" or "max": `val_NAME` is that of the evaluation, any other name of training."""
+
+    name: str
+    direction: str
+
+    @property
+    def split(self) -> str:
+        """The split of metrics.jsonl that holds it."""
+        return "eval" if self.name.startswith(VALIDATION) else "train"
+
+    def find_value(self, metrics: Mapping[str, Any]) -> float | None:
+        """Its value among the metrics of its split; None where they have none, NaN where it is not finite."""
+        value = metrics.get(self.name.removeprefix(VALIDATION))
+        if isinstance(value, str):  # how json_text writes what is not finite
+            return math.nan
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def build_error(self, metrics: Mapping[str, Any]) -> UserError:
+        """The error for metrics of its split that do not have it."""
+        if not metrics:
+            return not_evaluated(OBJECTIVE, self.name)
+        known = [name for name, value in self.rename(metrics).items() if isinstance(value, int | float)]
+        return not_reported(OBJECTIVE, self.name, known)
+
+    def rename(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Metrics of its split, by the names that an objective has."""
+        return {f"{VALIDATION if self.split == 'eval' else ''}{name}": value for name, value in metrics.items()}
+
+
+def build_objective(name: object, direction: object) -> Objective:
+    """The objective that is meant; without a direction its name tells it.
+
+    Raises:
+      UserError: it is no name, no direction, or a name that tells none.
+    """
+    if not isinstance(name, str) or not name:
+        raise UserError(f"tune.objective must be a metric's name, such as 'val_accuracy'; received {name!r}.")
+    if direction is None:
+        better = larger_is_better(name.removeprefix(VALIDATION))
+        if better is not None:
+            return Objective(name, "max" if better else "min")
+        raise UserError(f"Whether {name!r} should grow or shrink is not clear. Write tune.direction = 'max' or 'min'.")
+    if direction not in ("min", "max"):
+        raise UserError(f"tune.direction must be 'min' or 'max'; received {direction!r}.")
+    return Objective(name, direction)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,25 +113,51 @@ class Report:
 
 
 @dataclasses.dataclass
-class SeedRun:
-    """The run of one seed.
+class ActiveTrial:
+    """A trial in the hands of the chief; `history.Trial` is what became of it.
 
     Attributes:
+      name: of its directory, "0007".
+      values: by binding path.
+      suggestion: its name in the oracle, another in each rung.
+      rung: counted from 0; 0 where the search has none.
+      epochs: that it is to have done at the end of the rung; None: until it ends by itself.
+      is_partial: whether its training does not come to its end in this rung.
+      is_journaled: whether the journal has it as running.
+      active_seconds: that its processes ran in this rung.
       status: how it ended in this rung; None while it is to be run.
       message: why, or why its process was interrupted last; empty where that saved and left as it was told to.
-      deaths: how often its process died by its own doing (a crash) since the last evaluation.
+      crashes: how often its process died by its own doing (a crash) since the last evaluation.
+      is_stop_requested: whether the oracle has told it to end.
     """
 
-    seed: int
+    name: str
     directory: RunDirectory
+    values: dict[str, Any]
+    suggestion: str
+    rung: int = 0
+    epochs: int | None = None
+    is_partial: bool = False
+    is_journaled: bool = False
+    active_seconds: float = 0.0
     reports: dict[int, Report] = dataclasses.field(default_factory=dict)
     status: str | None = None
     objective: float | None = None
     message: str = ""
-    deaths: int = 0
-    stop_asked: bool = False
+    crashes: int = 0
+    is_stop_requested: bool = False
     _seen: FileVersion | None = None
     _num_bytes: int = 0  # of metrics.jsonl that were read
+
+    @property
+    def epochs_done(self) -> int:
+        """The last epoch that it has reported."""
+        return max((report.epoch for report in self.reports.values()), default=0)
+
+    def start_rung(self, suggestion: str, rung: int, epochs: int | None) -> None:
+        """Begins the next rung."""
+        self.suggestion, self.rung, self.epochs, self.active_seconds = suggestion, rung, epochs, 0.0
+        self.status, self.objective, self.message = None, None, ""
 
     def new_reports(self, objective: Objective, *, anew: bool = False) -> Iterator[Report]:
         """The evaluations since, each step once, whatever a resumed run does again.
@@ -112,12 +186,12 @@ class SeedRun:
                 )
             if point.split != objective.split or point.step in self.reports:
                 continue
-            value = objective.of(point.metrics)
+            value = objective.find_value(point.metrics)
             if value is None:
-                raise objective.missing(point.metrics)
-            report = Report(point.epoch, point.step, value, objective.named(point.metrics))
+                raise objective.build_error(point.metrics)
+            report = Report(point.epoch, point.step, value, objective.rename(point.metrics))
             self.reports[point.step] = report
-            self.deaths = 0
+            self.crashes = 0
             yield report
 
     def _new_lines(self, num_bytes: int, *, anew: bool) -> list[str]:
@@ -132,8 +206,8 @@ class SeedRun:
         self._num_bytes = first + len(whole)
         return whole.decode(errors="replace").split("\n")[:-1]
 
-    def end(self, status: int, log: str, objective: Objective, *, epochs: int | None, lost: str = "") -> bool:
-        """Takes the end of the process; whether it ended the run, rather than interrupt it.
+    def end(self, status: int, log: str, objective: Objective, *, lost: str = "") -> bool:
+        """Takes the end of the process; whether it ended the trial, rather than interrupt it.
 
         A kill from outside, a preemption, a lost worker or peer and a full disk interrupt it, however often they come.
         SIGKILL is taken for a kill from outside unless the log says that memory ran out.
@@ -141,58 +215,58 @@ class SeedRun:
         Args:
           status: the exit status.
           log: what the process wrote, and what is known of its end.
-          epochs: at which the rung ends; None: where the run itself does.
           lost: where nothing is known of the end of the process: why.
 
         Raises:
           UserError: the run has ended well and does not have the objective.
         """
-        self.message, error = lost, _error_in(log) if status in (EXIT_BUG, EXIT_USER_ERROR) else None
+        self.message, error = lost, _find_error(log) if status in (EXIT_BUG, EXIT_USER_ERROR) else None
         if lost:
             return False
         is_done = files.exists(self.directory.result)
-        is_paused = epochs is not None and max((r.epoch for r in self.reports.values()), default=0) >= epochs
+        is_paused = self.epochs is not None and self.epochs_done >= self.epochs
         if status == EXIT_DONE and (is_done or is_paused):
             self.status = DONE if is_done else PAUSED
             self._score(self._final(objective), objective)
         elif status == EXIT_DIVERGED or (error is not None and _ran_out_of_memory(error)):
-            self.status, self.message = INFEASIBLE, last_words(log)
+            self.status, self.message = INFEASIBLE, find_message(log)
         elif status == EXIT_IN_USE:
             self.message = "a process of a worker that was lost still trains it"
             return False
         elif error is not None and any(words in error for words in DISK_FAILURES):
-            self.message = f"{OF_DISK}{last_words(log)}"
+            self.message = f"{DISK_FAILED}{find_message(log)}"
             return False
         elif error is not None:
-            self.status, self.message = FAILED, last_words(log)
-        elif self.stop_asked and self.reports:
+            self.status, self.message = FAILED, find_message(log)
+        elif self.is_stop_requested and self.reports:
             self.stop(objective)
         elif status == EXIT_KILLED and _ran_out_of_memory(log):
-            return self._died(f"{last_words(log)} (status {status})")
+            return self._count_crash(f"{find_message(log)} (status {status})")
         elif status in _INTERRUPTIONS:
-            self.message = _interruption(status)
+            self.message = _describe_interruption(status)
             return False
         else:
-            return self._died(f"its process died with status {status}")
+            return self._count_crash(f"its process died with status {status}")
         return True
 
     def stop(self, objective: Objective) -> None:
         """Ends it early, with the last objective that it reported."""
-        self.status = STOPPED
+        self.status, self.message = STOPPED, ""
         self._score(self._last(), objective)
 
     def _score(self, value: float | None, objective: Objective) -> None:
-        """Takes the objective that the run has ended with; values that lead to no number are infeasible."""
-        self.objective = value
+        """Takes the objective that the trial has ended with; values that lead to no number are infeasible."""
         if value is None or not math.isfinite(value):
             self.status, self.message = INFEASIBLE, f"{objective.name} is {value} at the end"
+        else:
+            self.objective = value
 
-    def _died(self, message: str) -> bool:
-        self.deaths += 1
+    def _count_crash(self, message: str) -> bool:
+        self.crashes += 1
         self.message = message
-        if self.deaths < MOST_DEATHS:
+        if self.crashes < MAX_CRASHES:
             return False
-        self.status, self.message = INFEASIBLE, f"its process died {self.deaths} times; the last time: {message}"
+        self.status, self.message = INFEASIBLE, f"its process died {self.crashes} times; the last time: {message}"
         return True
 
     def _last(self) -> float | None:
@@ -204,79 +278,13 @@ class SeedRun:
         if result is None:
             return self._last()
         metrics = dict(result.train_metrics if objective.split == "train" else result.eval_metrics)
-        value = objective.of(metrics)
+        value = objective.find_value(metrics)
         if value is None and not self.reports:
-            raise objective.missing(metrics)
+            raise objective.build_error(metrics)
         return self._last() if value is None else value
 
 
-@dataclasses.dataclass
-class ActiveTrial:
-    """A trial in the hands of the chief; `history.Trial` is what became of it.
-
-    Attributes:
-      name: of its directory, "0007".
-      values: by binding path.
-      suggestion: its name in the oracle, another in each rung.
-      rung: counted from 0; 0 where the search has none.
-      epochs: that its runs are to have done at the end of the rung; None: until they end by themselves.
-      is_partial: whether its training does not come to its end in this rung.
-      is_journaled: whether the journal has it as running.
-      is_open: whether something of the rung is still to be run.
-      active_seconds: that its processes ran in this rung.
-    """
-
-    name: str
-    values: dict[str, Any]
-    runs: list[SeedRun]
-    suggestion: str
-    rung: int = 0
-    epochs: int | None = None
-    is_partial: bool = False
-    is_journaled: bool = False
-    is_open: bool = True
-    active_seconds: float = 0.0
-
-    def start_rung(self, suggestion: str, rung: int, epochs: int | None) -> None:
-        """Begins the next rung."""
-        self.suggestion, self.rung, self.epochs = suggestion, rung, epochs
-        self.is_open, self.active_seconds = True, 0.0
-        for run in self.runs:
-            run.status, run.objective, run.message = None, None, ""
-
-    def mean_report(self, step: int) -> Report | None:
-        """The mean over the seeds of an evaluation, once all have come there."""
-        reports = [report for report in (run.reports.get(step) for run in self.runs) if report is not None]
-        if len(reports) < len(self.runs):
-            return None
-        if len(reports) == 1:
-            return reports[0]
-        names = [name for name, value in reports[0].metrics.items() if isinstance(value, int | float)]
-        return Report(
-            reports[0].epoch,
-            step,
-            statistics.fmean(report.objective for report in reports),
-            {name: statistics.fmean(report.metrics[name] for report in reports) for name in names},
-        )
-
-    @property
-    def epochs_done(self) -> int:
-        """That all seeds have reported."""
-        return min(max((report.epoch for report in run.reports.values()), default=0) for run in self.runs)
-
-    def conclude(self) -> tuple[str, float | None, str] | None:
-        """Status, objective and message of the rung; None while a run is left to do and none has failed."""
-        by_status = {run.status: run for run in reversed(self.runs)}
-        for status in (FAILED, INFEASIBLE):
-            if status in by_status:
-                return status, None, by_status[status].message
-        if None in by_status:
-            return None
-        status = next(each for each in (STOPPED, PAUSED, DONE) if each in by_status)
-        return status, statistics.fmean(cast(float, run.objective) for run in self.runs), ""
-
-
-def last_words(log: str) -> str:
+def find_message(log: str) -> str:
     """What a process said last: its error message, or the last line of a traceback."""
     lines = [line for line in log.splitlines() if line.strip()]
     starts = [index for index, line in enumerate(lines) if line.startswith("error: ")]
@@ -285,24 +293,13 @@ def last_words(log: str) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def _error_in(log: str) -> str:
+def _find_error(log: str) -> str:
     """From where a log tells what ended its process: not what was printed before."""
     starts = [log.rfind(words) for words in ("\nerror: ", "\nTraceback ")]
     return log[max(0, *starts) :]
 
 
-def read_log(path: str) -> str:
-    """The end of what a process wrote."""
-    try:
-        with open(path, "rb") as log:
-            log.seek(0, 2)
-            log.seek(max(0, log.tell() - _SHOWN_BYTES))
-            return log.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
-
-
-def _interruption(status: int) -> str:
+def _describe_interruption(status: int) -> str:
     """Why a process ended, where it did not save and leave."""
     if status in (EXIT_DONE, EXIT_PREEMPTED):
         return ""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NAME = "hyperparameters.json"
 PARAMETERS = ("hp", "hyperparameters")  # what the parameter of a building function is called
-MOST_BUILDS = 100  # to find the space
+MAX_BUILDS = 100  # to find the space
 
 
 class HyperModel:
@@ -96,7 +96,7 @@ class HyperModel:
             self._hypermodel.declare_hyperparameters(found)
         entered: list[Any] = []
         values: dict[str, Any] = {}
-        for _ in range(MOST_BUILDS):
+        for _ in range(MAX_BUILDS):
             hp = found.copy()
             hp.values |= values | self.values
             for each in hp.space:
@@ -146,7 +146,7 @@ def builder_of(settings: TrainSettings) -> Any:
     if values is not None and not isinstance(values, Mapping):
         raise UserError(f"{SETTING} must be a dict of values by name, {{'units': 64}}; received {values!r}.")
     if takes_hyperparameters(model):
-        return _wrapped(model, values or {})
+        return _wrap(model, values or {})
     if values:
         raise UserError(
             f"{SETTING} is {dict(values)!r}, and the model takes none. It must be a function build(hp), or a "
@@ -178,10 +178,10 @@ def builder_of_trained(settings: TrainedSettings, run_dir: str, strategy: Strate
         return {} if found is None else found.values
 
     failed = "The model's hyperparameters cannot be read"
-    return _wrapped(settings.model, values() if strategy is None else strategy.read_on_chief(values, failed))
+    return _wrap(settings.model, values() if strategy is None else strategy.read_on_chief(values, failed))
 
 
-def _wrapped(model: Any, values: Mapping[str, Any]) -> HyperModel:
+def _wrap(model: Any, values: Mapping[str, Any]) -> HyperModel:
     try:
         return HyperModel(model, values)
     except ModuleNotFoundError as error:

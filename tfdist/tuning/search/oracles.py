@@ -24,7 +24,7 @@ UNLIMITED = 10**9
 class OracleClient:
     """Asks an oracle, which reads the objective under the name `metric`, for trials, and reports how they went.
 
-    `asked` counts the calls that asked for values, answered with values or not. A sweep that is started again makes the
+    `num_requests` counts the requests for values, answered with values or not. A sweep that is started again makes the
     same calls in the same order. An oracle that had nothing to give is not asked again before a trial has ended.
     """
 
@@ -33,19 +33,19 @@ class OracleClient:
         self._metric = metric
         self._ready: collections.deque[Trial] = collections.deque()
         self._has_none = False
-        self.asked = 0
+        self.num_requests = 0
         self.is_over = False
 
     def take(self) -> Trial | None:
         """The next trial; None where the oracle has none before another ends."""
         if not (self._ready or self._has_none or self.is_over):
-            self._ask()
+            self._request()
         return self._ready.popleft() if self._ready else None
 
-    def replay(self, asked: int) -> None:
+    def replay(self, num_requests: int) -> None:
         """Asks as often as it takes to have asked so often in all; `take` gives the answers later."""
-        while self.asked < asked:
-            self._ask()
+        while self.num_requests < num_requests:
+            self._request()
 
     def report(self, name: str, value: float, epoch: int) -> bool:
         """Reports an evaluation; whether the oracle wants the trial to end."""
@@ -80,9 +80,9 @@ class OracleClient:
         self._oracle.end_trial(trial)
         self._has_none = False
 
-    def _ask(self) -> None:
-        self.asked += 1
-        trial = self._oracle.create_trial(f"ask-{self.asked}")
+    def _request(self) -> None:
+        self.num_requests += 1
+        trial = self._oracle.create_trial(f"ask-{self.num_requests}")
         if trial.status == "RUNNING":
             self._ready.append(trial)
         self._has_none = trial.status != "RUNNING"

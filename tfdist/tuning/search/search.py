@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, ClassVar
 from tfdist.errors import UserError, missing_extra
 from tfdist.settings.checks import COUNT, Check, or_none, whole_number
 from tfdist.settings.declaration import Settings, setting
-from tfdist.tuning.search.objective import Objective
 from tfdist.tuning.search.space import Space
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Search(Settings):
             raise UserError(f"{self.NAME} needs an end: write tune.max_trials = 20.")
 
     def build(
-        self, space: Space, objective: Objective, *, max_trials: int | None, epochs: int | None, seed: int
+        self, space: Space, metric: str, direction: str, *, max_trials: int | None, epochs: int | None, seed: int
     ) -> keras_tuner.Oracle:
         """Builds its oracle.
 
@@ -65,7 +64,7 @@ class Search(Settings):
         limits = {} if self.SETS_EPOCHS else {"max_trials": max_trials}
         limits |= {"max_epochs": epochs} if self.DIVIDES_EPOCHS else {}
         return getattr(oracles, type(self).__name__)(
-            objective=keras_tuner.Objective(objective.name, objective.direction),
+            objective=keras_tuner.Objective(metric, direction),
             hyperparameters=hyperparameters,
             seed=seed + 1,  # KerasTuner takes 0 for none
             allow_new_entries=space.may_grow,

@@ -52,18 +52,18 @@ class Range:
             if name == "step" and value is None:
                 continue
             if self.kind == "integer" and not is_whole_number(value, least=-(2**63)):
-                raise _wrong(path, f"{name} must be a whole number; received {value!r}.")
+                raise _error(path, f"{name} must be a whole number; received {value!r}.")
             if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-                raise _wrong(path, f"{name} must be a number; received {value!r}.")
+                raise _error(path, f"{name} must be a number; received {value!r}.")
         if self.sampling not in SAMPLINGS:
-            raise _wrong(path, f"there is no sampling {self.sampling!r}; write one of {', '.join(SAMPLINGS)}.")
+            raise _error(path, f"there is no sampling {self.sampling!r}; write one of {', '.join(SAMPLINGS)}.")
         if self.low >= self.high:
-            raise _wrong(path, f"the range is empty: low = {self.low!r} is not below high = {self.high!r}.")
+            raise _error(path, f"the range is empty: low = {self.low!r} is not below high = {self.high!r}.")
         if self.sampling != "linear" and self.low <= 0:
-            raise _wrong(path, f"low must be above 0 with sampling {self.sampling!r}; received {self.low!r}.")
+            raise _error(path, f"low must be above 0 with sampling {self.sampling!r}; received {self.low!r}.")
         if self.step is not None and self.step <= (0 if self.sampling == "linear" else 1):
             least = "above 0" if self.sampling == "linear" else "a factor above 1"
-            raise _wrong(path, f"step must be {least}; received {self.step!r}.")
+            raise _error(path, f"step must be {least}; received {self.step!r}.")
 
     @property
     def samples(self) -> tuple[Any, ...]:
@@ -78,11 +78,11 @@ class Range:
         limits = {"min_value": self.low, "max_value": self.high, "step": self.step, "sampling": self.sampling}
         return make(path, **limits, conditions=conditions)
 
-    def decoded(self, value: Any) -> Any:
+    def decode(self, value: Any) -> Any:
         """The Python value for KerasTuner's."""
         return int(value) if self.kind == "integer" else float(value)
 
-    def encoded(self, value: Any) -> Any:
+    def encode(self, value: Any) -> Any:
         """KerasTuner's value for it."""
         return value
 
@@ -101,15 +101,15 @@ class Choice:
     def check(self, path: str) -> None:
         """Raises UserError where the choice cannot be meant."""
         if not isinstance(self.values, list | tuple) or not self.values:
-            raise _wrong(path, f"values must be a list of at least one value; received {self.values!r}.")
+            raise _error(path, f"values must be a list of at least one value; received {self.values!r}.")
         for index, value in enumerate(self.values):
             if not _is_literal(value):
-                raise _wrong(
+                raise _error(
                     path,
                     f"{value!r} is no literal. A function or macro is written as text: '@module.function', '%NAME'.",
                 )
             if any(_same(value, other) for other in self.values[:index]):
-                raise _wrong(path, f"the value {value!r} stands there twice.")
+                raise _error(path, f"the value {value!r} stands there twice.")
 
     @property
     def samples(self) -> tuple[Any, ...]:
@@ -122,11 +122,11 @@ class Choice:
 
         return kinds.Choice(path, values=list(range(len(self.values))), ordered=False, conditions=conditions)
 
-    def decoded(self, value: Any) -> Any:
+    def decode(self, value: Any) -> Any:
         """The Python value for KerasTuner's."""
         return self.values[int(value)]
 
-    def encoded(self, value: Any) -> Any:
+    def encode(self, value: Any) -> Any:
         """KerasTuner's value for one of `values`, or for what it was read back as from JSON."""
         return [to_json(each) for each in self.values].index(to_json(value))
 
@@ -186,7 +186,7 @@ class Space:
     ) -> None:
         self._given = dict(given)
         self._found = [] if found is None else list(found.space)
-        self._known = set() if found is None else {_key(each) for each in found.get_config()["space"]}
+        self._known = set() if found is None else {_identify(each) for each in found.get_config()["space"]}
         self.may_grow = found is not None
         parameters = {} if self.may_grow and parameters is None else parameters
         if not isinstance(parameters, Mapping) or not (parameters or self._found):
@@ -198,13 +198,13 @@ class Space:
             if not isinstance(path, str):
                 raise UserError(f"tune.space: a key is the path of a setting, as text; received {path!r}.")
             if not isinstance(parameter, Parameter):
-                raise _wrong(path, f"received {parameter!r}; write {FUNCTIONS}, called with its arguments.")
+                raise _error(path, f"received {parameter!r}; write {FUNCTIONS}, called with its arguments.")
             parameter.check(path)
         for path, parameter in parameters.items():
             _check_conditions(path, parameter, parameters)
         for each in self._found:
             if each.name in parameters:
-                raise _wrong(each.name, "the model asks hp for a value of this name, too. Give one of them another.")
+                raise _error(each.name, "the model asks hp for a value of this name, too. Give one of them another.")
         self._parameters = {path: parameters[path] for path in _parents_first(parameters)}
 
     def check_paths(self, load: Callable[[Sequence[str]], Any]) -> None:
@@ -223,7 +223,7 @@ class Space:
                     load(statements(values))
                 except UserError as error:
                     text = str(error).removeprefix(f"--gin_param {statements(values)[-1]!r}: ")
-                    raise _wrong(path, text) from error
+                    raise _error(path, text) from error
 
     def sample(self) -> list[str]:
         """Statements that give a configuration some values of this space."""
@@ -255,48 +255,50 @@ class Space:
         from keras_tuner.src.engine.conditions import Parent
 
         return [
-            Parent(parent, [self._parameters[parent].encoded(value) for value in values])
+            Parent(parent, [self._parameters[parent].encode(value) for value in values])
             for parent, values in parameter.under.items()
         ]
 
-    def decoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def decode(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values by path or name, of those in KerasTuner's words; what is the oracle's own (`tuner/…`) is left out."""
-        own = {path: p.decoded(values[path]) for path, p in self._parameters.items() if path in values}
-        return own | {name: value for name, value in self._of_model(values).items() if not name.startswith("tuner/")}
+        own = {path: p.decode(values[path]) for path, p in self._parameters.items() if path in values}
+        return own | {
+            name: value for name, value in self._model_values(values).items() if not name.startswith("tuner/")
+        }
 
-    def encoded(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`decoded`, the other way."""
-        own = {path: p.encoded(values[path]) for path, p in self._parameters.items() if path in values}
-        return own | self._of_model(values)
+    def encode(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """`decode`, the other way."""
+        own = {path: p.encode(values[path]) for path, p in self._parameters.items() if path in values}
+        return own | self._model_values(values)
 
-    def restored(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def from_json(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values that have been JSON, whose tuples are lists then."""
-        return self.decoded(self.encoded(values))
+        return self.decode(self.encode(values))
 
     def statements(self, values: Mapping[str, Any]) -> list[str]:
         """The gin statements that give a configuration these values."""
-        of_model = self._of_model(values)
+        of_model = self._model_values(values)
         own = {path: value for path, value in values.items() if path in self._parameters}
         return statements(own | ({SETTING: self._given | of_model} if of_model else {}))
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """What the journal keeps of it."""
-        own = {path: _without_empty(vars(parameter)) for path, parameter in self._parameters.items()}
+        own = {path: _drop_empty(vars(parameter)) for path, parameter in self._parameters.items()}
         return own | {each.name: _describe_hyperparameter(each) for each in self._found}
 
-    def news(self, told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def add_new(self, found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """What a trial's model asked for and was not known so far; from now on it is."""
         if not self.may_grow:
             return []
-        new = [entry for entry in told if _key(entry) not in self._known]
+        new = [entry for entry in found if _identify(entry) not in self._known]
         new = [entry for entry in new if entry["config"]["name"] not in self._given]
-        self._known.update(map(_key, new))
+        self._known.update(map(_identify, new))
         return new
 
-    def _of_model(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _model_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         if not self.may_grow:
             return {}
-        return {name: _plain(value) for name, value in values.items() if name not in self._parameters}
+        return {name: _to_python(value) for name, value in values.items() if name not in self._parameters}
 
     def _parents_of(self, path: str) -> dict[str, Any]:
         """Values with which the parameter exists."""
@@ -312,11 +314,11 @@ def statements(values: Mapping[str, Any]) -> list[str]:
     return [f"{path} = {value if is_reference[path] else repr(value)}" for path, value in values.items()]
 
 
-def _wrong(path: str, message: str) -> UserError:
+def _error(path: str, message: str) -> UserError:
     return UserError(f"tune.space[{path!r}]: {message}")
 
 
-def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, {})}
 
 
@@ -328,12 +330,12 @@ def _is_literal(value: Any) -> bool:
     return value is None or (isinstance(value, bool | int | float | str) and value == value)
 
 
-def _plain(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     """Python's own number for NumPy's, which some oracles give."""
     return value.item() if hasattr(value, "item") else value
 
 
-def _key(entry: Mapping[str, Any]) -> str:
+def _identify(entry: Mapping[str, Any]) -> str:
     """What makes a hyperparameter one of its own: the name and the conditions."""
     return to_json([entry["config"]["name"], entry["config"].get("conditions") or []])
 
@@ -345,7 +347,7 @@ def _describe_hyperparameter(each: Any) -> dict[str, Any]:
     described |= {"high": config.get("max_value"), "step": config.get("step"), "sampling": config.get("sampling")}
     described["values"] = config.get("values") or ([config["value"]] if "value" in config else None)
     described |= {"of_model": True, "under": {condition.name: condition.values for condition in each.conditions}}
-    return _without_empty(described)
+    return _drop_empty(described)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -354,17 +356,17 @@ def _same(one: Any, other: Any) -> bool:
 
 def _check_conditions(path: str, parameter: Parameter, parameters: Mapping[str, Parameter]) -> None:
     if not isinstance(parameter.under, Mapping):
-        raise _wrong(path, f"under must be like {{'model.kind': ['mlp']}}; received {parameter.under!r}.")
+        raise _error(path, f"under must be like {{'model.kind': ['mlp']}}; received {parameter.under!r}.")
     for parent, values in parameter.under.items():
         known = parameters.get(parent)
         if not isinstance(known, Choice):
             choices = [name for name, each in parameters.items() if isinstance(each, Choice) and name != path]
-            raise _wrong(path, f"under names {parent!r}, which is no choice of the space.{suggest(parent, choices)}")
+            raise _error(path, f"under names {parent!r}, which is no choice of the space.{suggest(parent, choices)}")
         if not isinstance(values, list | tuple) or not values:
-            raise _wrong(path, f"under[{parent!r}] must be a list of its values; received {values!r}.")
+            raise _error(path, f"under[{parent!r}] must be a list of its values; received {values!r}.")
         for value in values:
             if not any(_same(value, each) for each in known.values):
-                raise _wrong(path, f"under[{parent!r}] has {value!r}; {parent} may be {list(known.values)!r}.")
+                raise _error(path, f"under[{parent!r}] has {value!r}; {parent} may be {list(known.values)!r}.")
 
 
 def _parents_first(parameters: Mapping[str, Parameter]) -> list[str]:
@@ -373,7 +375,7 @@ def _parents_first(parameters: Mapping[str, Parameter]) -> list[str]:
 
     def place(path: str, below: tuple[str, ...]) -> None:
         if path in below:
-            raise _wrong(path, f"it depends on itself: {' → '.join((*below, path))}.")
+            raise _error(path, f"it depends on itself: {' → '.join((*below, path))}.")
         if path not in placed:
             for parent in parameters[path].under:
                 place(parent, (*below, path))

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
-from tfdist.training.step.layers.lockstep import meet
+from tfdist.training.step.lockstep import meet
 
 MOMENTS = "_moments"  # the private method of Keras's layer that is replaced; a test fails when Keras changes it
 Moments = Callable[[tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, tf.Tensor]]

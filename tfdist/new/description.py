@@ -21,12 +21,12 @@ _ENDINGS = {
     "text": (".txt",),
     "arrays": (".npz", ".npy"),
 }
-_MOST_CLASSES = 100
-_EXAMPLES_A_CLASS = 10
+_MAX_CLASSES = 100
+_MIN_EXAMPLES_PER_CLASS = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class DataRequest:
     """What the user said: `--data`, `--file`, `--target` and `--predict`."""
 
     kind: str
@@ -34,7 +34,7 @@ class Given:
     target: str | None
     predict: str | None
 
-    def without_target(self) -> None:
+    def refuse_target(self) -> None:
         """Raises UserError where a target was named for data that tells it by itself."""
         for flag, value in {"target": self.target, "predict": self.predict}.items():
             if value is not None:
@@ -42,12 +42,12 @@ class Given:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
+class DataDescription:
     """Data that was looked at.
 
     Attributes:
       kind: of KINDS, which names the template.
-      told: the data in a few words.
+      summary: the data in a few words.
       target: what is predicted, in a word.
       classes: the values of the target in the order of their labels; None for a number.
       num_training: examples to train on.
@@ -57,7 +57,7 @@ class Found:
     """
 
     kind: str
-    told: str
+    summary: str
     target: str
     classes: Sequence[Any] | None
     num_training: int
@@ -66,12 +66,12 @@ class Found:
     note: str = ""
 
 
-def is_test(num_examples: int) -> np.ndarray:
+def draw_test_mask(num_examples: int) -> np.ndarray:
     """Which examples are for testing, bool [n]."""
     return np.random.default_rng(0).permutation(num_examples) < num_examples / 5
 
 
-def classes_of(target: str, values: np.ndarray, predict: str | None) -> list[Any] | None:
+def find_classes(target: str, values: np.ndarray, predict: str | None) -> list[Any] | None:
     """The classes among a target's values, sorted; None where it is a number.
 
     Whole numbers are classes where there are few of them, each of many examples, unless `predict` decides.
@@ -84,7 +84,7 @@ def classes_of(target: str, values: np.ndarray, predict: str | None) -> list[Any
         raise UserError(f"{target!r} has no two values, but {classes.tolist()}: there is nothing to predict.")
     is_float = values.dtype.kind == "f"
     if predict is None:
-        few = len(classes) <= _MOST_CLASSES and len(values) >= _EXAMPLES_A_CLASS * len(classes)
+        few = len(classes) <= _MAX_CLASSES and len(values) >= _MIN_EXAMPLES_PER_CLASS * len(classes)
         predict = "number" if is_float or (values.dtype.kind in "iu" and not few) else "class"
     if predict == "class":
         if is_float:
@@ -97,7 +97,7 @@ def classes_of(target: str, values: np.ndarray, predict: str | None) -> list[Any
     return None
 
 
-def kind_of(file: str) -> str:
+def find_kind(file: str) -> str:
     """The kind of data that a file holds, by its ending; raises UserError where that says nothing."""
     path = Path(file)
     if path.is_dir():
@@ -111,10 +111,10 @@ def kind_of(file: str) -> str:
     raise UserError(f"{file} is of no kind that its ending tells: {known}, images (a directory). Write --data=KIND")
 
 
-def target_among(given: str | None, names: Sequence[str], where: str) -> str:
+def find_target(name: str | None, names: Sequence[str], where: str) -> str:
     """The name of what is predicted; raises UserError where it is none of the names."""
-    if given is not None and given in names:
-        return given
-    problem = f"--target={given} is not there.{suggest(given, names)}" if given else "--target is missing."
+    if name is not None and name in names:
+        return name
+    problem = f"--target={name} is not there.{suggest(name, names)}" if name else "--target is missing."
     known = f"has {', '.join(names)}. Write --target={names[-1]}" if names else "has no column with values."
     raise UserError(f"{problem} {where} {known}")

@@ -19,7 +19,7 @@ from tfdist.strategies.base import Topology
 Stream = Callable[[int], tf.data.Dataset]
 
 
-class GivenBatches(StreamSource):
+class PrebatchedSource(StreamSource):
     """Examples in batches as they come.
 
     Args:
@@ -50,21 +50,21 @@ class GivenBatches(StreamSource):
         self._begins_at = begins_at
         self._parallel = parallel
         self._first_batch = first_batch
+        self.has_same_batches = parallel and first_batch is None  # without the former it is refused
         self.batch_size = batch_size
         self.num_examples = num_batches * batch_size
         self.structure = tf.nest.map_structure(_batch_spec, element_spec)
 
-    def has_same_batches(self, *, trains: bool) -> bool:
-        del trains
-        return self._parallel and self._first_batch is None  # without the former it is refused
-
     def first_batch(self) -> Any:
+        """The first batch that was read, of a stream that is read once."""
         return None if self._first_batch is None else self._first_batch()
 
     def describe(self) -> list[str]:
+        """Counts the batches."""
         return [f"{self.num_examples // self.batch_size:,} batches of some {self.batch_size} an epoch, as they come"]
 
     def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
+        """Cuts each batch into the parts of this worker's replicas."""
         if plan.pad:
             raise UserError(
                 "The strategy needs batches of one size, and data that comes in batches may have others. Give arrays, "
@@ -78,7 +78,7 @@ class GivenBatches(StreamSource):
 
         def local_batch(replica: tf.Tensor, *batch: Any) -> dict[str, Any]:
             size = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
-            piece = plan.slice_of(size, topology.first_replica + replica)
+            piece = plan.slice_batch(size, topology.first_replica + replica)
             rows = piece.pop("positions")
             if plan.num_replicas * plan.num_microbatches == 1:
                 return {"examples": batch}
@@ -98,7 +98,7 @@ def _as_tuple(*batch: Any) -> tuple[Any, ...]:
     return batch
 
 
-def without_value(data: str) -> UserError:
+def missing_input_error(data: str) -> UserError:
     """The error for data that leaves an input out, which `keras.Input(optional=True)` allows."""
     return UserError(
         f"{data} has None for an input of the model. Every input needs a value, optional ones too: give an array, or "
@@ -108,7 +108,7 @@ def without_value(data: str) -> UserError:
 
 def _batch_spec(spec: Any) -> tf.TensorSpec:
     if type(spec).__name__ in ("OptionalSpec", "NoneTensorSpec"):  # the latter is private to TensorFlow
-        raise without_value("The data")
+        raise missing_input_error("The data")
     if not isinstance(spec, tf.TensorSpec):
         raise UserError(f"The data gives {spec}; it has to give dense tensors. Pad ragged and densify sparse ones.")
     if spec.shape.rank is None or spec.shape.rank < 1:

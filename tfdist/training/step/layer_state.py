@@ -1,0 +1,164 @@
+"""What layers keep of a forward pass: variables that they write, and losses that they add.
+
+Values that layers assign follow the variable's `aggregation` under every strategy. TensorFlow's strategies aggregate
+what is assigned, and two things are left: Keras makes `assign_add(n)` of a variable with aggregation "sum" an
+assignment of the sum, so that the old value is counted once a replica; and the first replica is each worker's own.
+Horovod's variables are plain ones, and aggregate nothing.
+
+Invariant: a step that is skipped leaves no trace in the variables, and no replica sees another's losses. Whatever
+replicas there are, a variable of "sum" gets the sum of what they assign or add, of "mean" the mean, of
+"only_first_replica" what the run's first replica assigns; with "none" each keeps its own, and the chief's first is
+saved.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.keras_patches.patches import Patches
+from tfdist.strategies.base import Strategy
+from tfdist.training.step.randomness import seed_generators
+
+
+def moving_variables(model: keras.Model) -> list[keras.Variable]:
+    """What a forward pass may change: batch statistics, seeds, a layer's own counts; no frozen weights."""
+    own = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
+    found = [*own, *(generator.state for generator in seed_generators(model))]
+    return list({id(v): v for v in found}.values())
+
+
+def layer_losses(model: keras.Model) -> tuple[list[Any], list[Any]]:
+    """What the last call of the model added to its loss: what depends on the examples, and what on the weights alone.
+
+    `Model.losses` ends with one penalty for each trainable variable that has a regularizer.
+    """
+    losses = list(model.losses)
+    num_penalties = sum(v.regularizer is not None for v in model.trainable_variables)
+    return losses[: len(losses) - num_penalties], losses[len(losses) - num_penalties :]
+
+
+def map_penalized(model: keras.Model) -> None:
+    """Gives the penalties of weights, within a `keras.StatelessScope`, the weights, of which that knows none."""
+    for variable in model.trainable_variables:
+        if variable.regularizer is not None:
+            variable.assign(variable.value)
+
+
+def separate_losses(model: keras.Model, patches: Patches) -> None:
+    """Keeps `add_loss` and activity regularizers of each replica apart.
+
+    MirroredStrategy calls the same layers on a thread for each replica, and changes threads at every reduction, so in
+    the middle of the pass where batch normalization is synchronized.
+    """
+    for layer in model._flatten_layers():
+        patches.replace(layer, _losses=ThreadLosses(), _loss_ids=ThreadIds())
+
+
+class ThreadLosses(threading.local):
+    """As much of a list as Keras's layers use for their losses; every thread has its own."""
+
+    def __init__(self) -> None:
+        self._held: list[Any] = []
+
+    def extend(self, losses: Iterable[Any]) -> None:
+        self._held.extend(losses)
+
+    def clear(self) -> None:
+        self._held.clear()
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._held[index]
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._held)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return list, ()  # a copy of the layer has a list again
+
+
+class ThreadIds(ThreadLosses):
+    """The same for the set of which losses are a layer's, where `keras.StatelessScope` holds them."""
+
+    def add(self, identity: int) -> None:
+        self._held.append(identity)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return set, ()
+
+
+Assign = Callable[[Any], Any]
+ADDED, FIRST, NONE = "sum", "only_first_replica", "none"
+
+
+def aggregated_variables(model: keras.Model) -> list[keras.Variable]:
+    """Variables of the model's layers that are not trained and say how they aggregate."""
+    own = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
+    return [v for v in {id(v): v for v in own}.values() if v.aggregation != NONE]
+
+
+def follow_aggregation(model: keras.Model, strategy: Strategy, patches: Patches) -> None:
+    """Makes what replicas assign to such variables the same under every strategy."""
+    if strategy.topology.num_replicas == 1:
+        return
+    for variable in aggregated_variables(model):
+        assign = variable.assign
+        if variable.aggregation == ADDED:
+            patches.replace(
+                variable,
+                assign_add=_on_replicas(variable.assign_add, _adding(variable, assign, strategy, 1)),
+                assign_sub=_on_replicas(variable.assign_sub, _adding(variable, assign, strategy, -1)),
+            )
+        patches.replace(variable, assign=_on_replicas(assign, _assigning(variable, assign, strategy)))
+
+
+def _on_replicas(elsewhere: Assign, on_replica: Assign) -> Assign:
+    """Chooses by where it is called: a callback, say, assigns for all replicas at once."""
+
+    def assign(value: Any) -> Any:
+        is_replica = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+        return on_replica(value) if is_replica else elsewhere(value)
+
+    return assign
+
+
+def _assigning(variable: keras.Variable, plain: Assign, strategy: Strategy) -> Assign:
+    def assign(value: Any) -> Any:
+        return plain(_reduced(_as_tensor(value, variable), variable, strategy))
+
+    return assign
+
+
+def _adding(variable: keras.Variable, plain: Assign, strategy: Strategy, sign: int) -> Assign:
+    def assign_add(value: Any) -> Any:
+        added = sign * _as_tensor(value, variable)
+        if _aggregates_itself(variable):
+            return variable.value.assign_add(added)
+        return plain(variable.value + _reduced(added, variable, strategy))
+
+    return assign_add
+
+
+def _reduced(value: tf.Tensor, variable: keras.Variable, strategy: Strategy) -> tf.Tensor:
+    """What to assign on this replica so that TensorFlow's own aggregation, where there is one, gives what is wanted."""
+    if variable.aggregation == FIRST:
+        return strategy.from_first_replica(value)
+    if _aggregates_itself(variable):
+        return value
+    (total,) = strategy.sum_over_replicas([value])
+    return total if variable.aggregation == ADDED else total / tf.cast(strategy.topology.num_replicas, total.dtype)
+
+
+def _aggregates_itself(variable: keras.Variable) -> bool:
+    return isinstance(variable.value, tf.distribute.DistributedValues)
+
+
+def _as_tensor(value: Any, variable: keras.Variable) -> tf.Tensor:
+    return tf.cast(keras.ops.convert_to_tensor(value), variable.value.dtype)
