@@ -139,12 +139,6 @@ def answer(
 
 
 @pytest.fixture
-def free_ports() -> Callable[[int], list[int]]:
-    """`support.free_ports`."""
-    return support.free_ports
-
-
-@pytest.fixture
 def launch(tmp_path: pathlib.Path) -> Iterator[Callable[..., Run]]:
     """Starts launchers with small programs in place of tfdist.main; leaves none behind."""
     runs: list[Run] = []

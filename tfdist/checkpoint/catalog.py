@@ -144,13 +144,13 @@ def find_expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: 
     kept = {entry.path for entry in candidates[: policy.keep_last or KEEP_LAST]}
     if policy.keep_every_steps:
         kept |= {entry.path for entry in candidates if entry.step % policy.keep_every_steps == 0}
-    kept_for_value = _find_best(candidates, policy)
+    kept_for_value = find_best(candidates, policy)
     if kept_for_value is not None:
         kept.add(kept_for_value.path)
     return [entry for entry in judged if entry.path not in kept]
 
 
-def _find_best(candidates: Sequence[Entry], policy: CheckpointPolicy) -> Entry | None:
+def find_best(candidates: Sequence[Entry], policy: CheckpointPolicy) -> Entry | None:
     """The one with the best value of the policy's metric; of equal ones the newest, which comes first."""
     if policy.keep_best is None:
         return None

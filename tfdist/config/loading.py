@@ -24,13 +24,13 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from gin import config as gin_config
-from gin import config_parser, selector_map
+from gin import config_parser
 
 from tfdist import user_code
 from tfdist.config import files, graph, report, run_directory, syntax
 from tfdist.config.functions import Function, describe
 from tfdist.config.graph import CONSTANT, MACRO, Call, Graph, Reference, Setting, Source
-from tfdist.config.names import Context, Registered
+from tfdist.config.names import Context, Registered, forget_registrations
 from tfdist.config.statements import (
     MODULES_IN,
     PARAMS,
@@ -239,7 +239,7 @@ class _Loader:
     """The second pass: statements to settings, with everything imported."""
 
     def __init__(self, roots: Mapping[str, Callable[..., Any]], reader: Reader) -> None:
-        _forget_registrations()
+        forget_registrations()
         self._statements = reader.statements
         self._included = reader.included
         self._directories = [Path.cwd(), *reader.directories]
@@ -368,18 +368,6 @@ class _Loader:
         found = {files.find_directory(sys.modules[name]) for name in imported if name in sys.modules}
         mine = {directory.resolve() for directory in self._directories} - {files.REPOSITORY}
         yield from (f"{MODULES_IN}{directory}" for directory in sorted(mine & found))
-
-
-def _forget_registrations() -> None:
-    """Drops what earlier configurations registered, and keeps what decorators did: they run once in a process."""
-    registry = selector_map.SelectorMap()
-    for selector, configurable in gin_config._REGISTRY.items():
-        if configurable.import_source is None:
-            registry[selector] = configurable
-    inverse = {
-        fn: configurable for fn, configurable in gin_config._INVERSE_REGISTRY.items() if not configurable.import_source
-    }
-    gin_config._REGISTRY, gin_config._INVERSE_REGISTRY = registry, inverse
 
 
 def _gin_bindings(settings: Sequence[Setting]) -> dict[tuple[str, str], dict[str, Any]]:

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from gin import config as gin_config
-from gin import config_parser
+from gin import config_parser, selector_map
 
 from tfdist.config import files
 from tfdist.config.statements import Import, Statement
 from tfdist.errors import UserError, suggest
 
-# gin's version is pinned. Of its private names this module uses _REGISTRY and _inverse_lookup of gin.config, and what
-# Context takes from ParseContext.
+# gin's version is pinned. Of its private names this module uses _REGISTRY, _INVERSE_REGISTRY and _inverse_lookup of
+# gin.config, and what Context takes from ParseContext.
 
 
 class Context(gin_config.ParseContext):
@@ -110,3 +110,15 @@ class Registered(gin_config.ParseContext):
 
     def get_configurable(self, selector: str) -> gin_config.Configurable:
         return gin_config._REGISTRY[selector]
+
+
+def forget_registrations() -> None:
+    """Drops what earlier configurations registered, and keeps what decorators did: they run once in a process."""
+    registry = selector_map.SelectorMap()
+    for selector, configurable in gin_config._REGISTRY.items():
+        if configurable.import_source is None:
+            registry[selector] = configurable
+    inverse = {
+        fn: configurable for fn, configurable in gin_config._INVERSE_REGISTRY.items() if not configurable.import_source
+    }
+    gin_config._REGISTRY, gin_config._INVERSE_REGISTRY = registry, inverse

@@ -105,7 +105,7 @@ def _find_best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str)
             f"{run.path} has checkpoints of {_list_steps(run) or 'no step'}."
         )
     entries = sorted(_list_whole(run), key=lambda entry: entry.age_order, reverse=True)
-    best = catalog._find_best(entries, policy)
+    best = catalog.find_best(entries, policy)
     if best is None:
         raise UserError(f"No checkpoint in {run.path} has the metric {policy.keep_best!r}, by which the best is told.")
     assert best.manifest is not None
