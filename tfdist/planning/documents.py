@@ -105,15 +105,15 @@ def build_document(
 
 def list_uncertainties(each: Estimate) -> list[str]:
     """What of an estimate may be far off."""
-    told = []
+    texts = []
     if each.choice.precision == "bfloat16":
-        told.append("bfloat16 rounds more than float32: compare a metric of both before a long run.")
+        texts.append("bfloat16 rounds more than float32: compare a metric of both before a long run.")
     if each.step.uncertain:
-        told.append(
+        texts.append(
             f"{len(each.step.uncertain)} operations have shapes that depend on values, and count with the most that "
             f"these can be: {', '.join(each.step.uncertain[:3])}."
         )
-    return told
+    return texts
 
 
 def format_gin(each: Estimate, settings: TrainSettings) -> str:

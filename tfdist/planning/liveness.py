@@ -47,12 +47,12 @@ class Buffer:
       readers: who may still read it.
       kept: never goes, and is not counted.
       places: of a list.
-      held: bytes of a list's elements, those that it shares with others among them.
+      element_bytes: bytes of a list's elements, those that it shares with others among them.
     """
 
     def __init__(self, size: int, *, kept: bool = False, places: int = 0) -> None:
         self.size, self.kept, self.places = size, kept, places
-        self.readers = self.held = 0
+        self.readers = self.element_bytes = 0
 
 
 class MemoryTracer:
@@ -66,37 +66,37 @@ class MemoryTracer:
         self.num_loop_operations = 0  # operations
         self.unknown: set[str] = set()  # operations with outputs whose shapes depend on values
 
-    def trace(self, graph: Any, given: Sequence[Buffer]) -> list[Buffer]:
+    def trace(self, graph: Any, arguments: Sequence[Buffer]) -> list[Buffer]:
         """Goes through a function's graph; returns the buffers of what it returns, which count as read once more."""
         returned = collections.Counter(tensor.name for tensor in graph.outputs)
-        held: dict[str, Buffer] = {}
+        buffer_of: dict[str, Buffer] = {}
         queue = Queue(graph)
 
         def hold(tensors: Sequence[Any], buffers: Sequence[Buffer]) -> None:
             for tensor, buffer in zip(tensors, buffers, strict=True):
-                held[tensor.name] = buffer
+                buffer_of[tensor.name] = buffer
                 buffer.readers += queue.readers[tensor.name] + returned[tensor.name]
 
-        hold(graph.inputs, given)
+        hold(graph.inputs, arguments)
         running: list[tuple[float, int, Any]] = []
         now, started = 0.0, 0
         while queue.ready or running:
             if queue.ready and len(running) < self._num_threads:
                 operation = queue.ready.popleft()
-                if not operation.outputs or operation.outputs[0].name not in held:
-                    outputs = self._run(operation, [held[tensor.name] for tensor in operation.inputs])
+                if not operation.outputs or operation.outputs[0].name not in buffer_of:
+                    outputs = self._run(operation, [buffer_of[tensor.name] for tensor in operation.inputs])
                     hold(operation.outputs, outputs)
                 started += 1
-                heapq.heappush(running, (now + self._cost(operation, held), started, operation))
+                heapq.heappush(running, (now + self._cost(operation, buffer_of), started, operation))
                 continue
             now, _, operation = heapq.heappop(running)
-            buffers = [held[tensor.name] for tensor in operation.inputs]
+            buffers = [buffer_of[tensor.name] for tensor in operation.inputs]
             for buffer in buffers:
                 buffer.readers -= 1
-            for buffer in [*buffers, *(held[tensor.name] for tensor in operation.outputs)]:
+            for buffer in [*buffers, *(buffer_of[tensor.name] for tensor in operation.outputs)]:
                 self._drop(buffer)
             queue.finish(operation)
-        return [held[tensor.name] for tensor in graph.outputs]
+        return [buffer_of[tensor.name] for tensor in graph.outputs]
 
     def allocate(self, size: int) -> Buffer:
         self.live += size
@@ -108,11 +108,11 @@ class MemoryTracer:
             self.live -= buffer.size
             buffer.size = 0
 
-    def _cost(self, operation: Any, held: dict[str, Buffer]) -> float:
+    def _cost(self, operation: Any, buffer_of: dict[str, Buffer]) -> float:
         """How long an operation takes, in arbitrary units: those of a byte."""
         flops = count_flops(operation)
         tensors = {tensor.name for tensor in [*operation.inputs, *operation.outputs] if tensor.dtype != tf.variant}
-        moved = sum(held[name].size for name in tensors)
+        moved = sum(buffer_of[name].size for name in tensors)
         self.flops += flops * self._turns
         self.bytes_moved += moved * self._turns
         return 1 + moved + flops / FLOPS_PER_BYTE
@@ -137,17 +137,17 @@ class MemoryTracer:
         if kind in GROWING:
             growing, element = inputs[0], inputs[GROWING[kind]]
             growing.size, element.size = growing.size + element.size, 0
-            growing.held += self._size(operation.inputs[GROWING[kind]], inputs)
+            growing.element_bytes += self._size(operation.inputs[GROWING[kind]], inputs)
             return [growing]
         if kind == "TensorListPopBack":
             size = self._size(operation.outputs[1], [])
             taken = min(size, inputs[0].size)
             inputs[0].size -= taken
-            inputs[0].held = max(0, inputs[0].held - size)
+            inputs[0].element_bytes = max(0, inputs[0].element_bytes - size)
             return [inputs[0], Buffer(taken)]
         if kind == "ZerosLike" and operation.inputs[0].dtype == tf.variant:
-            zeros = self.allocate(inputs[0].held)  # for each element of a list
-            zeros.held, zeros.places = inputs[0].held, inputs[0].places
+            zeros = self.allocate(inputs[0].element_bytes)  # for each element of a list
+            zeros.element_bytes, zeros.places = inputs[0].element_bytes, inputs[0].places
             return [zeros]
         return self._trace_operation(operation, inputs)
 
@@ -172,7 +172,7 @@ class MemoryTracer:
         body, condition = (_function(operation, name) for name in ("body", "cond"))
         self.num_loop_operations += len(body.get_operations()) + len(condition.get_operations())
         turns = max(1, *(buffer.places for buffer in inputs))
-        before = [(buffer.size, buffer.held) for buffer in inputs]
+        before = [(buffer.size, buffer.element_bytes) for buffer in inputs]
         outer, self._turns = self._turns, self._turns * turns
         outputs = self.trace(body, inputs)
         self._turns = outer
@@ -182,7 +182,7 @@ class MemoryTracer:
             if tensor.dtype == tf.variant:
                 more = max((buffer.size - size) * (turns - 1), -buffer.size)
                 buffer.size += more
-                buffer.held = max(0, elements + (buffer.held - elements) * turns)
+                buffer.element_bytes = max(0, elements + (buffer.element_bytes - elements) * turns)
                 self.live += more
                 self.peak = max(self.peak, self.live)
         return outputs

@@ -80,8 +80,8 @@ class LocalSlots(executor.Slots):
         log = self._find_log(name, directory)
         gpus = {GPU_VARIABLE: ",".join(self._gpus[number])} if self._gpus[number] else {}
         command = self._command.build(directory, parameters)
-        given = (command, log, executor.trial_environment() | gpus, self._cpus[number])
-        process = multiprocessing.get_context("forkserver").Process(target=run_trial, args=given)
+        arguments = (command, log, executor.trial_environment() | gpus, self._cpus[number])
+        process = multiprocessing.get_context("forkserver").Process(target=run_trial, args=arguments)
         try:
             with _without_main():
                 process.start()
