@@ -143,23 +143,23 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
     try:
         return _run_interruptible(command) or EXIT_DONE
     except TfdistError as error:
-        _say(str(error) if isinstance(error, PreemptedError) else f"error: {error}")
+        _print_line(str(error) if isinstance(error, PreemptedError) else f"error: {error}")
         return exit_status_of_error(error)
     except KeyboardInterrupt:
-        _say("interrupted")
+        _print_line("interrupted")
         return EXIT_INTERRUPTED
     except ModuleNotFoundError as error:
         missing = missing_requirement(error.name or "")
         if missing is None:
             raise
-        _say(f"error: {missing}")
+        _print_line(f"error: {missing}")
         return EXIT_USER_ERROR
     except BrokenPipeError:
         return _leave_without_reader()
     except OSError as error:
         if trusts_the_disk:
             raise
-        _say(f"error: {printable(redacted(' '.join(str(error).split())))}")
+        _print_line(f"error: {printable(redacted(' '.join(str(error).split())))}")
         return exit_status_of_error(error)
 
 
@@ -206,5 +206,5 @@ def _leave_without_reader() -> int:
     return EXIT_NO_READER
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     write_line(sys.stderr or sys.stdout, text)

@@ -34,10 +34,10 @@ _MAX_LINES = 12
 
 def failed(what: str, error: BaseException) -> UserError:
     """The UserError for what the user's code, or a library called with the user's values, raised."""
-    return UserError("\n    ".join([f"{what} failed: {said(error)}", *own_places(error)]))
+    return UserError("\n    ".join([f"{what} failed: {format_exception(error)}", *own_places(error)]))
 
 
-def said(error: BaseException) -> str:
+def format_exception(error: BaseException) -> str:
     """An exception's type and text, without empty lines, colors and what notes add.
 
     Of Python code that TensorFlow ran, what that raised.
@@ -103,7 +103,7 @@ def refused_values(error: BaseException) -> UserError | None:
 
 def may_pass(error: BaseException) -> bool:
     """Whether Python code that TensorFlow ran lost a connection or the like, which a restart may not meet again."""
-    return bool(_python_traceback(error)) and said(error).startswith(_PASSING)
+    return bool(_python_traceback(error)) and format_exception(error).startswith(_PASSING)
 
 
 def where_defined(function: Any) -> str:

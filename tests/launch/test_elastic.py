@@ -217,11 +217,11 @@ if size == 3:
     sys.exit(0)
 time.sleep(100)  # it imports TensorFlow, say, and SIGTERM ends it
 """
-    elastic = open_elastic("tf_config", "--min_workers=2", program=program)
+    elastic = open_elastic("tf_config", "--min_workers=2", "--max_workers=3", program=program)
     elastic.wait_until(lambda: len(elastic.marks("start-*")) == 2)
     elastic.set_hosts(HERE)
     elastic.wait_until(lambda: "Waiting for hosts: 1 can be used, at least 2 are wanted." in elastic.output())
-    elastic.set_hosts(f"{THERE}:2", HERE)
+    elastic.set_hosts(f"{THERE}:2", f"{HERE}:2")
     assert elastic.end() == 0, elastic.output()
     assert "Starting worker 0 on localhost, worker 1 on 127.0.0.2, worker 2 on 127.0.0.2#2" in elastic.output()
 
@@ -256,10 +256,10 @@ def test_a_listing_names_hosts_and_their_slots() -> None:
 
 def test_hosts_that_stay_keep_their_places() -> None:
     listed = ["a", "b"]
-    hosts = Slots(lambda: listed, min_workers=1)
+    hosts = Slots(lambda: listed, min_workers=1, max_workers=3)
     assert hosts.take() == ("a", "b") and not hosts.have_changed()
     listed = ["c", "b", "b#2", "d"]
-    assert hosts.have_changed() and hosts.take() == ("b", "b#2", "c", "d")
+    assert hosts.have_changed() and hosts.take() == ("b", "b#2", "c")
     hosts.withdrawn.add("b")
     assert hosts.take() == ("b#2", "c", "d")
     listed = ["b", "e"]

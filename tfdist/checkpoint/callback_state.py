@@ -63,10 +63,10 @@ class Baseline:
             }
             if changed:
                 values[name] = changed
-            self._warn_of_left_out(name, callback)
+            self._warn_missing(name, callback)
         return values, arrays
 
-    def _warn_of_left_out(self, name: str, callback: Any) -> None:
+    def _warn_missing(self, name: str, callback: Any) -> None:
         before = self._unkept[name]
         for attribute, now in _find_unkept(callback).items():
             if now != before.get(attribute) and (name, attribute) not in self._warned:

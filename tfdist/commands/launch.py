@@ -32,7 +32,6 @@ REMOTE_SHELL = "ssh -o BatchMode=yes -o ServerAliveInterval=10"
 INSTEAD = {  # flags of an earlier version
     "--print": "copy a file of examples/clusters/ or examples/pipelines/ (docs/clusters.md)",
     "--timeout_seconds": "write `timeout 3600 python -m tfdist.launch …`",
-    "--max_workers": "have --hosts_command list fewer, as `head -n 4 hosts.txt` does",
 }
 EXAMPLE = "python -m tfdist.launch --workers=2 -- --gin_file=configs/experiments/digits.gin"
 DESCRIPTION = f"""\
@@ -57,6 +56,7 @@ flags.DEFINE_string(
     "change, the workers save, and the run continues on those that there are then",
     flag_values=FLAGS,
 )
+flags.DEFINE_integer("max_workers", None, "of those that --hosts_command lists", lower_bound=1, flag_values=FLAGS)
 flags.DEFINE_string(
     "remote_shell", REMOTE_SHELL, "starts a command on a host that --hosts_command lists", flag_values=FLAGS
 )
@@ -135,7 +135,8 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
         slots = Slots(lambda: plan.places, is_fixed=True)
         if options.hosts_command is not None:
             listing = hosts.HostList(options.hosts_command, output.report)
-            slots = Slots(lambda: listing.slots, min_workers=options.min_workers or 1)
+            least, most = options.min_workers or 1, options.max_workers
+            slots = Slots(lambda: listing.slots, min_workers=least, max_workers=most)
         supervisor = Supervisor(plan, start, output, signals=signals, deadlines=deadlines, rules=rules, slots=slots)
         return supervisor.run()
     except TfdistError as error:
@@ -200,12 +201,13 @@ def _launcher(options: flags.FlagValues) -> Start:
 
 
 def _rules(options: flags.FlagValues) -> Rules:
-    least = options.min_workers
+    least, most = options.min_workers, options.workers
     if options.hosts_command is not None:
-        least = least or 1
-    elif least is not None and least > options.workers:
-        raise UserError(f"--min_workers={least} is more than --workers={options.workers}. Write fewer.")
-    elif least is not None and not options.max_restarts:
+        least, most = least or 1, options.max_workers
+    if least is not None and most is not None and least > most:
+        name = "workers" if options.hosts_command is None else "max_workers"
+        raise UserError(f"--min_workers={least} is more than --{name}={most}. Write fewer.")
+    if options.hosts_command is None and least is not None and not options.max_restarts:
         raise UserError(f"--min_workers={least} says how many continue after a failure: write --max_restarts=N, too.")
     return Rules(max_restarts=options.max_restarts, min_workers=least, backoff_seconds=options.backoff_seconds)
 
@@ -224,9 +226,11 @@ def _parse_options(arguments: Sequence[str]) -> flags.FlagValues:
         if options.launcher not in WITH_HOSTS or options.pin_cpus or options.workers is not None:
             raise UserError(
                 f"--hosts_command is for --launcher={' or '.join(WITH_HOSTS)}, without --workers and --pin_cpus. "
-                "Write --min_workers."
+                "Write --min_workers and --max_workers."
             )
         options["workers"].value = 1  # until the hosts are known
+    elif options.max_workers is not None:
+        raise UserError(f"--max_workers={options.max_workers} is for --hosts_command: write that, too, or --workers.")
     if options.workers is None:
         raise UserError(f"--workers=N is missing: how many processes? Write, for example: {EXAMPLE}")
     return options

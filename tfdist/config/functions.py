@@ -38,7 +38,7 @@ class Function:
     units: Mapping[str, str]
 
     @property
-    def required(self) -> list[str]:
+    def required_parameters(self) -> list[str]:
         """The parameters without a default."""
         return [name for name, default in self.parameters.items() if default is NO_DEFAULT]
 

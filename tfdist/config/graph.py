@@ -257,7 +257,7 @@ def check_complete(settings: Sequence[Setting], functions: Mapping[str, Function
         if call.target in (MACRO, CONSTANT):
             continue
         bound = {s.parameter for s in graph.settings_of(call) if s.target == call.target}
-        missing = [name for name in functions[call.target].required if name not in bound]
+        missing = [name for name in functions[call.target].required_parameters if name not in bound]
         if missing:
             error = explain_missing_values(functions[call.target].name, missing)
             raise error if setting is None else setting.source.error(str(error))

@@ -265,9 +265,11 @@ class _Loader:
                     value = graph.map_references(content.value, functools.partial(self._resolve, file=statement.file))
                 scope, parameter = (content.macro, "value") if content.macro else (content.scope, content.parameter)
                 settings.append(Setting(scope, target, parameter, value, statement.source))
-        return self._config([*settings, *self._inherited(settings, inherited)])
+        return self._config([*settings, *self._inherit_settings(settings, inherited)])
 
-    def _inherited(self, settings: Sequence[Setting], inherited: Mapping[str, Sequence[str]]) -> Iterator[Setting]:
+    def _inherit_settings(
+        self, settings: Sequence[Setting], inherited: Mapping[str, Sequence[str]]
+    ) -> Iterator[Setting]:
         known = {(s.target, s.parameter): s for s in settings if not s.scope}  # the last one holds
         for name, others in inherited.items():
             root, _, parameter = name.partition(".")

@@ -128,9 +128,9 @@ def settings(used: Iterable[Setting], functions: Mapping[str, Function]) -> dict
     """The settings by Python's own names, with macros expanded; what repeats a default is left out."""
     macros = {setting.scope: setting.value for setting in used if setting.target == MACRO}
 
-    def expanded(reference: Reference) -> Any:
+    def expand_macros(reference: Reference) -> Any:
         if reference.target == MACRO:
-            return map_references(macros[reference.scope], expanded)
+            return map_references(macros[reference.scope], expand_macros)
         return reference
 
     found = {}
@@ -138,7 +138,7 @@ def settings(used: Iterable[Setting], functions: Mapping[str, Function]) -> dict
         if setting.target == MACRO:
             continue
         function = functions[setting.target]
-        text = value_text(map_references(setting.value, expanded), lambda target: functions[target].identity)
+        text = value_text(map_references(setting.value, expand_macros), lambda target: functions[target].identity)
         default = function.parameters.get(setting.parameter)
         if setting.parameter in function.parameters and not setting.scope and text == repr(default):
             continue

@@ -141,11 +141,11 @@ def _examples(
     _check_values(x, "The x of validation_data" if cuts else "x")
     given = python_kind(x, seed=seed, drain=steps is None)
     if class_weight is not None and isinstance(given, tf.data.Dataset):
-        given, class_weight = _weighted(given, class_weight), None
+        given, class_weight = _apply_class_weight(given, class_weight), None
     adapter = _adapter(given, y, sample_weight, class_weight)
     if isinstance(adapter, ArrayDataAdapter):
         return _of_arrays(adapter, batch_size, steps, cuts=cuts)
-    num_batches, steps = _counted(adapter, given, steps, "validation_steps" if cuts else "steps_per_epoch")
+    num_batches, steps = _count_batches(adapter, given, steps, "validation_steps" if cuts else "steps_per_epoch")
     of_epoch = steps or num_batches
     plan: dict[str, Any] = {
         "num_batches": of_epoch if cuts else num_batches,
@@ -201,7 +201,7 @@ def _adapter(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
         raise UserError(str(error)) from error
 
 
-def _weighted(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -> tf.data.Dataset:
+def _apply_class_weight(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -> tf.data.Dataset:
     """The dataset with weights by class; Keras's own knows no class beyond the largest of `class_weight`."""
     classes = check_class_weight(class_weight)
     _, y, sample_weight = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)
@@ -213,7 +213,7 @@ def _weighted(dataset: tf.data.Dataset, class_weight: Mapping[int, float]) -> tf
     return dataset.map(lambda x, y: (x, y, weigh_classes(y, classes)), num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _counted(adapter: Any, given: Any, steps: int | None, name: str) -> tuple[int, int | None]:
+def _count_batches(adapter: Any, given: Any, steps: int | None, name: str) -> tuple[int, int | None]:
     """The batches of one pass over the data, and the steps of an epoch where these are others."""
     if isinstance(given, Once):
         assert steps is not None

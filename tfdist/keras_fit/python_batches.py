@@ -42,7 +42,7 @@ class BatchError(UserError):
         self.raised = raised
 
 
-class Ordered(keras.utils.PyDataset):
+class OrderedBatches(keras.utils.PyDataset):
     """A PyDataset in another order each epoch, or its own.
 
     Attributes:
@@ -110,11 +110,11 @@ def python_kind(x: Any, *, seed: int | None, drain: bool) -> Any:
       UserError: the generator gives nothing, or more than fits in memory.
     """
     if isinstance(x, keras.utils.PyDataset):
-        return Ordered(x, seed)
+        return OrderedBatches(x, seed)
     if not isinstance(x, types.GeneratorType):
         return x
     if drain:
-        return Held(_drained(x))
+        return Held(_drain(x))
     first = next(x, None)
     if first is None:
         raise UserError("The generator gives no batch.")
@@ -170,7 +170,7 @@ class PythonBatches:
         self._adapter.on_epoch_end()  # as fit does before its first epoch
         epoch, skipped = divmod(first, self._num_batches)
         for number in itertools.count(epoch):
-            if isinstance(self._given, Ordered):
+            if isinstance(self._given, OrderedBatches):
                 self._given.arrange(number)
             self._adapter.on_epoch_begin()
             self._check_length()
@@ -239,7 +239,7 @@ def _ran_out(count: int, total: int | None) -> None:
     )
 
 
-def _drained(generator: types.GeneratorType) -> list[Any]:
+def _drain(generator: types.GeneratorType) -> list[Any]:
     batches, size = [], 0
     for batch in generator:
         batches.append(batch)

@@ -58,7 +58,7 @@ def build_document(
     """plan.json."""
     first = best[0]
     checkpoint = _checkpoint(first, training)
-    distributed = _distributed(first)
+    distributed = _describe_distribution(first)
     return {
         "version": 1,
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -171,7 +171,7 @@ def _batch(each: Estimate, training: Training) -> dict[str, Any]:
     }
 
 
-def _distributed(each: Estimate) -> dict[str, Any]:
+def _describe_distribution(each: Estimate) -> dict[str, Any]:
     return {
         "strategy": each.strategy,
         "num_workers": each.num_workers,

@@ -219,13 +219,13 @@ class Queue:
             operation = stack.pop()
             if operation.name not in needed:
                 needed[operation.name] = operation
-                stack += _before(operation)
+                stack += _list_predecessors(operation)
         self.readers = collections.Counter(tensor.name for each in needed.values() for tensor in each.inputs)
         self._waiting: dict[str, int] = {}
         self._after: dict[str, list[Any]] = collections.defaultdict(list)
         operations = [each for each in graph.get_operations() if each.name in needed]
         for operation in operations:
-            before = {each.name for each in _before(operation)}
+            before = {each.name for each in _list_predecessors(operation)}
             self._waiting[operation.name] = len(before)
             for name in before:
                 self._after[name].append(operation)
@@ -266,7 +266,7 @@ def _count(tensor: Any) -> int:
     return math.prod(size or 1 for size in tensor.shape)
 
 
-def _before(operation: Any) -> list[Any]:
+def _list_predecessors(operation: Any) -> list[Any]:
     return [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
 
 

@@ -36,7 +36,7 @@ from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
 from tfdist.training.step.precision import set_precision
 from tfdist.tuning.search import hypermodel
-from tfdist.user_code import said
+from tfdist.user_code import format_exception
 
 RAW = run_export.RAW
 NAMES = {"saved_model": "saved_model", "litert": "model.tflite", "onnx": "model.onnx"}
@@ -77,12 +77,12 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
             _write_export(
                 model, kind, path, task.inputs(source.structure), raw=raw, quantize=settings.quantize is not None
             )
-            given = _run_apart(kind, path, _name_inputs(inputs), scratch)
+            given = _run_in_process(kind, path, _name_inputs(inputs), scratch)
             exports[kind] = _compare(expected, given) | {
                 "bytes": _copy(path, files.join(run.directory.export, NAMES[kind]))
             }
             if raw is not None:
-                given = _run_apart(RAW, path, dict(raw.first(len(next(iter(expected.values()))))), scratch)
+                given = _run_in_process(RAW, path, dict(raw.first(len(next(iter(expected.values()))))), scratch)
                 exports[kind]["raw"] = _compare(expected, given) | {"inputs": list(raw.inputs)}
             exports[kind]["path"] = files.join(run.directory.export, NAMES[kind])
             _report(run, kind, exports[kind])
@@ -168,10 +168,10 @@ def _write_export(
                 own = {"optimizations": [tf.lite.Optimize.DEFAULT]} if quantize and kind == "litert" else {}
                 model.export(path, format=kind, verbose=False, input_signature=[named], **own)
     except Exception as error:  # whatever a converter raises about the model
-        raise UserError(f"The model cannot be exported as {kind}: {said(error)}") from error
+        raise UserError(f"The model cannot be exported as {kind}: {format_exception(error)}") from error
 
 
-def _run_apart(kind: str, path: str, inputs: Arrays, scratch: str) -> Arrays:
+def _run_in_process(kind: str, path: str, inputs: Arrays, scratch: str) -> Arrays:
     """What an export gives in a process without tfdist."""
     examples, outputs = os.path.join(scratch, "examples.npz"), os.path.join(scratch, "outputs.npz")
     plain: dict[str, Any] = {n: a.astype(np.bytes_) if a.dtype == object else a for n, a in inputs.items()}

@@ -48,19 +48,19 @@ def gather_rows(tensors: Sequence[tf.Tensor], *, room: int) -> list[tf.Tensor]:
     if num_replicas() == 1:
         return list(tensors)
     count = tf.shape(tensors[0])[0]
-    (counts,) = _summed([count * tf.one_hot(replica_index(), num_replicas(), dtype=tf.int32)])
+    (counts,) = _sum_lengths([count * tf.one_hot(replica_index(), num_replicas(), dtype=tf.int32)])
     first, total = tf.reduce_sum(counts[: replica_index()]), tf.reduce_sum(counts)
 
-    def in_place(tensor: tf.Tensor) -> tf.Tensor:
+    def scatter_rows(tensor: tf.Tensor) -> tf.Tensor:
         around = tf.stack([first, room - first - count])[tf.newaxis]
         return tf.pad(tensor, tf.concat([around, tf.zeros([tensor.shape.rank - 1, 2], tf.int32)], axis=0))
 
-    whole = _summed([in_place(tf.stop_gradient(_summable(t))) for t in tensors])
+    whole = _sum_lengths([scatter_rows(tf.stop_gradient(_summable(t))) for t in tensors])
     gathered = []
     for tensor, rows in zip(tensors, whole, strict=True):
         rows = tf.cast(rows, tensor.dtype)
         if tensor.dtype.is_floating:
-            own = in_place(tensor)
+            own = scatter_rows(tensor)
             rows += own - tf.stop_gradient(own)  # adds nothing but the way back
         gathered.append(rows[:total])
     return gathered
@@ -70,6 +70,6 @@ def _summable(tensor: tf.Tensor) -> tf.Tensor:
     return tensor if tensor.dtype in REDUCED_AS_THEY_ARE else tf.cast(tensor, tf.int32)
 
 
-def _summed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _sum_lengths(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     context = tf.distribute.get_replica_context()
     return [context.all_reduce(tf.distribute.ReduceOp.SUM, with_device(t)) for t in tensors]

@@ -157,7 +157,7 @@ class MultiWorker(Strategy):
             heartbeat.set_exit_info(address_taken=True)  # a launcher that chose the address chooses another
             raise
         set_heartbeat_timeout(cluster, self._heartbeat_seconds(cluster))
-        with kept_sigterm_handler():
+        with preserve_sigterm_handler():
             # 0 here, since TensorFlow takes a 0 that a sum is given for "as the strategy has it".
             try:
                 distribution = tf.distribute.MultiWorkerMirroredStrategy(communication_options=self._options(0))
@@ -182,7 +182,7 @@ class MultiWorker(Strategy):
 
 
 @contextlib.contextmanager
-def kept_sigterm_handler() -> Iterator[None]:
+def preserve_sigterm_handler() -> Iterator[None]:
     """Puts this process's SIGTERM handler back: TensorFlow replaces it by one that takes note and continues.
 
     Without it a preempted or terminated worker would not end.

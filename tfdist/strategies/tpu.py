@@ -131,10 +131,10 @@ class TpuProgram(Strategy):
 
 class _Distribution(tf.distribute.Strategy):
     def __init__(self, num_replicas: int) -> None:
-        super().__init__(_Extended(self, num_replicas))
+        super().__init__(_TpuExtended(self, num_replicas))
 
 
-class _Extended(OneDeviceExtended):
+class _TpuExtended(OneDeviceExtended):
     """One device, in whose place each replica stands once."""
 
     def __init__(self, strategy: tf.distribute.Strategy, num_replicas: int) -> None:

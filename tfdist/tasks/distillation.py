@@ -16,7 +16,7 @@ from tfdist.storage import files
 from tfdist.tasks.base import Term, WholeTerm, scale_term
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, only
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.user_code import said
+from tfdist.user_code import format_exception
 
 SOFT, HARD = "soft", "hard"
 
@@ -105,6 +105,6 @@ def load_teacher(path: str) -> keras.Model:
             return keras.saving.load_model(copy, compile=False)
         except Exception as error:  # Keras's readers raise what zipfile, h5py, json and the model's own classes do
             raise UserError(
-                f"The teacher {file} does not load: {said(error)}. Classes of your own need "
+                f"The teacher {file} does not load: {format_exception(error)}. Classes of your own need "
                 "keras.saving.register_keras_serializable, and a module that the configuration imports."
             ) from error

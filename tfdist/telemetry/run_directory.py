@@ -61,9 +61,9 @@ class RunDirectory:
     report = _Name("report")  # the page that shows the run, or the sweep
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", _expanded(self.path))
+        object.__setattr__(self, "path", _expand_pattern(self.path))
         if self.checkpoint_dir is not None:
-            object.__setattr__(self, "checkpoint_dir", _expanded(self.checkpoint_dir))
+            object.__setattr__(self, "checkpoint_dir", _expand_pattern(self.checkpoint_dir))
 
     def create(self) -> None:
         """Makes the directory itself; raises UserError where nothing can be written."""
@@ -97,7 +97,7 @@ class RunDirectory:
 
     def all_events(self) -> list[str]:
         """The files of the events of a training's workers, the chief's first."""
-        return [self.events, *_of_workers(self.path, "events-worker-")]
+        return [self.events, *_list_worker_files(self.path, "events-worker-")]
 
     def samples(self, worker: int) -> str:
         """What a worker's process used, and where its time went."""
@@ -109,7 +109,7 @@ class RunDirectory:
 
     def all_samples(self) -> list[str]:
         """The files of the samples of all workers."""
-        return _of_workers(self.telemetry, "worker-")
+        return _list_worker_files(self.telemetry, "worker-")
 
     def profile(self, name: str, worker: int) -> str:
         """A worker's profile, where TensorBoard's plugin looks for it: one of several files of the run `name`."""
@@ -120,13 +120,13 @@ class RunDirectory:
         return self.checkpoint_dir or files.join(self.path, "checkpoints")
 
 
-def _expanded(path: str) -> str:
+def _expand_pattern(path: str) -> str:
     path = os.path.expanduser(os.fspath(path))
     if path == "~" or path.startswith("~/"):
         raise UserError(f"{path!r} names no directory, as this user has no home (HOME is not set). Write a whole path.")
     return path.rstrip("/") or path
 
 
-def _of_workers(directory: str, beginning: str) -> list[str]:
+def _list_worker_files(directory: str, beginning: str) -> list[str]:
     names = [name for name in files.list_names(directory) if name.startswith(beginning) and name.endswith(".jsonl")]
     return [files.join(directory, name) for name in names]

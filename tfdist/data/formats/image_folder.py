@@ -111,11 +111,11 @@ class ImageFolder(RandomAccessSource):
         """Decodes images in threads, and scales their pixels."""
         gather = self._build_pixel_gatherer()
 
-        def scaled(indices: tf.Tensor) -> Any:
+        def scale_pixels(indices: tf.Tensor) -> Any:
             images, labels = gather(indices)
             return tf.cast(images, tf.float32) * self._scale, labels
 
-        return scaled
+        return scale_pixels
 
     def describe(self) -> list[str]:
         """Counts the images of each class."""

@@ -68,11 +68,11 @@ def _read_by_position(source: Source, plan: BatchPlan, topology: Topology, datas
     stages = read if isinstance(read, Staged) else Staged(read, lambda examples: examples)
     num_local = topology.num_local_replicas
 
-    def fetched(t: tf.Tensor) -> dict[str, Any]:
+    def fetch_batch(t: tf.Tensor) -> dict[str, Any]:
         piece = plan.replica_slice(t // num_local, topology.first_replica + t % num_local)
         return {"fetched": stages.fetch(piece["positions"], piece["epoch"]), **piece}
 
-    def decoded(piece: dict[str, Any]) -> dict[str, Any]:
+    def decode_batch(piece: dict[str, Any]) -> dict[str, Any]:
         piece = dict(piece)
         positions, epoch = piece.pop("positions"), piece.pop("epoch")
         examples = stages.decode(piece.pop("fetched"))
@@ -81,11 +81,11 @@ def _read_by_position(source: Source, plan: BatchPlan, topology: Topology, datas
         return plan.fix_shapes({"examples": examples, **piece})
 
     if stages is read and not source.waits:
-        dataset = map_inline(dataset, fetched)
-        return dataset.map(plain(decoded), num_parallel_calls=PARALLEL_DECODES, deterministic=True)
+        dataset = map_inline(dataset, fetch_batch)
+        return dataset.map(plain(decode_batch), num_parallel_calls=PARALLEL_DECODES, deterministic=True)
 
     def read_whole(t: tf.Tensor) -> dict[str, Any]:
-        return decoded(fetched(t))
+        return decode_batch(fetch_batch(t))
 
     if source.calls_python:
         return dataset.map(plain(read_whole), num_parallel_calls=PARALLEL_READS, deterministic=True)

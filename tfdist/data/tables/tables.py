@@ -137,11 +137,11 @@ class Table(RandomAccessSource):
 
     def arrays_in_memory(self) -> Any:
         """The encoded columns."""
-        return self._encoded.arrays_in_memory()
+        return self._encode_columns.arrays_in_memory()
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
         """Gathers encoded rows."""
-        return self._encoded.gatherer()
+        return self._encode_columns.gatherer()
 
     def describe(self) -> list[str]:
         """Describes the encoding of each column."""
@@ -181,7 +181,7 @@ class Table(RandomAccessSource):
         return _join(self._tables, self._columns.names)
 
     @property
-    def _encoded(self) -> ArraySource:
+    def _encode_columns(self) -> ArraySource:
         if self._arrays is None:
             encoded = {
                 name: encode(rule, self._rows[name], self.fitted, self._find_place)

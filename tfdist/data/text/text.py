@@ -32,7 +32,7 @@ SEPARATOR = b"\t"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Fitted:
+class _FittedText:
     """The fitted values of a run's lines."""
 
     labels: list[str] | None
@@ -142,7 +142,9 @@ class TextLines(Source):
     def prepare(self, directory: str) -> None:
         """Takes the vocabulary from `directory`, where the first who comes leaves it."""
         settings = [FIT_VERSION, self._fitted_on, self._settings]
-        path, fitted = load_or_fit(directory, "text", settings, _Fitted, lambda: _Fitted(self.labels, self.vocabulary))
+        path, fitted = load_or_fit(
+            directory, "text", settings, _FittedText, lambda: _FittedText(self.labels, self.vocabulary)
+        )
         if fitted.labels != self.labels:
             raise UserError(
                 f"The run was begun with the labels {fitted.labels} ({path}), but the files now give {self.labels}. "

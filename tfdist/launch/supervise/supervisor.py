@@ -38,6 +38,7 @@ class Slots:
     Args:
       find_slots: gives the slots that are listed now, those of a host side by side.
       min_workers: for a start.
+      max_workers: of a start; None is as many as there are.
       is_fixed: nobody else has a say in the listing, which is of this machine.
 
     Attributes:
@@ -50,10 +51,12 @@ class Slots:
         find_slots: Callable[[], Sequence[Slot]],
         *,
         min_workers: int = 1,
+        max_workers: int | None = None,
         is_fixed: bool = False,
     ) -> None:
         self._find_slots = find_slots
         self._min_workers = min_workers
+        self._max_workers = max_workers
         self._listed: Sequence[Slot] = ()
         self._taken: tuple[Slot, ...] = ()
         self.is_fixed = is_fixed
@@ -85,7 +88,7 @@ class Slots:
         if self.is_fixed:
             return tuple(free)
         kept = [slot for slot in self._taken if slot in free]  # worker 0 stays worker 0
-        chosen = [*kept, *(slot for slot in free if slot not in kept)]
+        chosen = [*kept, *(slot for slot in free if slot not in kept)][: self._max_workers]
         hosts = list(dict.fromkeys(map(host_of, chosen)))
         return tuple(sorted(chosen, key=lambda slot: hosts.index(host_of(slot))))
 

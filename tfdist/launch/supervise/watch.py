@@ -234,7 +234,7 @@ class Watch:
         hang = self.watcher.find(self._see(self.running), now)
         if hang is None:
             if self.reported:
-                self.report(f"{_listed(sorted(self.reported))} continued.")
+                self.report(f"{_join_names(sorted(self.reported))} continued.")
                 self.reported.clear()
             return
         if not {vital.worker for vital in hang.suspects} & self.reported:
@@ -423,9 +423,9 @@ class Watch:
 
 
 def _names(workers: Sequence[Worker]) -> str:
-    return _listed([worker.index for worker in workers])
+    return _join_names([worker.index for worker in workers])
 
 
-def _listed(indices: Sequence[int]) -> str:
+def _join_names(indices: Sequence[int]) -> str:
     more = [f"{len(indices) - MAX_NAMED:,} more"] if len(indices) > MAX_NAMED else []
     return ", ".join([*(f"worker {index}" for index in indices[:MAX_NAMED]), *more])

@@ -105,14 +105,14 @@ def _intervals(process: Sequence[Sample], starts: Sequence[Start]) -> Iterator[I
     for sample in process:
         here = step if sample.step is None else sample.step
         spent = {share: value - before.get(share, 0.0) for share, value in sample.seconds.items()}
-        counted = 1.0 if kept is None else _counted(step, here, kept)
+        counted = 1.0 if kept is None else _count_steps(step, here, kept)
         computed = spent.get(COMPUTE, 0.0)
         split = {COMPUTE: computed * counted, REDONE: computed * (1 - counted)}
         yield Interval(begin, sample.time, spent | split)
         begin, step, before = sample.time, here, dict(sample.seconds)
 
 
-def _counted(first: int, last: int, kept: int) -> float:
+def _count_steps(first: int, last: int, kept: int) -> float:
     """The part of the steps from `first` to `last` that lies before `kept`, from where they were done again."""
     return min(max((kept - first) / (last - first), 0.0), 1.0) if last > first else float(kept > first)
 

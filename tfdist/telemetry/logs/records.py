@@ -21,12 +21,12 @@ POINT_KEYS = frozenset({"step", "epoch", "split", "learning_rate"})  # of metric
 
 def read_events(run: RunDirectory, unreadable: Unreadable) -> list[Event]:
     """The events of all workers, by time."""
-    return sorted(_made(_event, run.all_events(), unreadable), key=lambda event: event.time)
+    return sorted(_build_record(_event, run.all_events(), unreadable), key=lambda event: event.time)
 
 
 def read_samples(run: RunDirectory, unreadable: Unreadable) -> list[Sample]:
     """The samples of all workers, by time."""
-    return sorted(_made(_sample, run.all_samples(), unreadable), key=lambda sample: sample.time)
+    return sorted(_build_record(_sample, run.all_samples(), unreadable), key=lambda sample: sample.time)
 
 
 def as_point(line: Mapping[str, Any] | None) -> Point | None:
@@ -41,7 +41,7 @@ def as_point(line: Mapping[str, Any] | None) -> Point | None:
         return None
 
 
-def _made(make: Callable[[dict[str, Any]], Made], paths: list[str], unreadable: Unreadable) -> Iterator[Made]:
+def _build_record(make: Callable[[dict[str, Any]], Made], paths: list[str], unreadable: Unreadable) -> Iterator[Made]:
     for path in paths:
         for line in read_lines(path, unreadable):
             try:

@@ -64,7 +64,7 @@ class BestMetric:
         return {"metric": self.metric, "value": value, "epoch": epoch, "step": step}
 
 
-def check_keep_best(policy: CheckpointPolicy | None, reported: Reported) -> None:
+def check_keep_best(policy: CheckpointPolicy | None, reported: ReportedMetrics) -> None:
     """Raises UserError where nothing reports the metric that names the best checkpoint, or its direction is unknown."""
     if policy is not None and policy.keep_best is not None:
         reported.check(KEEP_BEST, policy.keep_best)
@@ -91,7 +91,7 @@ _SETTERS = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateSched
 
 
 def check_monitors(
-    callbacks: Sequence[keras.callbacks.Callback], reported: Reported, optimizer: keras.optimizers.Optimizer
+    callbacks: Sequence[keras.callbacks.Callback], reported: ReportedMetrics, optimizer: keras.optimizers.Optimizer
 ) -> None:
     """Raises UserError where a callback watches what is not reported, or sets a learning rate that a schedule gives.
 
@@ -130,7 +130,7 @@ OBJECTIVE = "tune.objective is"
 
 
 @dataclasses.dataclass(frozen=True)
-class Reported:
+class ReportedMetrics:
     """What a training reports.
 
     Attributes:
@@ -159,12 +159,12 @@ class Reported:
             )
 
 
-def reported_by(metrics: MetricGroup, task: Task, *, evaluates: bool) -> Reported:
+def reported_by(metrics: MetricGroup, task: Task, *, evaluates: bool) -> ReportedMetrics:
     """What a training with these metrics and this task's loss reports."""
     names = metrics.reported_names()
     losses = dict.fromkeys(["loss", *(f"{term}_loss" for term in task.term_names())], 1)
     own = None if names is None else losses | names
-    return Reported(own, evaluates)
+    return ReportedMetrics(own, evaluates)
 
 
 def not_evaluated(setting: str, name: str) -> UserError:

@@ -58,7 +58,7 @@ class Evaluator:
         self._pace = Pace(strategy, None)
         self._begin = traced(lambda: strategy.run(self._reset))
         self._advance = traced(self._steps, reduce_retracing=True)
-        self._pass_over = traced(self._unused)
+        self._pass_over = traced(self._find_unused)
         self._end = traced(lambda: strategy.first_local(strategy.run(self._results)))
 
     def evaluate(self, votes: Votes = Vote, hooks: Callbacks | None = None) -> dict[str, Any] | None:
@@ -131,7 +131,7 @@ class Evaluator:
             self._strategy.run(lambda w: self._strategy.sum_over_replicas([w])[0], args=(votes,))
         )
 
-    def _unused(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> None:
+    def _find_unused(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> None:
         """Reads on to where the next pass begins."""
 
         def step(index: tf.Tensor) -> tuple[tf.Tensor]:

@@ -292,7 +292,7 @@ def check_metric_sums(model: keras.Model, task: Task, structure: Any, num_replic
     if set(packages.values()) <= KNOWN_PACKAGES:
         return
     try:
-        unsummed = _metrics_without_sum(model, task, metrics, tf.nest.map_structure(_made_up, structure))
+        unsummed = _metrics_without_sum(model, task, metrics, tf.nest.map_structure(_make_example_outputs, structure))
     except Exception:  # what a model or a metric makes of such examples says nothing of those to come
         return
     if wrong := ", ".join(repr(name) for name in unsummed if packages[name] not in KNOWN_PACKAGES):
@@ -303,7 +303,7 @@ def check_metric_sums(model: keras.Model, task: Task, structure: Any, num_replic
         )
 
 
-def _made_up(spec: tf.TensorSpec) -> tf.Tensor:
+def _make_example_outputs(spec: tf.TensorSpec) -> tf.Tensor:
     shape = [MOST_ROWS, *(4 if size is None else size for size in spec.shape[1:])]
     values = np.random.default_rng(0).random(shape) if spec.dtype.is_floating else np.zeros(shape)
     return tf.fill(shape, "") if spec.dtype == tf.string else tf.cast(values, spec.dtype)

@@ -40,7 +40,7 @@ from tfdist.training.watch.waiting import InputWait, Stragglers
 
 
 @dataclasses.dataclass(frozen=True)
-class _Saved:
+class _SavedState:
     """What a checkpoint holds of the loop."""
 
     outcome: Outcome
@@ -133,7 +133,7 @@ class Loop:
                     self._leave(boundary_is_due=at_boundary)
                 if self._wanted.save and not at_boundary:
                     self._save()
-            self._at_boundary()
+            self._finish_boundary()
         if self._recovery is not None and self._diverged is None and not self._recovery.has_saved(outcome.step):
             self._save()  # what follows can be done again from here
         else:
@@ -163,7 +163,7 @@ class Loop:
         self._outcome.step = self._timed_from = start.step
         if values:
             try:
-                saved = as_type(_Saved, values)
+                saved = as_type(_SavedState, values)
             except ValueError as error:
                 raise version_error(start.step, error) from error
             for name in values["outcome"].keys() & {field.name for field in dataclasses.fields(Outcome)}:
@@ -174,9 +174,9 @@ class Loop:
             self._callbacks.restore(saved.callbacks, start.arrays, stops=stops)
             if saved.boundary_is_due:
                 self._wanted = Vote(stop=saved.stop)
-                self._at_boundary()
+                self._finish_boundary()
 
-    def _at_boundary(self) -> None:
+    def _finish_boundary(self) -> None:
         """All that belongs to the step that was reached, and then a checkpoint if one is due."""
         outcome, boundaries = self._outcome, self._boundaries
         if self._evaluator is not None and boundaries.evaluates(outcome.step, stops=self._wanted.stop):

@@ -29,7 +29,7 @@ from tfdist.training.recovery.recovery import load_checkpoint
 from tfdist.training.run.run import Run
 from tfdist.training.run.starts import find_checkpoint_dir
 from tfdist.training.step.state import MODEL, ModelState
-from tfdist.user_code import said
+from tfdist.user_code import format_exception
 
 BEST, LAST = "best", "last"
 MOST_SHOWN = 20
@@ -285,7 +285,7 @@ def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> lis
             with keep_adapters(model), warnings.catch_warnings(record=True, action="always") as caught:
                 model.load_weights(copy, skip_mismatch=partial)
         except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
-            told = said(error).partition(" Target variable: ")[0]  # of which Keras shows the values
+            told = format_exception(error).partition(" Target variable: ")[0]  # of which Keras shows the values
             raise UserError(f"The weights in {path} do not load into this model: {told}") from error
     messages = [str(each.message) for each in caught]
     return [

@@ -128,7 +128,7 @@ def _inspect(directory: RunDirectory, request: Request, settings: TrainSettings,
     if not settings.accept_changes:
         of_finished = last.settings if result is not None else None
         check_same_experiment(directory, request.settings(), of_finished=of_finished)
-    return Place() if result is None else _finished(directory, result, settings)
+    return Place() if result is None else _find_finished(directory, result, settings)
 
 
 def _check_checkpoint_dir(directory: RunDirectory, last: str | None) -> None:
@@ -147,7 +147,7 @@ def _check_checkpoint_dir(directory: RunDirectory, last: str | None) -> None:
         )
 
 
-def _finished(directory: RunDirectory, result: RunResult, settings: TrainSettings) -> Place:
+def _find_finished(directory: RunDirectory, result: RunResult, settings: TrainSettings) -> Place:
     """Whether more is asked for than the run with this result has done.
 
     Raises:

@@ -51,7 +51,7 @@ def xla_variants(strategy: Strategy, learner: Learner, *, deterministic: bool = 
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuned:
+class XlaRecord:
     """What tuned.json holds: a key of COMPILED, and what the trial took, by such keys."""
 
     xla: str
@@ -62,7 +62,7 @@ def load_xla_choice(strategy: Strategy, path: str, variants: Sequence[str], warn
     """What an earlier start has chosen, unless it was under a strategy that could do more; a collective."""
 
     def stored() -> str:
-        found = read_record(path, Tuned, warn)
+        found = read_record(path, XlaRecord, warn)
         return "" if found is None else found.xla
 
     name = strategy.read_on_chief(stored, "What the run has chosen cannot be read")
@@ -71,7 +71,7 @@ def load_xla_choice(strategy: Strategy, path: str, variants: Sequence[str], warn
 
 def save_xla_choice(strategy: Strategy, path: str, choice: str, seconds: Mapping[str, float], tell: Tell) -> None:
     """Keeps the choice for the next start, and says it where it comes from a trial; a collective."""
-    content = to_json(Tuned(choice, seconds), indent=2) + "\n"
+    content = to_json(XlaRecord(choice, seconds), indent=2) + "\n"
     strategy.on_chief(lambda: files.write_atomic(path, content), "What the run has chosen cannot be written")
     if seconds:
         each = ", ".join(f"{name} {1000 * value:.2f} ms" for name, value in seconds.items())

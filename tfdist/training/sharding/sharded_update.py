@@ -49,7 +49,7 @@ class ShardedUpdate(Update):
 
     def __call__(self, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:
         optimizer, shards = self._optimizer, self._shards
-        clipped = self._clipped(gradients)
+        clipped = self._clip_gradients(gradients)
         own = shards.gradients_of_owned(clipped, variables)
         done = ("global_clipnorm",) if shards.scatters else CLIPPING
         with Patches() as patches:
@@ -57,7 +57,7 @@ class ShardedUpdate(Update):
             super().__call__(own, shards.owned(variables))
         shards.spread(variables)
 
-    def _clipped(self, gradients: Gradients) -> Sequence[Any]:
+    def _clip_gradients(self, gradients: Gradients) -> Sequence[Any]:
         """By replica; where a replica has not all gradients, by their global norm alone."""
         optimizer = self._optimizer
         if not self._shards.scatters:

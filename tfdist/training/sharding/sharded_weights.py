@@ -63,7 +63,7 @@ def _build_gathering_call(layer: keras.layers.Layer, inner: Callable[..., Any], 
             inputs = [each for each in given if tf.is_tensor(each)]
             own = [shards.own(variable) for variable in trained]
             return call_with_values(trained, _gather(shards, trained, own, after=inputs), inner, args, kwargs)
-        return _Gathered(layer, inner, args, kwargs, shards)()
+        return _GatheredVariable(layer, inner, args, kwargs, shards)()
 
     return call
 
@@ -76,7 +76,7 @@ def call_with_values(
         return inner(*args, **kwargs)
 
 
-class _Gathered(Recomputed):
+class _GatheredVariable(Recomputed):
     """One call of such a layer on one replica, in a pass that gradients are taken of."""
 
     def __init__(
@@ -87,7 +87,7 @@ class _Gathered(Recomputed):
         self._inputs: Sequence[tf.Tensor] = []
         self._own: Sequence[tf.Tensor] = []
         self._ahead: Sequence[tf.Tensor] | None = None  # the weights for the second pass
-        self._earlier: _Gathered | None = _pass.calls[-1] if _pass.calls else None
+        self._earlier: _GatheredVariable | None = _pass.calls[-1] if _pass.calls else None
         _pass.calls.append(self)
 
     def read_weights(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
@@ -98,19 +98,19 @@ class _Gathered(Recomputed):
             return _gather(self._shards, self.trained, values, after=inputs, ahead=self._ahead)
         self._inputs, self._own = inputs, values
         earlier = self._earlier
-        after = inputs if earlier is None or not _in_one_graph(earlier._inputs, inputs) else earlier._inputs
+        after = inputs if earlier is None or not _gather_in_graph(earlier._inputs, inputs) else earlier._inputs
         return _gather(self._shards, self.trained, values, after=after)
 
     def _backward(self, values: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]) -> list[Any]:
         earlier = self._earlier
-        if earlier is not None and _in_one_graph(earlier._inputs, gradients):
+        if earlier is not None and _gather_in_graph(earlier._inputs, gradients):
             # Traced before this one's gradients are sent, as MultiWorker's collectives go in the order of the trace.
             with tf.control_dependencies(gradients):
                 earlier._ahead = self._shards.gathered(earlier._own, earlier.trained)
         return super()._backward(values, gradients)
 
 
-def _in_one_graph(some: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> bool:
+def _gather_in_graph(some: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> bool:
     """Whether they can wait for each other, which what is computed within a condition cannot from outside."""
     return len({id(each.graph) for each in (*some, *others)}) == 1
 

@@ -121,12 +121,12 @@ class Shards:
             owners = range(topology.num_replicas) if self.is_split(variable) else [self.owner(variable)]
             here = [r for r in owners if 0 <= r - topology.first_replica < topology.num_local_replicas]
             value = tf.convert_to_tensor(variable.value) if here and self.is_sharded(variable) else None
-            self._here[id(variable)] = {replica: self._placed(variable, replica, value) for replica in here}
+            self._here[id(variable)] = {replica: self._place_variable(variable, replica, value) for replica in here}
             if self.is_sharded(variable):
                 nothing = tf.zeros([0], variable.dtype)
                 variable._value = tf.Variable(nothing, shape=tf.TensorShape(None), trainable=False)
 
-    def _placed(self, variable: keras.Variable, replica: int, value: tf.Tensor | None) -> keras.Variable:
+    def _place_variable(self, variable: keras.Variable, replica: int, value: tf.Tensor | None) -> keras.Variable:
         """The variable as it lies at one of the local replicas, of which it is apart with that value."""
         local = replica - self._strategy.topology.first_replica
         if value is None:
@@ -176,14 +176,14 @@ class Shards:
 
             def on_replica(variable: keras.Variable = variable) -> tf.Tensor:
                 if self.is_split(variable):
-                    return self._joined(variable)
+                    return self._join_parts(variable)
                 return self.gathered([self.own(variable)], [variable])[0]
 
             whole = self._strategy.first_local(traced(functools.partial(self._strategy.run, on_replica))())
             if keep:
                 variable._value = tf.Variable(whole, trainable=True, name=variable.name)
 
-    def _joined(self, variable: keras.Variable) -> tf.Tensor:
+    def _join_parts(self, variable: keras.Variable) -> tf.Tensor:
         """All slices of a variable, in replica context."""
         own = self.own(variable)
         rows = self._strategy.all_gather(tf.reshape(own, [-1]), name=f"slices.{own.dtype.name}")
@@ -204,7 +204,7 @@ class Shards:
             some = [i for i in places if self._dtypes[id(places[i])] == dtype]
             mine = [tf.reshape(own[i], [math.prod(places[i].shape)]) for i in some if self.owner(places[i]) == replica]
             sizes = self._sizes([places[i] for i in some])
-            rows = self._strategy.all_gather(_padded(mine, max(sizes), dtype), name=f"block.{dtype}")
+            rows = self._strategy.all_gather(_pad_rows(mine, max(sizes), dtype), name=f"block.{dtype}")
             found |= zip(some, self._values(rows, [places[i] for i in some]), strict=True)
         return [found[i] for i in places]
 
@@ -235,13 +235,13 @@ class Shards:
     def _spread(self, variables: Sequence[keras.Variable]) -> None:
         replica = static_replica_index()
         local = replica - self._strategy.topology.first_replica
-        for dtype, some in _by_dtype(variables).items():
+        for dtype, some in _group_by_dtype(variables).items():
             mine = [tf.reshape(self._here[id(v)][replica].value, [-1]) for v in some if self.owner(v) == replica]
             sizes = self._sizes(some)
             # Where nothing is owned anything may stand but a constant: TensorFlow takes what is constant out of a loop,
             # and Horovod's other workers would wait for this one.
             anything = tf.reshape(self._component(some[0], local), [-1])[:1]
-            vector = _padded(mine, max(sizes), dtype) if mine else tf.broadcast_to(anything, [max(sizes)])
+            vector = _pad_rows(mine, max(sizes), dtype) if mine else tf.broadcast_to(anything, [max(sizes)])
             rows = self._strategy.all_gather(vector, name=f"weights.{dtype}")
             # A replica that owns all puts its own value of one in place: of a gathering that nobody uses TensorFlow
             # makes nothing, and Horovod's other workers would wait.
@@ -279,7 +279,7 @@ class Shards:
             dense = {i: tf.reshape(tf.convert_to_tensor(gradients[i]), [math.prod(places[i].shape)]) for i in some}
             longest = max(self._sizes([places[i] for i in some]))
             rows = [
-                _padded([dense[i] for i in some if self.owner(places[i]) == owner], longest, dtype)
+                _pad_rows([dense[i] for i in some if self.owner(places[i]) == owner], longest, dtype)
                 for owner in range(self._strategy.topology.num_replicas)
             ]
             mine = self._strategy.reduce_scatter(tf.stack(rows), name=f"gradients.{name}.{dtype.name}")
@@ -318,14 +318,14 @@ def num_bytes(variable: keras.Variable) -> int:
     return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
-def _by_dtype(variables: Sequence[keras.Variable]) -> dict[str, list[keras.Variable]]:
+def _group_by_dtype(variables: Sequence[keras.Variable]) -> dict[str, list[keras.Variable]]:
     found: dict[str, list[keras.Variable]] = {}
     for variable in variables:
         found.setdefault(variable.dtype, []).append(variable)
     return found
 
 
-def _padded(parts: Sequence[tf.Tensor], size: int, dtype: tf.DType | str) -> tf.Tensor:
+def _pad_rows(parts: Sequence[tf.Tensor], size: int, dtype: tf.DType | str) -> tf.Tensor:
     """The parts one after the other, then zeros."""
     missing = size - sum(part.shape[0] for part in parts)
     return tf.concat([*parts, tf.zeros([missing], dtype)], axis=0)

@@ -164,7 +164,7 @@ def _columns_for_rows(outputs: tf.Tensor, strategy: Strategy, axis: int) -> tf.T
     """[n, …] with the columns of all replicas, of this one's columns of all rows, [Σ n, …]."""
     count, axis = strategy.topology.num_replicas, axis % outputs.shape.rank
 
-    def exchanged(rows: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+    def exchange_parts(rows: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
         """Part r of the leading axis to replica r; what comes, in the order of the replicas, [count, *shape]."""
         name = f"columns.{rows.dtype.name}"
         flat = strategy.all_to_all(tf.reshape(rows, [count, -1]), name=name)
@@ -173,11 +173,11 @@ def _columns_for_rows(outputs: tf.Tensor, strategy: Strategy, axis: int) -> tf.T
     @tf.custom_gradient
     def exchange(outputs: tf.Tensor) -> Any:
         shape = tf.concat([tf.shape(outputs)[:1] // count, tf.shape(outputs)[1:]], axis=0)
-        whole = tf.concat(tf.unstack(exchanged(outputs, shape), count), axis)
+        whole = tf.concat(tf.unstack(exchange_parts(outputs, shape), count), axis)
 
         def backward(gradient: tf.Tensor) -> tf.Tensor:
             parts = tf.stack(tf.split(gradient, count, axis))
-            return tf.reshape(exchanged(parts, shape), tf.shape(outputs))
+            return tf.reshape(exchange_parts(parts, shape), tf.shape(outputs))
 
         static = [None, *outputs.shape[1:]]
         static[axis] = outputs.shape[axis] * count

@@ -29,7 +29,7 @@ from tfdist.training.step.normalization import batch_norm_layers, example_weight
 from tfdist.training.step.precision import factor_of
 from tfdist.training.step.randomness import drawing_for, seed_generators
 from tfdist.training.step.state import Learner
-from tfdist.user_code import own_places, said
+from tfdist.user_code import format_exception, own_places
 
 # From here on it is cheaper to send an embedding's rows than all of it.
 SPARSE_FROM_ELEMENTS = 2**20
@@ -92,35 +92,35 @@ class LocalGradients:
     def __call__(self, batch: dict[str, Any], *, counts: bool = True) -> Sums:
         """The sums over one local batch, as the pipeline gives it; in replica context. `counts`: metrics count it."""
         if self.in_order:
-            return self._as_tree(batch, counts=counts)
+            return self._sum_as_tree(batch, counts=counts)
         sums: Sums | None = None
         for i in range(self._num_microbatches):
             # One after the other, so that only one microbatch's activations are alive; or each at another stage.
             before = [] if sums is None or self._strategy.stages else _tensors(sums[0])
             with tf.control_dependencies(before):
                 part = _microbatch(batch, i, self._num_microbatches)
-            own = self._counted(part, self._pass(part), counts=counts)
+            own = self._count_examples(part, self._pass(part), counts=counts)
             sums = own if sums is None else _add_sums(sums, own)
         assert sums is not None
         return sums
 
-    def _as_tree(self, batch: dict[str, Any], *, counts: bool) -> Sums:
+    def _sum_as_tree(self, batch: dict[str, Any], *, counts: bool) -> Sums:
         """The same, the upper half of the microbatches added to the lower half, and so on."""
         held: list[tuple[int, Sums]] = []
-        for part, found in self._side_by_side(batch) if self._meet else self._in_turn(batch):
-            sums, level = self._counted(part, found, counts=counts), 0
+        for part, found in self._side_by_side(batch) if self._meet else self._compute_in_turn(batch):
+            sums, level = self._count_examples(part, found, counts=counts), 0
             while held and held[-1][0] == level:
                 sums, level = _add_sums(held.pop()[1], sums), level + 1
             held.append((level, _dense(sums)))
         ((_, sums),) = held
         return sums
 
-    def _in_turn(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
+    def _compute_in_turn(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
         """Microbatches and the passes over them, as `_halved` has them, one after the other."""
         generators = seed_generators(self._model)
         seeds = [tf.identity(generator.state.value) for generator in generators]
         before: list[tf.Tensor] = []
-        for i in _halved(range(self._num_microbatches)):
+        for i in _halve_scale(range(self._num_microbatches)):
             with tf.control_dependencies(before):
                 part = _microbatch(batch, i, self._num_microbatches)
                 for generator, seed in zip(generators, seeds, strict=True):
@@ -145,7 +145,7 @@ class LocalGradients:
         for variable, value in zip(moving, found[0][1], strict=True):
             if value is not None:
                 variable.assign(value)
-        for place in _halved(places):
+        for place in _halve_scale(places):
             yield parts[place], found[place][0]
 
     def _sum(self, vectors: list[tf.Tensor]) -> tf.Tensor:
@@ -155,7 +155,7 @@ class LocalGradients:
             vectors = [a + b for a, b in zip(vectors[:half], vectors[half:], strict=True)]
         return ordered_sum_of_vector(self._strategy, vectors[0])
 
-    def _counted(self, part: dict[str, Any], sums: Sums, *, counts: bool) -> Sums:
+    def _count_examples(self, part: dict[str, Any], sums: Sums, *, counts: bool) -> Sums:
         """The sums without what cannot be added up, once the metrics have seen it."""
         gradients, objective = sums
         if counts:
@@ -228,7 +228,9 @@ def explained(examples: Any, kinds: tuple[type[Exception], ...] = (Exception,)) 
         raise
     except kinds as error:
         shapes = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()}", examples)
-        failure = "\n    ".join([f"Model, loss and metrics do not fit the data: {said(error)}", *own_places(error)])
+        failure = "\n    ".join(
+            [f"Model, loss and metrics do not fit the data: {format_exception(error)}", *own_places(error)]
+        )
         raise UserError(f"{failure}\nThe data gives batches of {shapes}.") from error
 
 
@@ -267,12 +269,12 @@ def _tensors(gradients: dict[str, list[Gradient]]) -> list[tf.Tensor]:
     return [tensor for tensor in tf.nest.flatten(gradients, expand_composites=True) if tensor is not None]
 
 
-def _halved(places: Sequence[int]) -> list[int]:
+def _halve_scale(places: Sequence[int]) -> list[int]:
     """The order in which a tree of halves needs them: each with that of the other half."""
     if len(places) == 1:
         return list(places)
     middle = len(places) // 2
-    pairs = zip(_halved(places[:middle]), _halved(places[middle:]), strict=True)
+    pairs = zip(_halve_scale(places[:middle]), _halve_scale(places[middle:]), strict=True)
     return [place for pair in pairs for place in pair]
 
 

@@ -130,22 +130,22 @@ def _on_replicas(elsewhere: Assign, on_replica: Assign) -> Assign:
 
 def _build_assign(variable: keras.Variable, plain: Assign, strategy: Strategy) -> Assign:
     def assign(value: Any) -> Any:
-        return plain(_reduced(_as_tensor(value, variable), variable, strategy))
+        return plain(_reduce_values(_to_tensor(value, variable), variable, strategy))
 
     return assign
 
 
 def _build_add(variable: keras.Variable, plain: Assign, strategy: Strategy, sign: int) -> Assign:
     def assign_add(value: Any) -> Any:
-        added = sign * _as_tensor(value, variable)
+        added = sign * _to_tensor(value, variable)
         if _aggregates_itself(variable):
             return variable.value.assign_add(added)
-        return plain(variable.value + _reduced(added, variable, strategy))
+        return plain(variable.value + _reduce_values(added, variable, strategy))
 
     return assign_add
 
 
-def _reduced(value: tf.Tensor, variable: keras.Variable, strategy: Strategy) -> tf.Tensor:
+def _reduce_values(value: tf.Tensor, variable: keras.Variable, strategy: Strategy) -> tf.Tensor:
     """What to assign on this replica so that TensorFlow's own aggregation, where there is one, gives what is wanted."""
     if variable.aggregation == FIRST:
         return strategy.from_first_replica(value)
@@ -159,5 +159,5 @@ def _aggregates_itself(variable: keras.Variable) -> bool:
     return isinstance(variable.value, tf.distribute.DistributedValues)
 
 
-def _as_tensor(value: Any, variable: keras.Variable) -> tf.Tensor:
+def _to_tensor(value: Any, variable: keras.Variable) -> tf.Tensor:
     return tf.cast(keras.ops.convert_to_tensor(value), variable.value.dtype)

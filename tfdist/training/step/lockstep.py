@@ -54,7 +54,7 @@ def meet(value: tf.Tensor) -> tf.Tensor:
     return side.meet(value)
 
 
-class _Stopped(BaseException):
+class _WorkerStopped(BaseException):
     """Ends a function that waits in a `meet`, where another one has failed."""
 
 
@@ -103,7 +103,7 @@ class _Side(threading.Thread, Generic[T]):
         self._given.put(value)
         merged = self._merged.get()
         if merged is None:
-            raise _Stopped
+            raise _WorkerStopped
         return merged
 
     def stop(self) -> None:

@@ -212,7 +212,7 @@ class Update:
 
     def __call__(self, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:
         """Updates `variables`, of which each has a gradient."""
-        for optimizer, places in self._by_optimizer(variables):
+        for optimizer, places in self._group_by_optimizer(variables):
             own = [variables[i] for i in places]
             done = tf.convert_to_tensor(self._strategy.first_local(optimizer.iterations.value))
 
@@ -240,7 +240,9 @@ class Update:
         if isinstance(self._optimizer, keras.optimizers.MultiOptimizer):
             self._run_everywhere(lambda: self._optimizer.iterations.assign_add(1))
 
-    def _by_optimizer(self, variables: Sequence[keras.Variable]) -> list[tuple[keras.optimizers.Optimizer, list[int]]]:
+    def _group_by_optimizer(
+        self, variables: Sequence[keras.Variable]
+    ) -> list[tuple[keras.optimizers.Optimizer, list[int]]]:
         """The optimizers, and the places in `variables` of those that each updates."""
         optimizer = self._optimizer
         if not isinstance(optimizer, keras.optimizers.MultiOptimizer):
@@ -298,13 +300,13 @@ def _momentum_of_mean(step: tf.Tensor, start: int) -> tf.Tensor:
 
 
 def _overwrite(optimizer: keras.optimizers.Optimizer) -> None:
-    for variable, average in _averaged(optimizer):
+    for variable, average in _average_weights(optimizer):
         variable.value.assign(tf.convert_to_tensor(average.value))
         if variable.constraint is not None:
             variable.assign(variable.constraint(variable))
 
 
-def _averaged(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
+def _average_weights(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
     """The variables and their moving averages; a variable that is overwritten with its gradient has none."""
     pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
     return [(variable, average) for variable, average in pairs if average is not None]

@@ -49,7 +49,7 @@ class Learner:
     shards: Shards | None = None
 
 
-class _Named:
+class _NamedVariables:
     """Variables by name."""
 
     def __init__(self, variables: Mapping[str, keras.Variable]) -> None:
@@ -69,14 +69,14 @@ class _Named:
                 variable.assign(cut_slice(arrays[whole], name))
 
 
-class ModelState(_Named):
+class ModelState(_NamedVariables):
     """The variables of a model alone, of which an evaluation needs no other."""
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__({name: v for name, v in model_variables(model).items() if name.startswith(MODEL)})
 
 
-class TrainingState(_Named):
+class TrainingState(_NamedVariables):
     """The variables of a run: model, seeds, optimizer with its slots, loss scale, training metrics.
 
     Args:
@@ -96,7 +96,7 @@ class TrainingState(_Named):
         slots = _slots(learner) if self._is_sharded else set()
         self._own = {n for n, v in self._variables.items() if id(v) in slots} | held.keys()
         self._here = set(map(whole_name, self._variables))
-        self._metric_names = _numbered(f"metrics/{_plain(v.path)}" for v in self._metrics.variables)
+        self._metric_names = _number_names(f"metrics/{_plain(v.path)}" for v in self._metrics.variables)
         differ = strategy.keeps_statistics_apart and strategy.topology.num_workers > 1
         self._averaged = _float_names(self._variables, learner.model) if differ else []
         self._read_metrics = traced(lambda: strategy.first_local(strategy.run(self._metrics.states, args=(strategy,))))
@@ -139,7 +139,7 @@ class TrainingState(_Named):
 
     def specs(self) -> Specs:
         metrics = dict(zip(self._metric_names, self._metrics.variables, strict=True))
-        return super().specs() | _Named(metrics).specs()
+        return super().specs() | _NamedVariables(metrics).specs()
 
     def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
         super().assign(arrays)
@@ -166,7 +166,7 @@ def variables_by_name(learner: Learner) -> dict[str, keras.Variable]:
     held = {} if learner.shards is None else learner.shards.held(_split(learner, named))
     slots = {v.path.replace("/", "_"): name.removeprefix(MODEL) for name, v in (named | held).items()}
     own = (f"{OPTIMIZER}{_slot_name(v, slots)}" for v in learner.optimizer.variables)
-    named |= dict(zip(_numbered(own), learner.optimizer.variables, strict=True))
+    named |= dict(zip(_number_names(own), learner.optimizer.variables, strict=True))
     scale = learner.loss_scale.variables if learner.loss_scale else []
     return named | {f"loss_scale/{v.name}": v for v in scale}
 
@@ -186,7 +186,7 @@ def model_variables(model: keras.Model) -> dict[str, keras.Variable]:
     def named(prefix: str, variables: Iterable[keras.Variable]) -> dict[str, keras.Variable]:
         variables = list(variables)
         paths = ("/".join(layers.get(part, part) for part in v.path.split("/")) for v in variables)
-        return dict(zip(_numbered(prefix + path for path in paths), variables, strict=True))
+        return dict(zip(_number_names(prefix + path for path in paths), variables, strict=True))
 
     return named(MODEL, weights) | named(SEEDS, seeds.values())
 
@@ -194,9 +194,9 @@ def model_variables(model: keras.Model) -> dict[str, keras.Variable]:
 def _stable_layer_names(model: keras.Model) -> dict[str, str]:
     """For each name that Keras made, one that is numbered through this model alone."""
     layers = [layer for layer in model._flatten_layers() if _was_named_by_keras(layer)]
-    found = dict(zip((la.name for la in layers), _counted(_plain(la.name) for la in layers), strict=True))
+    found = dict(zip((la.name for la in layers), _number_repeats(_plain(la.name) for la in layers), strict=True))
     generators = [generator.name for generator in seed_generators(model)]
-    return found | dict(zip(generators, _counted("seed_generator" for _ in generators), strict=True))
+    return found | dict(zip(generators, _number_repeats("seed_generator" for _ in generators), strict=True))
 
 
 def _was_named_by_keras(layer: keras.Layer) -> bool:
@@ -229,7 +229,7 @@ def _plain(path: str) -> str:
     return "/".join(re.sub(r"_\d+$", "", part) for part in path.split("/"))
 
 
-def _counted(names: Iterable[str], mark: str = "_", first: int = 1) -> list[str]:
+def _number_repeats(names: Iterable[str], mark: str = "_", first: int = 1) -> list[str]:
     """The names, of which the second and further ones alike get a number from `first` on."""
     counts: collections.Counter[str] = collections.Counter()
     found = []
@@ -239,5 +239,5 @@ def _counted(names: Iterable[str], mark: str = "_", first: int = 1) -> list[str]
     return found
 
 
-def _numbered(names: Iterable[str]) -> list[str]:
-    return _counted(names, mark="#", first=2)
+def _number_names(names: Iterable[str]) -> list[str]:
+    return _number_repeats(names, mark="#", first=2)

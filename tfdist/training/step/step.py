@@ -160,7 +160,7 @@ class TrainStep:
 
         def step(totals: Totals) -> tuple[Totals]:
             batch, waited = timed_next(self._strategy, iterator)
-            return (_advanced(totals, self.on_batch(batch), waited),)
+            return (_advance_totals(totals, self.on_batch(batch), waited),)
 
         def read(votes: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
             metrics, (votes,) = self._learner.train_metrics.read(self._strategy, [votes])
@@ -220,7 +220,7 @@ class TrainStep:
         self.unused = [v.path for i, v in enumerate(variables) if i not in used]
         scalars = tf.nest.flatten(sums)
         reduction = Reduction(self._strategy, [*(g for _, _, g in own), *scalars])
-        summed, scalars, total = self._summed([g for _, _, g in own], [variables[i] for _, i, _ in own], scalars)
+        summed, scalars, total = self._sum_gradients([g for _, _, g in own], [variables[i] for _, i, _ in own], scalars)
         peer_seconds = reduction.seconds_until([*summed, *scalars])
         if not self.update.takes_repeats:
             summed = [sum_repeated_rows(gradient) for gradient in summed]
@@ -237,15 +237,15 @@ class TrainStep:
         norm = tf.constant(math.nan)
         return gradients, StepResult(loss, terms, sums.divisors[ROWS], sums.weight, finite, peer_seconds, norm)
 
-    def _summed(
+    def _sum_gradients(
         self, gradients: list[Any], variables: list[keras.Variable], scalars: list[tf.Tensor]
     ) -> tuple[list[Any], list[tf.Tensor], tf.Tensor | None]:
         """The sums of gradients and scalars over the replicas, and of all gradients' elements where none has all."""
         if self.local.in_order:
-            tensors = ordered_sum(self._strategy, [*_of_shapes(gradients, variables, rows=False), *scalars])
+            tensors = ordered_sum(self._strategy, [*_match_shapes(gradients, variables, rows=False), *scalars])
             return tensors[: len(gradients)], tensors[len(gradients) :], None
         if self._reduce_precision is not None:
-            sent = _of_shapes(gradients, variables, rows=self._strategy.gathers_rows)
+            sent = _match_shapes(gradients, variables, rows=self._strategy.gathers_rows)
             return *sum_in_16_bits(self._strategy, sent, scalars, self._reduce_precision), None
         if self._scatters is None:
             return *self._strategy.sum_gradients(gradients, scalars), None
@@ -263,7 +263,7 @@ class TrainStep:
         return tf.math.reciprocal_no_nan(divisor) / factor_of(self._learner.loss_scale, self._learner.scale_factor)
 
 
-def _advanced(totals: Totals, seen: StepResult, waited: tf.Tensor) -> Totals:
+def _advance_totals(totals: Totals, seen: StepResult, waited: tf.Tensor) -> Totals:
     """The totals after one more step; a skipped step's loss, which may be infinite or of nothing, is left out."""
     weightless = seen.finite & _weighs_nothing(seen.weight)
 
@@ -282,7 +282,7 @@ def _advanced(totals: Totals, seen: StepResult, waited: tf.Tensor) -> Totals:
     )
 
 
-def _of_shapes(gradients: Sequence[Any], variables: Sequence[keras.Variable], *, rows: bool) -> list[Any]:
+def _match_shapes(gradients: Sequence[Any], variables: Sequence[keras.Variable], *, rows: bool) -> list[Any]:
     """The gradients in their variables' shapes, which TensorFlow may not know; `rows`: `tf.IndexedSlices` stay."""
     return [
         g if rows and isinstance(g, tf.IndexedSlices) else tf.ensure_shape(tf.convert_to_tensor(g), v.shape)

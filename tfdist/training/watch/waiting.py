@@ -129,9 +129,9 @@ class InputWait:
         figures = self._strategy.gather_from_workers([*self._epoch, *self._run])
         self._epoch[:] = 0
         if figures[:, 1].any():
-            self._reporter.input_wait(step=step, epoch=epoch, waited=_waited(figures[:, :2]))
+            self._reporter.input_wait(step=step, epoch=epoch, waited=_measure_wait(figures[:, :2]))
             if not self._warned:
-                self._warn(step, _waited(figures[:, 2:]))
+                self._warn(step, _measure_wait(figures[:, 2:]))
 
     def _warn(self, step: int, waited: Waited) -> None:
         if waited.is_alarming:
@@ -139,7 +139,7 @@ class InputWait:
             self._reporter.input_bound(step=step, waited=waited, hint=self._hint)
 
 
-def _waited(figures: np.ndarray) -> Waited:
+def _measure_wait(figures: np.ndarray) -> Waited:
     return Waited(tuple(figures[:, 0].tolist()), tuple(figures[:, 1].tolist()))
 
 
