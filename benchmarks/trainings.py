@@ -114,7 +114,7 @@ def choose_step(
     while not trial.is_over:
         seconds = time_call(train, step, pace.steps_per_call)
         pace.observe(pace.steps_per_call, seconds)
-        step = trial.after(Call(0, pace.steps_per_call, seconds))
+        step = trial.observe(Call(0, pace.steps_per_call, seconds))
     return step
 
 

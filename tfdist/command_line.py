@@ -29,7 +29,7 @@ from tfdist.errors import (
     UserError,
     exit_status_of_error,
     printable,
-    redacted,
+    redact,
 )
 from tfdist.requirements import missing_requirement
 from tfdist.telemetry.console.console import write_line
@@ -159,7 +159,7 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
     except OSError as error:
         if trusts_the_disk:
             raise
-        _print_line(f"error: {printable(redacted(' '.join(str(error).split())))}")
+        _print_line(f"error: {printable(redact(' '.join(str(error).split())))}")
         return exit_status_of_error(error)
 
 

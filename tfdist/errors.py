@@ -35,7 +35,7 @@ class TfdistError(Exception):
     """Whether all workers of a run raise it at the same point, so that none needs to be told."""
 
     def __str__(self) -> str:
-        return printable(redacted(super().__str__()))
+        return printable(redact(super().__str__()))
 
 
 class UserError(TfdistError):
@@ -131,7 +131,7 @@ def exit_status_of_error(error: BaseException) -> int:
     return status
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """A text without the credentials of the URLs in it: "http://user:password@host" becomes "http://***@host"."""
     return _CREDENTIALS.sub("***@", text)
 

@@ -147,7 +147,7 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
                 "num_replicas": run.topology.num_replicas,
             }
             files.write_atomic(run.directory.evaluation, to_json(results | {"evaluated": evaluated}, indent=2) + "\n")
-        run.events.info("evaluated", message=f"{found.described()}: {format_metrics(results)}", **results)
+        run.events.info("evaluated", message=f"{found.describe()}: {format_metrics(results)}", **results)
         return results
 
 

@@ -32,7 +32,7 @@ _MAX_REASON = 300  # characters
 _MAX_LINES = 12
 
 
-def failed(what: str, error: BaseException) -> UserError:
+def build_error(what: str, error: BaseException) -> UserError:
     """The UserError for what the user's code, or a library called with the user's values, raised."""
     return UserError("\n    ".join([f"{what} failed: {format_exception(error)}", *own_places(error)]))
 
@@ -81,7 +81,7 @@ def refused_values(error: BaseException) -> UserError | None:
     if not _is_graph_failure(error):
         return None
     if inside := _python_traceback(error):
-        return None if _TFDIST in inside else failed("Your code", error)
+        return None if _TFDIST in inside else build_error("Your code", error)
     text = str(error)
     if (in_pipeline := _IN_PIPELINE.search(text)) is not None and type(error).__name__ in _PIPELINE_REFUSALS:
         return UserError(f"A function of the input pipeline failed: {_reason(in_pipeline[1])}")

@@ -145,14 +145,14 @@ def test_200_000_points_are_a_small_page_with_every_spike(tmp_path: pathlib.Path
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     page_of(tmp_path)
     assert (tmp_path / "report" / "index.html").stat().st_size < 5e6
-    shown = read_run(str(tmp_path)).curves["loss", "train"].thinned(2000)
+    shown = read_run(str(tmp_path)).curves["loss", "train"].downsample(2000)
     assert len(shown.steps) <= 2002 and shown.steps[np.argmax(shown.values)] == 123_457
 
 
 def test_thinning_keeps_ends_extremes_and_gaps() -> None:
     values = np.sin(np.arange(10_000) / 50)
     values[5000], values[7000], values[8000:8100] = 9.0, -9.0, np.nan
-    shown = Curve(np.arange(10_000), values).thinned(500)
+    shown = Curve(np.arange(10_000), values).downsample(500)
     assert shown.steps[0] == 0 and shown.steps[-1] == 9999 and np.all(np.diff(shown.steps) > 0)
     assert {5000, 7000} <= set(shown.steps) and np.isnan(shown.values).any()
 

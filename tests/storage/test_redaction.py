@@ -9,7 +9,7 @@ import pytest
 from telemetry.trackers import run_facts
 
 from tfdist.commands import checkpoint as checkpoint
-from tfdist.errors import EXIT_STORE_UNAVAILABLE, EXIT_USER_ERROR, UserError, redacted
+from tfdist.errors import EXIT_STORE_UNAVAILABLE, EXIT_USER_ERROR, UserError, redact
 from tfdist.storage import gcs_requests
 from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry.console.console import PlainConsole
@@ -33,13 +33,13 @@ SECRET = "hunter2"
     ],
 )
 def test_credentials_of_urls_are_left_out_of_a_text(text: str) -> None:
-    assert SECRET not in redacted(text) and "***@" in redacted(text)
+    assert SECRET not in redact(text) and "***@" in redact(text)
     assert SECRET not in str(UserError(text)) and SECRET not in f"{UserError(text)}"
 
 
 def test_a_text_without_credentials_is_as_it_was() -> None:
     for text in ("gs://bucket/a@b", "user@host", "http://host/?q=a@b", "tune.search = @search.Random()"):
-        assert redacted(text) == text
+        assert redact(text) == text
 
 
 @pytest.mark.parametrize("port", ["1", "x"])

@@ -122,7 +122,7 @@ def test_a_large_cluster_meets() -> None:
     meetings = [Meeting(Cluster(addresses, "worker", index), 300.0, print) for index in range(70)]
 
     async def hold() -> None:
-        await asyncio.gather(*(meeting.hold() for meeting in meetings))
+        await asyncio.gather(*(meeting.meet() for meeting in meetings))
 
     asyncio.run(hold())
 

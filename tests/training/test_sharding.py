@@ -151,7 +151,7 @@ def test_each_replica_holds_its_share() -> None:
         sizes = {id(v): int(np.prod(v.shape)) for v in model.trainable_variables}
         shares = [sum(sizes[id(v)] for v in model.trainable_variables if shards.owner(v) == r) for r in range(count)]
         assert sum(shares) == model.count_params() and max(shares) - min(shares) <= max(sizes.values())
-        assert sum(int(np.prod(v.shape)) for v in shards.owned(model.trainable_variables)) == shares[0]
+        assert sum(int(np.prod(v.shape)) for v in shards.list_own(model.trainable_variables)) == shares[0]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_promoted_trial_keeps_its_first_rung_and_sums_its_seconds(tmp_path: pa
 def test_what_is_no_number_is_no_objective(tmp_path: pathlib.Path, objective: object) -> None:
     journal = Journal().begin().start("0000").report("0000", 1, objective).end("0000", objective, "infeasible")
     sweep = read_sweep(journal.write(tmp_path))
-    assert sweep.trials[0].curve == [] and sweep.best is None and sweep.ranked == []
+    assert sweep.trials[0].curve == [] and sweep.best is None and sweep.ranking == []
     assert sweep.trials[0].message == "The loss is NaN at step 120."
 
 
@@ -103,7 +103,7 @@ def test_the_best_is_the_best_of_the_finished_or_else_of_those_that_count(
         journal.start(name).end(name, objective, status)
     sweep = read_sweep(journal.write(tmp_path))
     assert (sweep.best and sweep.best.name) == best
-    assert len(sweep.ranked) == sum(status in ("done", "stopped", "paused") for *_, status in ends)
+    assert len(sweep.ranking) == sum(status in ("done", "stopped", "paused") for *_, status in ends)
 
 
 def test_events_of_a_later_version_are_passed_over(tmp_path: pathlib.Path) -> None:

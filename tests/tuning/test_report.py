@@ -95,7 +95,7 @@ def test_every_journal_has_a_whole_report(tmp_path: pathlib.Path, name: str) -> 
     page = report_of(JOURNALS[name], tmp_path)
     sweep = read_sweep(str(tmp_path))
     assert [path.name for path in (tmp_path / "report").iterdir()] == ["index.html"]
-    assert ("Objective" in page.titles) == bool(sweep.ranked)
+    assert ("Objective" in page.titles) == bool(sweep.ranking)
     assert ("Learning curves" in page.titles) == any(trial.curve for trial in sweep.trials)
     with (tmp_path / "trials.csv").open(newline="") as table:
         assert len(list(csv.DictReader(table))) == len(sweep.trials)

@@ -106,14 +106,14 @@ class Config:
         roots = {root.selector for root in self._roots.values()}
         called = [selector for selector in _list_calls(error) if selector not in roots]
         if called and called[-1] in self._functions:
-            failure = user_code.failed(f"{self._functions[called[-1]].name}()", error)
+            failure = user_code.build_error(f"{self._functions[called[-1]].name}()", error)
             settings = [setting for setting in self._used if setting.target == called[-1]][:MAX_SETTINGS_SHOWN]
             return UserError("\n    ".join([str(failure), *map(self._describe_setting, settings)]))
         if user_code.may_pass(error):
             return None
         refused = user_code.refused_values(error)
         if refused is None and user_code.own_places(error):
-            return user_code.failed("Your code", error)
+            return user_code.build_error("Your code", error)
         return refused
 
     def _describe_setting(self, setting: Setting) -> str:

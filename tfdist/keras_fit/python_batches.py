@@ -38,7 +38,7 @@ class BatchError(UserError):
     """What the user's data raised instead of a batch, in one message; `raised` is the exception itself."""
 
     def __init__(self, raised: Exception) -> None:
-        super().__init__(str(user_code.failed("The data", raised)))
+        super().__init__(str(user_code.build_error("The data", raised)))
         self.raised = raised
 
 

@@ -112,7 +112,7 @@ class HostedWorker(Worker):
         for ending, text in seen.shown.items():
             content = text.encode("latin-1")
             if not ending:
-                content = heartbeat.shifted(content, time.monotonic() - seen.now)
+                content = heartbeat.shift_times(content, time.monotonic() - seen.now)
             part = self.heartbeat.with_name(f"{self.heartbeat.name}.part")
             part.write_bytes(content)
             part.replace(self.heartbeat.with_name(self.heartbeat.name + ending))

@@ -16,7 +16,7 @@ from keras import ops
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength, parse_length
-from tfdist.settings.checks import FUNCTION, SWITCH, Check, format_value, made, number, or_none
+from tfdist.settings.checks import FUNCTION, SWITCH, Check, format_value, instance_of, number, or_none
 
 GROUPS = "tfdist_groups"  # where an optimizer keeps them
 
@@ -106,7 +106,7 @@ class Grouped:
     ) -> None:
         FUNCTION("Grouped.optimizer", optimizer)
         GROUP_LIST("Grouped.groups", groups)
-        or_none(made(LayerwiseDecay, "@groups.LayerwiseDecay()"))("Grouped.layerwise", layerwise)
+        or_none(instance_of(LayerwiseDecay, "@groups.LayerwiseDecay()"))("Grouped.layerwise", layerwise)
         self._optimizer, self._groups, self._layerwise = optimizer, tuple(groups), layerwise
 
     def __call__(self) -> keras.optimizers.Optimizer:

@@ -112,7 +112,7 @@ def draw_curves(
     if highlighted is not None:
         colors = dict.fromkeys(curves, INK) | {highlighted: choose_color(0)}
     for name, curve in drawn.items():
-        shown = curve.thinned(MAX_POINTS)
+        shown = curve.downsample(MAX_POINTS)
         source = ColumnDataSource({"x": shown.steps.astype(float), "y": shown.values})
         look = {"color": colors[name], "alpha": 0.5 if highlighted not in (None, name) else 1.0}
         line = made.line("x", "y", source=source, line_width=1.8, **look)

@@ -48,7 +48,7 @@ class Curve:
     def num_not_finite(self) -> int:
         return int(np.sum(~np.isfinite(self.values)))
 
-    def thinned(self, most: int) -> Curve:
+    def downsample(self, most: int) -> Curve:
         """About `most` points, the highest and the lowest of each stretch among them, so that no spike is lost."""
         count = len(self.steps)
         if count <= most:

@@ -11,7 +11,7 @@ from tfdist.tasks.base import Task, Term, WholeTerm
 from tfdist.tasks.names import outputs_by_name
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.learner import ModelBuilder
-from tfdist.training.step.gradients import explained
+from tfdist.training.step.gradients import explain_errors
 
 
 class InputsAlone(Task):
@@ -56,7 +56,7 @@ def name_outputs(model: keras.Model, inputs: Any) -> dict[str, Any]:
     Raises:
       UserError: the model does not take the inputs, or gives a nest of nests or two outputs of one name.
     """
-    with explained(inputs, (TypeError, ValueError)):
+    with explain_errors(inputs, (TypeError, ValueError)):
         outputs = model(inputs, training=False)
     if isinstance(outputs, dict):
         found = dict(outputs)

@@ -60,7 +60,7 @@ def predict(settings: PredictSettings, request: Request) -> str:
         predictor = Predictor(run.strategy, model, task, room=plan.global_batch_size)
         _write(run, predictor, source, plan, written, steps_per_file=_steps_per_file(settings))
         directory = run.directory.predictions
-        message = f"{found.described()}: {source.num_examples:,} examples; {directory}"
+        message = f"{found.describe()}: {source.num_examples:,} examples; {directory}"
         run.events.info("predicted", message=message, num_examples=source.num_examples)
         return directory
 

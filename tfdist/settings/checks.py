@@ -95,7 +95,7 @@ def checked_later(example: str) -> Check:
     return Check(example, lambda value: True, takes_none=True)
 
 
-def made(kind: type | tuple[type, ...], example: str) -> Check:
+def instance_of(kind: type | tuple[type, ...], example: str) -> Check:
     """An object of a class, which gin makes."""
     return Check(f"{example}, with parentheses", lambda value: isinstance(value, kind))
 

@@ -18,7 +18,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from tfdist.errors import StoreUnavailableError, missing_extra, redacted
+from tfdist.errors import StoreUnavailableError, missing_extra, redact
 
 CONNECT_SECONDS = 5.0  # also what sending one piece of a body may take
 TIMEOUT = (CONNECT_SECONDS, 10.0)
@@ -199,7 +199,7 @@ def _reason(error: Exception) -> str:
     if place:
         said = [str(cause) for cause in _causes(error) if isinstance(cause, OSError) and cause.strerror]
         text = f"{place}: {said[-1] if said else text}"
-    return redacted(" ".join(text.split()))
+    return redact(" ".join(text.split()))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

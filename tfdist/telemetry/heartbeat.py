@@ -212,7 +212,7 @@ def read(path: Path) -> Reading | None:
     )
 
 
-def shifted(record: bytes, seconds: float) -> bytes:
+def shift_times(record: bytes, seconds: float) -> bytes:
     """The content of a heartbeat's file with its moment so much later: by the clock of another machine."""
     if len(record) < _RECORD.size:
         return record

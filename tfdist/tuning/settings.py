@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
-from tfdist.settings.checks import COUNT, SECONDS, SEED, checked_later, made, or_none
+from tfdist.settings.checks import COUNT, SECONDS, SEED, checked_later, instance_of, or_none
 from tfdist.settings.declaration import Settings, setting
 from tfdist.tuning.places.executor import EXECUTORS, Local, Ray
 from tfdist.tuning.search.search import SEARCHES, Search
@@ -20,7 +20,8 @@ class TuneSettings(Settings):
     NAME: ClassVar[str] = "tune"
 
     search: Search = setting(
-        "how the values are chosen", made(SEARCHES, "one of " + ", ".join(f"@search.{s.__name__}()" for s in SEARCHES))
+        "how the values are chosen",
+        instance_of(SEARCHES, "one of " + ", ".join(f"@search.{s.__name__}()" for s in SEARCHES)),
     )
     objective: str = setting(
         "a metric of the evaluation, `val_NAME`, or of training, NAME; that of a finished trial is the one in its "
@@ -46,7 +47,7 @@ class TuneSettings(Settings):
     )
     executor: Local | Ray = setting(
         "where trials run: the processes of this machine, or a Ray cluster",
-        made(EXECUTORS, "@executor.Local() or @executor.Ray()"),
+        instance_of(EXECUTORS, "@executor.Local() or @executor.Ray()"),
         Local(),
     )
     num_workers: int = setting(

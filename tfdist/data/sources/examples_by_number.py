@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.errors import EXIT_BUG, TfdistError, UserError
-from tfdist.user_code import failed
+from tfdist.user_code import build_error
 
 _process_data: Any = None  # in a process that only reads: its copy of the data
 
@@ -39,7 +39,7 @@ def read_batch(data: Any, numbers: Sequence[int], description: str | None = None
         raise
     except Exception as error:
         which = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}, … {numbers[-1]}"
-        raise failed(f"{name}[{which}]", error) from error
+        raise build_error(f"{name}[{which}]", error) from error
     nests = [
         _as_arrays(tuple(example) if isinstance(example, list) else example, number)
         for example, number in zip(examples, numbers, strict=True)

@@ -68,7 +68,7 @@ class Resources:
 
 
 @contextlib.contextmanager
-def connected(purpose: str, *, working_dir: str | None = None) -> Iterator[Any]:
+def connect(purpose: str, *, working_dir: str | None = None) -> Iterator[Any]:
     """The module `ray`, connected to the cluster.
 
     Args:

@@ -83,7 +83,7 @@ def start(
       UserError: no cluster can be reached, or Horovod is not installed.
     """
     with contextlib.ExitStack() as at_end:
-        ray = at_end.enter_context(cluster.connected("A run on Ray", working_dir=working_dir))
+        ray = at_end.enter_context(cluster.connect("A run on Ray", working_dir=working_dir))
         directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
         assign = None
         if is_horovod:

@@ -59,7 +59,7 @@ def rendezvous(
       PeerLostError: somebody did not come in time.
     """
     if cluster.num_workers > 1:
-        asyncio.run(Meeting(cluster, timeout_seconds, on_wait).hold())
+        asyncio.run(Meeting(cluster, timeout_seconds, on_wait).meet())
 
 
 class Meeting:
@@ -78,7 +78,7 @@ class Meeting:
         self.attempts = asyncio.Semaphore(MAX_ATTEMPTS)
         self.ask_seconds = ASK_SECONDS * max(1.0, cluster.num_workers / 64)
 
-    async def hold(self) -> None:
+    async def meet(self) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         server = await self._listen()
         tasks = [asyncio.create_task(each) for each in (*map(self._reach, self.troubles), self._report_missing())]

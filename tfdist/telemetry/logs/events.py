@@ -10,7 +10,7 @@ import datetime
 import threading
 from collections.abc import Callable
 
-from tfdist.errors import printable, redacted
+from tfdist.errors import printable, redact
 from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.facts import Event, Level
 from tfdist.telemetry.json_text import to_json
@@ -71,8 +71,8 @@ class EventLog:
     def _write(
         self, level: Level, name: str, step: int | None, message: str | None, details: dict[str, object]
     ) -> None:
-        message = None if message is None else printable(redacted(message))
-        details = {each: redacted(value) if isinstance(value, str) else value for each, value in details.items()}
+        message = None if message is None else printable(redact(message))
+        details = {each: redact(value) if isinstance(value, str) else value for each, value in details.items()}
         event = Event(name=name, level=level, worker=self._worker, step=step, message=message, details=details)
         self._console.event(event)
         line = event_line(event)

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.errors import UserError, missing_extra, redacted
+from tfdist.errors import UserError, missing_extra, redact
 from tfdist.telemetry.facts import Event, Phase, Point, RunFacts, now
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.sinks.sink import FAILED, Sink
@@ -62,7 +62,7 @@ class OpenTelemetry(Sink):
         if not endpoint.startswith(("http://", "https://")):
             raise UserError(
                 "opentelemetry.OpenTelemetry.endpoint must be the URL of a collector's OTLP/HTTP receiver, such as "
-                f"'http://localhost:4318'. Received: {redacted(endpoint)!r}."
+                f"'http://localhost:4318'. Received: {redact(endpoint)!r}."
             )
         self._endpoint = endpoint.rstrip("/")
 

@@ -236,7 +236,7 @@ class Vote:
         return tf.constant([float(self.leave), float(self.save), float(self.stop), *news])
 
     @classmethod
-    def of(cls, sums: Sequence[float]) -> Vote:
+    def from_sums(cls, sums: Sequence[float]) -> Vote:
         """What somebody wants, out of the sums."""
         return cls(*(bool(number > 0) for number in sums[:NUM_VOTES]))
 

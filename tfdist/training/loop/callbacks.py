@@ -154,7 +154,7 @@ class Callbacks:
         except TfdistError:
             raise
         except Exception as error:
-            told = user_code.failed(f"The callback {_raising(error)}, in {hook},", error)
+            told = user_code.build_error(f"The callback {_raising(error)}, in {hook},", error)
             raise CallbackError(str(told)) from error
 
 

@@ -106,7 +106,7 @@ class Evaluator:
         started = time.perf_counter()
         wanted = self._advance(self._iterator, np.array(count, np.int32), votes.tensor()).numpy()
         self._pace.observe(count, time.perf_counter() - started)
-        return Vote.of(wanted)
+        return Vote.from_sums(wanted)
 
     def close(self) -> None:
         """Lets the stream go, without waiting for it. Nothing can be evaluated afterwards."""

@@ -29,7 +29,7 @@ from tfdist.training.sharding.sharded_weights import gather_weights
 from tfdist.training.sharding.shards import HOST, OPTIMIZER, WEIGHTS, LateValues, Shards
 from tfdist.training.sharding.stages import compute_in_stages, devices_of, layers_by_device
 from tfdist.training.sharding.tensor_parallel import chosen, split_layers
-from tfdist.training.step.gradients import explained, forward
+from tfdist.training.step.gradients import explain_errors, forward
 from tfdist.training.step.layer_state import patch_aggregation, separate_losses
 from tfdist.training.step.metrics import ADDED, MetricGroup, result_of
 from tfdist.training.step.optimizer import build_optimizer
@@ -164,7 +164,7 @@ def build_model(builder: ModelBuilder, task: Task, structure: Any, patches: Patc
         patches.keep(model, *COMPILED)
     # Keras leaves a Sequential without shapes, and without a word, where a layer does not say what it gives.
     is_open = isinstance(model, keras.Sequential) and not hasattr(model, "outputs")
-    with explained(structure):
+    with explain_errors(structure):
         if is_open or not model.built:
             model(symbols_of(task.inputs(structure)))
         check_inputs(model, task.inputs(structure))
@@ -181,7 +181,7 @@ def symbols_of(structure: Any) -> Any:
 
 def check_fit(model: keras.Model, task: Task, structure: Any, metrics: Sequence[MetricGroup]) -> None:
     """Raises UserError where model, loss and metrics do not take the examples."""
-    with explained(structure):
+    with explain_errors(structure):
         check_inputs(model, task.inputs(structure))
         trace_loss(model, task, structure, metrics)
 

@@ -293,7 +293,7 @@ class Loop:
             raise out_of_memory(self._outcome.step, error) from error
         seconds = time.perf_counter() - started
         answers = answers.numpy().tolist()
-        self._wanted = Vote.of(answers)
+        self._wanted = Vote.from_sums(answers)
         weightless_before, self._sums = self._sums[2], totals.sums.numpy().tolist()
         weightless = int(self._sums[2] - weightless_before)
         self._outcome.step += done
@@ -312,7 +312,7 @@ class Loop:
             self._gradient_norm = {"gradient_norm": gradient_norm}
         self._pace.observe(steps, seconds)
         if self._xla_trial is not None and done == steps:
-            self._step = self._xla_trial.after(Call(self._outcome.step, steps, seconds))
+            self._step = self._xla_trial.observe(Call(self._outcome.step, steps, seconds))
             if self._xla_trial.is_over:
                 self._xla_trial = None  # lets what was not chosen go
         self._input_wait.observe(step=self._outcome.step, waited=float(totals.input_seconds), seconds=seconds)

@@ -52,7 +52,7 @@ class Found:
     state: State | None = None
     why: str = ""
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """How a message calls them."""
         if self.step is None:
             return self.path

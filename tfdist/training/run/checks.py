@@ -37,7 +37,7 @@ from tfdist.training.run import assembly
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings
-from tfdist.training.step.gradients import explained, forward
+from tfdist.training.step.gradients import explain_errors, forward
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import microbatch_note
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
@@ -124,7 +124,7 @@ def check_use(
         source = _open_source(data, scratch)
         _report_evaluation(tell, source, settings.global_batch_size, replicas, settings.NAME)
     built = build_model(model, task, source.structure)
-    with explained(source.structure):
+    with explain_errors(source.structure):
         traced(lambda inputs: built(inputs, training=False)).get_concrete_function(task.inputs(source.structure))
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
@@ -223,7 +223,7 @@ def _check_first_batch(model: keras.Model, task: Task, examples: Any, split: str
         total = float(traced(compute)(chosen))
     except tf.errors.OpError as error:
         refused = user_code.refused_values(error)
-        raise refused or user_code.failed(f"The model or the loss, on the {where},", error) from error
+        raise refused or user_code.build_error(f"The model or the loss, on the {where},", error) from error
     if np.isfinite(total):
         return
     if found:

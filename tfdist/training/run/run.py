@@ -25,7 +25,7 @@ from tfdist.errors import (
     PreemptedError,
     TfdistError,
     UserError,
-    redacted,
+    redact,
 )
 from tfdist.storage import files
 from tfdist.strategies.agreement import check_agreement
@@ -291,8 +291,8 @@ def run_facts(
         worker=topology.worker_index,
         num_workers=topology.num_workers,
         num_replicas=topology.num_replicas,
-        settings={name: redacted(value) for name, value in request.settings().items()},
-        config_text=redacted(request.config_text()),
+        settings={name: redact(value) for name, value in request.settings().items()},
+        config_text=redact(request.config_text()),
         start=int(strategy.from_chief([start])[0]),
         price_per_device_hour=settings.price_per_device_hour,
     )

@@ -27,8 +27,8 @@ from tfdist.settings.checks import (
     SWITCH,
     Check,
     checked_later,
+    instance_of,
     is_text,
-    made,
     one_of,
     or_none,
     text,
@@ -50,8 +50,8 @@ from tfdist.training.step.precision import POLICIES
 
 DETERMINISM = "train.deterministic"
 DataFunction = Callable[[], Any]
-STRATEGY = made(Strategy, "@mirrored.Mirrored()")
-TASK = or_none(made(Task, "@supervised.Supervised()"))
+STRATEGY = instance_of(Strategy, "@mirrored.Mirrored()")
+TASK = or_none(instance_of(Task, "@supervised.Supervised()"))
 PRECISION = one_of(*POLICIES)
 MODEL = checked_later("@my_module.build_model")
 
@@ -217,7 +217,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
     on_divergence: Rollback | None = setting(
         "goes back to the newest checkpoint where the loss or a gradient is not finite, and trains on from there at a "
         "lower rate; None ends the run there",
-        or_none(made(Rollback, "@rollback.Rollback()")),
+        or_none(instance_of(Rollback, "@rollback.Rollback()")),
         None,
         may_change=True,
     )

@@ -155,7 +155,7 @@ class XlaTrial:
         self._begun = [next(self._trial)]
         self.is_over = self.compiles_next = False
 
-    def after(self, call: Call) -> TrainStep:
+    def observe(self, call: Call) -> TrainStep:
         """The step for the next call, until all is settled. Now and then a collective."""
         try:
             step = self._trial.send(call)

@@ -54,7 +54,7 @@ class ShardedUpdate(Update):
         done = ("global_clipnorm",) if shards.scatters else CLIPPING
         with Patches() as patches:
             patches.replace(optimizer, **dict.fromkeys(done))
-            super().__call__(own, shards.owned(variables))
+            super().__call__(own, shards.list_own(variables))
         shards.spread(variables)
 
     def _clip_gradients(self, gradients: Gradients) -> Sequence[Any]:
@@ -102,14 +102,14 @@ def build_sharded(
         )
     if shards.host is None:
         _update_where_variables_are(optimizer, patches)
-        optimizer.build(shards.owned(variables))
+        optimizer.build(shards.list_own(variables))
     else:
         with _slots_on(shards.host, optimizer):
-            optimizer.build(shards.owned(variables))
+            optimizer.build(shards.list_own(variables))
     finalize = optimizer.finalize_variable_values
 
     def end(var_list: Sequence[keras.Variable]) -> None:
-        finalize(shards.owned(var_list))
+        finalize(shards.list_own(var_list))
         if optimizer.use_ema:
             shards.spread(var_list)
 

@@ -106,7 +106,7 @@ class _GatheredVariable(Recomputed):
         if earlier is not None and _gather_in_graph(earlier._inputs, gradients):
             # Traced before this one's gradients are sent, as MultiWorker's collectives go in the order of the trace.
             with tf.control_dependencies(gradients):
-                earlier._ahead = self._shards.gathered(earlier._own, earlier.trained)
+                earlier._ahead = self._shards.gather_variables(earlier._own, earlier.trained)
         return super()._backward(values, gradients)
 
 
@@ -139,11 +139,11 @@ def _gather(
             whole = [tf.identity(each) for each in ahead]
         else:
             with tf.control_dependencies(after):
-                whole = shards.gathered(own, variables)
+                whole = shards.gather_variables(own, variables)
 
         def backward(*gradients: tf.Tensor, variables_: Any = None) -> list[tf.Tensor]:
             del variables_
-            return shards.reduced(gradients, variables, name="block")[0]
+            return shards.reduce_to_owners(gradients, variables, name="block")[0]
 
         return whole, backward
 

@@ -158,7 +158,7 @@ class Shards:
         here = self._here[id(variable)].get(static_replica_index())
         return tf.zeros([0], self._dtypes[id(variable)]) if here is None else tf.identity(here._value)
 
-    def held(self, named: Mapping[str, keras.Variable]) -> dict[str, keras.Variable]:
+    def list_stored(self, named: Mapping[str, keras.Variable]) -> dict[str, keras.Variable]:
         """Of variables that are apart what lies in this process of each, slices by the names of slices."""
         found = {}
         for name, variable in named.items():
@@ -177,7 +177,7 @@ class Shards:
             def on_replica(variable: keras.Variable = variable) -> tf.Tensor:
                 if self.is_split(variable):
                     return self._join_parts(variable)
-                return self.gathered([self.own(variable)], [variable])[0]
+                return self.gather_variables([self.own(variable)], [variable])[0]
 
             whole = self._strategy.first_local(traced(functools.partial(self._strategy.run, on_replica))())
             if keep:
@@ -190,7 +190,7 @@ class Shards:
         slices = [tf.reshape(row, own.shape) for row in tf.unstack(rows, self._strategy.topology.num_replicas)]
         return tf.concat(slices, self._split[id(variable)])
 
-    def gathered(self, own: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    def gather_variables(self, own: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """The values of variables, of which each replica gives those that it owns. In replica context.
 
         Args:
@@ -212,7 +212,7 @@ class Shards:
         """The index of the replica in the run that has the variable, of one that is not split."""
         return self._owners[id(variable)]
 
-    def owned(self, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+    def list_own(self, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
         """What lies in this process of variables at their owners: what the optimizer is built for and updates."""
         return [here for v in variables for here in self._here[id(v)].values()]
 
@@ -259,7 +259,7 @@ class Shards:
             ends[owner] += size
         return found
 
-    def reduced(
+    def reduce_to_owners(
         self, gradients: Tensors, variables: Sequence[keras.Variable], *, name: str
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """The sums over the replicas, each at its variable's owner alone; elsewhere they are empty. In replica context.

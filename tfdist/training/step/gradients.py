@@ -204,7 +204,7 @@ def forward(
       UserError: model and loss do not fit the shapes and types of the examples.
     """
     examples = part["examples"]
-    with example_weights(part.get("shares")), explained(examples, (TypeError, ValueError)):
+    with example_weights(part.get("shares")), explain_errors(examples, (TypeError, ValueError)):
         terms, outputs = task.terms(model, examples, training=training)
     added, penalties = ([], []) if task.includes_layer_losses else layer_losses(model)
     return reduce_terms(
@@ -220,7 +220,7 @@ def forward(
 
 
 @contextlib.contextmanager
-def explained(examples: Any, kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+def explain_errors(examples: Any, kinds: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
     """Makes one message of what the user's model, loss or metric raises on examples, or specifications of them."""
     try:
         yield

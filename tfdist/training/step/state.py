@@ -89,7 +89,7 @@ class TrainingState(_NamedVariables):
         self._metrics = learner.train_metrics
         named, shards = variables_by_name(learner), learner.shards
         apart = {n: v for n, v in named.items() if shards is not None and shards.is_sharded(v)}
-        held = {} if shards is None else shards.held(apart)  # what lies in this process of those
+        held = {} if shards is None else shards.list_stored(apart)  # what lies in this process of those
         super().__init__({n: v for n, v in named.items() if n not in apart} | held)
         self._is_sharded = shards is not None
         self._elsewhere = apart.keys() - set(map(whole_name, held))
@@ -163,7 +163,7 @@ class TrainingState(_NamedVariables):
 def variables_by_name(learner: Learner) -> dict[str, keras.Variable]:
     """What a run changes, its metrics aside: "model/dense/kernel", "optimizer/dense/kernel/momentum", …"""
     named = model_variables(learner.model)
-    held = {} if learner.shards is None else learner.shards.held(_split(learner, named))
+    held = {} if learner.shards is None else learner.shards.list_stored(_split(learner, named))
     slots = {v.path.replace("/", "_"): name.removeprefix(MODEL) for name, v in (named | held).items()}
     own = (f"{OPTIMIZER}{_slot_name(v, slots)}" for v in learner.optimizer.variables)
     named |= dict(zip(_number_names(own), learner.optimizer.variables, strict=True))
@@ -214,7 +214,7 @@ def _slot_name(variable: keras.Variable, slots: Mapping[str, str]) -> str:
 def _slots(learner: Learner) -> set[int]:
     """The ids of the optimizer's variables that belong to one of the model's."""
     variables = learner.model.trainable_variables
-    own = variables if learner.shards is None else [*variables, *learner.shards.owned(variables)]
+    own = variables if learner.shards is None else [*variables, *learner.shards.list_own(variables)]
     starts = tuple(f"{v.path.replace('/', '_')}_" for v in own)
     return {id(v) for v in learner.optimizer.variables if v.path.rpartition("/")[2].startswith(starts)}
 

@@ -252,7 +252,9 @@ class TrainStep:
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
         total = tf.add_n([tf.cast(tf.reduce_sum(gradient), tf.float32) for gradient in dense])
         left = [i for i, variable in enumerate(variables) if not self._scatters.is_sharded(variable)]
-        found, received = self._scatters.reduced([dense[i] for i in left], [variables[i] for i in left], name="step")
+        found, received = self._scatters.reduce_to_owners(
+            [dense[i] for i in left], [variables[i] for i in left], name="step"
+        )
         placed = dict(zip(left, found, strict=True))
         summed = [placed.get(i, gradient) for i, gradient in enumerate(dense)]
         *scalars, total = self._strategy.sum_over_replicas([*scalars, total])

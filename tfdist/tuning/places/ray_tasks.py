@@ -74,7 +74,7 @@ class RaySlots(executor.Slots):
         self._mark = uuid.uuid4().hex
         files.write_atomic(self._sweep.sweep_mark, self._mark)
         self._closing = contextlib.ExitStack()
-        self._ray = self._closing.enter_context(cluster.connected("A sweep on Ray", working_dir=settings.working_dir))
+        self._ray = self._closing.enter_context(cluster.connect("A sweep on Ray", working_dir=settings.working_dir))
         self._slots = [_Slot(self._ray.util.placement_group([settings.bundle])) for _ in range(count)]
         self._next_poll, self._next_message = 0.0, time.monotonic() + FIRST_MESSAGE_SECONDS
 

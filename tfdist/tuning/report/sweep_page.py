@@ -118,11 +118,11 @@ def _parameters(sweep: Sweep) -> Section:
     from tfdist.report.figures import choose_color, draw_points
 
     names = short_names(list(sweep.space))
-    rungs = sorted({trial.rung for trial in sweep.ranked})
+    rungs = sorted({trial.rung for trial in sweep.ranking})
     legend = [(choose_color(rung), f"rung {rung}") for rung in rungs] if len(rungs) > 1 else []
     plots = []
     for path, about in sweep.space.items():
-        trials = [trial for trial in sweep.ranked if path in trial.values]
+        trials = [trial for trial in sweep.ranking if path in trial.values]
         if not trials:
             continue
         values = [trial.values[path] for trial in trials]
@@ -143,7 +143,7 @@ def _learning_curves(sweep: Sweep) -> Section:
     from tfdist.report.figures import Axis, draw_curves
 
     # The best is drawn last, above the others.
-    trials = [*(trial for trial in sweep.trials if not trial.has_result), *reversed(sweep.ranked)]
+    trials = [*(trial for trial in sweep.trials if not trial.has_result), *reversed(sweep.ranking)]
     curves: dict[str, Curve | None] = {
         trial.name: Curve(np.array([p.epoch for p in trial.curve]), np.array([p.objective for p in trial.curve]))
         for trial in [trial for trial in trials if trial.curve][-MAX_CURVES:]
@@ -176,7 +176,7 @@ def _trials(sweep: Sweep, run_dir: str) -> Section:
     """A table, the best trial first; columns that no trial fills are left out."""
     names = short_names(_paths(sweep))
     heads = [*_COLUMNS[:2], sweep.objective, *_COLUMNS[3:], *names.values(), "message"]
-    trials = [*sweep.ranked, *(trial for trial in sweep.trials if not trial.has_result)]
+    trials = [*sweep.ranking, *(trial for trial in sweep.trials if not trial.has_result)]
     rows = [[*map(_cell, [*_figures(trial), *_values(sweep, trial)]), Cell(trial.message)] for trial in trials]
     for trial, row in zip(trials, rows, strict=True):
         link = "" if files.is_remote(run_dir) else f"../trials/{trial.name}/"

@@ -119,7 +119,7 @@ class Sweep:
         return list(self.by_name.values())
 
     @property
-    def ranked(self) -> list[Trial]:
+    def ranking(self) -> list[Trial]:
         """The trials with an objective that counts, the best first; of equals the earlier."""
         sign = -1.0 if self.direction == "max" else 1.0
         judged = [trial for trial in self.trials if trial.has_result]
@@ -128,7 +128,7 @@ class Sweep:
     @property
     def best(self) -> Trial | None:
         """The best trained to its end; where none was, the best of those that were stopped or paused."""
-        ranked = self.ranked
+        ranked = self.ranking
         return next((trial for trial in ranked if trial.status == DONE), next(iter(ranked), None))
 
     def add(self, event: Mapping[str, Any]) -> None:

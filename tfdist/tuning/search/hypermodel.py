@@ -132,7 +132,7 @@ class HyperModel:
             raise
         except Exception as error:
             shown = ", ".join(f"{name} = {value!r}" for name, value in hp.values.items())
-            raise user_code.failed(f"Building the model with {shown or 'no hyperparameters'}", error) from error
+            raise user_code.build_error(f"Building the model with {shown or 'no hyperparameters'}", error) from error
         keras.utils.clear_session()
 
 
