@@ -585,7 +585,7 @@ class Typed:
             pytest.MonkeyPatch.context() as p,
         ):
             p.syspath_prepend(str(self.folder))
-            p.setattr(exporting, "_run_apart", lambda kind, path, inputs, _: run_export.RUNS[kind](path, inputs))
+            p.setattr(exporting, "_run_in_process", lambda kind, path, inputs, _: run_export.RUNS[kind](path, inputs))
             if mode in ("report", "list"):
                 of = [str(directory)] if mode == "report" else ["--list", str(pathlib.Path(directory).parent)]
                 return report_command.main(of), printed.getvalue()

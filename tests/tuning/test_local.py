@@ -15,7 +15,7 @@ import support
 from tfdist.launch import local
 from tfdist.launch.plan import Plan
 from tfdist.launch.supervise.output import Output
-from tfdist.tuning.places.executor import TrialCommand
+from tfdist.tuning.places.trials import TrialCommand
 
 # A script without `if __name__ == "__main__"`, which a process of multiprocessing would start again.
 SCRIPT = """\
@@ -26,7 +26,7 @@ import sys
 
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.places.local import LocalSlots
-from tfdist.tuning.places.executor import TrialCommand
+from tfdist.tuning.places.trials import TrialCommand
 
 os.environ["SLURM_STEP_NUM_TASKS"] = "2"
 slots = LocalSlots(TrialCommand(["--gin_file=own.gin"]), 2, gpus=["5", "7"])

@@ -24,7 +24,7 @@ from bokeh.models import (
 from bokeh.palettes import Category10_10
 from bokeh.plotting import figure as new_bokeh_figure
 
-from tfdist.report.report import Plot
+from tfdist.report.page import Plot
 from tfdist.report.run_data import Curve
 from tfdist.report.words import count_text
 

@@ -30,8 +30,8 @@ from tfdist.launch.processes import GPU_VARIABLE, cpu_shares, deal, send_to_grou
 from tfdist.storage import files
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places import executor
-from tfdist.tuning.places.executor import TrialCommand, TrialExit
+from tfdist.tuning.places import trials
+from tfdist.tuning.places.trials import TrialCommand, TrialExit
 
 PROGRAM = "tfdist.main"
 _LOST_STATUS = 255  # multiprocessing's, of a process whose end the fork server has not told
@@ -51,7 +51,7 @@ class _Running:
     memory_kills: int
 
 
-class LocalSlots(executor.Slots):
+class LocalSlots(trials.Slots):
     """Trials on this machine.
 
     Args:
@@ -80,14 +80,14 @@ class LocalSlots(executor.Slots):
         log = self._find_log(name, directory)
         gpus = {GPU_VARIABLE: ",".join(self._gpus[number])} if self._gpus[number] else {}
         command = self._command.build(directory, parameters)
-        arguments = (command, log, executor.trial_environment() | gpus, self._cpus[number])
+        arguments = (command, log, trials.trial_environment() | gpus, self._cpus[number])
         process = multiprocessing.get_context("forkserver").Process(target=run_trial, args=arguments)
         try:
             with _without_main():
                 process.start()
         except (EOFError, ConnectionError) as error:
             raise TfdistError(_NO_FORK_SERVER) from error
-        self._running[number] = _Running(process, name, log, time.monotonic(), executor.count_memory_kills())
+        self._running[number] = _Running(process, name, log, time.monotonic(), trials.count_memory_kills())
 
     def stop(self, name: str) -> None:
         for run in self._running:
@@ -111,8 +111,8 @@ class LocalSlots(executor.Slots):
             run.process.close()
             self._running[number] = None
             status = shell_status(returncode)
-            log = self._command.find_cause(executor.read_log(run.log))
-            log = executor.explain_kill(status, log, run.memory_kills)
+            log = self._command.find_cause(trials.read_log(run.log))
+            log = trials.explain_kill(status, log, run.memory_kills)
             yield TrialExit(run.name, status, log, time.monotonic() - run.started)
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class LocalSlots(executor.Slots):
     def _find_log(self, name: str, directory: RunDirectory) -> str:
         if not files.is_remote(directory.path):
             files.make_dirs(directory.path)
-            return files.join(directory.path, executor.LOG)
+            return files.join(directory.path, trials.LOG)
         if self._logs is None:
             self._logs = tempfile.TemporaryDirectory(prefix="tfdist-trials-")
         return os.path.join(self._logs.name, f"{name}.log")

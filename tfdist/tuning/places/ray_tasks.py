@@ -25,10 +25,11 @@ from typing import Any
 from tfdist.errors import EXIT_PREEMPTED, UserError
 from tfdist.launch.processes import bound_to_parent, send_to_group, shell_status
 from tfdist.launch.ray import cluster
+from tfdist.launch.ray.cluster import Resources
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places import executor
-from tfdist.tuning.places.executor import TrialCommand, TrialExit
+from tfdist.tuning.places import trials
+from tfdist.tuning.places.trials import TrialCommand, TrialExit
 
 FIRST_MESSAGE_SECONDS, NEXT_MESSAGE_SECONDS = 10.0, 60.0  # that Ray has no room yet
 _POLL_SECONDS, _PLACEMENT_SECONDS = 0.1, 0.5
@@ -45,14 +46,15 @@ class _Slot:
     started: float = 0.0
 
 
-class RaySlots(executor.Slots):
+class RaySlots(trials.Slots):
     """Trials of one process on a Ray cluster.
 
     Args:
       command: of each.
       count: of slots.
-      settings: what Ray sets aside for each.
+      resources: of each.
       run_dir: of the sweep; it exists, and all nodes have it.
+      working_dir: that Ray copies to every node; None: they share it.
       notify: takes what the user should know.
 
     Raises:
@@ -63,19 +65,20 @@ class RaySlots(executor.Slots):
         self,
         command: TrialCommand,
         count: int,
-        settings: executor.Ray,
+        resources: Resources,
         *,
         run_dir: str,
+        working_dir: str | None,
         notify: Callable[[str], None],
     ) -> None:
-        self._command, self._settings, self._notify = command, settings, notify
+        self._command, self._resources, self._notify = command, resources, notify
         self._sweep = RunDirectory(_make_absolute(run_dir))
-        self._started_in = os.getcwd() if settings.working_dir is None else None
+        self._started_in = os.getcwd() if working_dir is None else None
         self._mark = uuid.uuid4().hex
         files.write_atomic(self._sweep.sweep_mark, self._mark)
         self._closing = contextlib.ExitStack()
-        self._ray = self._closing.enter_context(cluster.connect("A sweep on Ray", working_dir=settings.working_dir))
-        self._slots = [_Slot(self._ray.util.placement_group([settings.bundle])) for _ in range(count)]
+        self._ray = self._closing.enter_context(cluster.connect("A sweep on Ray", working_dir=working_dir))
+        self._slots = [_Slot(self._ray.util.placement_group([resources.bundle])) for _ in range(count)]
         self._next_poll, self._next_message = 0.0, time.monotonic() + FIRST_MESSAGE_SECONDS
 
     @property
@@ -91,7 +94,7 @@ class RaySlots(executor.Slots):
         slot.trial, slot.started = os.path.basename(directory.path), time.monotonic()
         where = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(slot.group)
         task = self._ray.remote(train).options(
-            **self._settings.options,
+            **self._resources.options,
             name=f"trial {slot.trial}",  # as Ray's dashboard shows it
             max_retries=0,
             scheduling_strategy=where,
@@ -145,7 +148,7 @@ class RaySlots(executor.Slots):
         why, host = cluster.reason(error), slot.host
         slot.host = None  # until Ray has looked for room again
         if isinstance(error, self._ray.exceptions.OutOfMemoryError):
-            return TrialExit(name, executor.EXIT_KILLED, f"{why}\n{executor.OUT_OF_MEMORY}", seconds)
+            return TrialExit(name, trials.EXIT_KILLED, f"{why}\n{trials.OUT_OF_MEMORY}", seconds)
         self._notify(f"the place of trial {name} on {host} was lost: {why}; the trial is queued again")
         return TrialExit(name, EXIT_PREEMPTED, "", seconds, lost=f"its place on {host} was lost: {why}")
 
@@ -165,7 +168,7 @@ class RaySlots(executor.Slots):
             self._next_message = now + FIRST_MESSAGE_SECONDS
         elif now > self._next_message:
             self._next_message = now + NEXT_MESSAGE_SECONDS
-            self._notify(f"waiting for Ray to find {self._settings} for a trial; {cluster.room(self._ray)}")
+            self._notify(f"waiting for Ray to find {self._resources} for a trial; {cluster.room(self._ray)}")
 
 
 def train(command: Sequence[str], run_dir: str, started_in: str | None, sweep_dir: str, mark: str) -> tuple[int, str]:
@@ -178,18 +181,18 @@ def train(command: Sequence[str], run_dir: str, started_in: str | None, sweep_di
       UserError: the node does not have the sweep's run directory.
     """
     check_shared(sweep_dir, mark)
-    kills_before = executor.count_memory_kills()
+    kills_before = trials.count_memory_kills()
     with contextlib.ExitStack() as at_end:
         directory = run_dir
         if files.is_remote(run_dir):
             directory = at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-trial-"))
         files.make_dirs(directory)
-        path = os.path.join(directory, executor.LOG)
+        path = os.path.join(directory, trials.LOG)
         with open(path, "ab") as output:
             process = subprocess.Popen(
                 bound_to_parent([sys.executable, "-m", *command]),
                 cwd=started_in if started_in and os.path.isdir(started_in) else None,
-                env=executor.trial_environment(),
+                env=trials.trial_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -202,8 +205,8 @@ def train(command: Sequence[str], run_dir: str, started_in: str | None, sweep_di
                     time.sleep(_POLL_SECONDS)
             except KeyboardInterrupt:
                 process.terminate()
-        status, log = shell_status(process.returncode), executor.read_log(path)
-    return status, executor.explain_kill(status, log, kills_before)
+        status, log = shell_status(process.returncode), trials.read_log(path)
+    return status, trials.explain_kill(status, log, kills_before)
 
 
 def check_shared(sweep_dir: str, mark: str) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.report.report import Cell, Plot, Section, Table, build_page, check_can_draw, store_page
+from tfdist.report.page import Cell, Plot, Section, Table, build_page
+from tfdist.report.report import check_can_draw, store_page
 from tfdist.report.run_data import Curve
 from tfdist.report.words import count_text, duration_text, short_names, value_text
 from tfdist.storage import files

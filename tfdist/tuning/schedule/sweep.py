@@ -28,7 +28,7 @@ from tfdist.training.recovery.survival import check_start_from
 from tfdist.training.run.claim import check_kind, lasting
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
-from tfdist.tuning.places.executor import TrialCommand
+from tfdist.tuning.places.trials import TrialCommand
 from tfdist.tuning.report.progress import SweepProgress, write_hparams
 from tfdist.tuning.report.sweep_page import write_sweep_report
 from tfdist.tuning.schedule import journal as journals
