@@ -278,7 +278,7 @@ def run_mode(given: flags.FlagValues, loaded: Any, load: Callable[[Sequence[str]
     from tfdist.serving import exporting, predicting
     from tfdist.storage import troubles
     from tfdist.telemetry.console import json_log
-    from tfdist.telemetry.console.console import open_console
+    from tfdist.telemetry.console.progress_bar import open_console
     from tfdist.training.run.request import Request
     from tfdist.tuning import find_rate
     from tfdist.tuning.schedule import sweep

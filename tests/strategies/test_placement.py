@@ -23,7 +23,7 @@ TRAINING = """
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     from tfdist.keras_patches.patches import Patches
     from tfdist.strategies.auto import wrap_strategy
-    from tfdist.telemetry.console.console import open_console
+    from tfdist.telemetry.console.progress_bar import open_console
     from tfdist.training.loop.boundaries import Vote
     from tfdist.training.run import assembly
     from tfdist.training.run.request import Request

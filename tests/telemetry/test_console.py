@@ -14,17 +14,17 @@ import threading
 import pytest
 from support import clean_environment, run_python
 
-from tfdist.telemetry.console.console import NullConsole, PlainConsole, open_console
+from tfdist.telemetry.console.console import NullConsole, PlainConsole
 from tfdist.telemetry.console.console_text import (
     EpochSummary,
     Plan,
     Progress,
     number_text,
 )
-from tfdist.telemetry.console.progress_bar import ProgressBarConsole
+from tfdist.telemetry.console.progress_bar import ProgressBarConsole, open_console
 
 _RUN = """
-from tfdist.telemetry.console.console import open_console
+from tfdist.telemetry.console.progress_bar import open_console
 from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress
 console = open_console(is_chief=True)
 console.start(Plan(total_epochs=10, steps_per_epoch=34, total_steps=340))

@@ -17,7 +17,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.tpu import TpuProgram
 from tfdist.tasks.supervised import Supervised
-from tfdist.telemetry.console.console import open_console
+from tfdist.telemetry.console.progress_bar import open_console
 from tfdist.training.run import assembly
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import open_run

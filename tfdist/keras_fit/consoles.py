@@ -9,8 +9,9 @@ from typing import Any
 import keras
 
 from tfdist.errors import UserError
-from tfdist.telemetry.console.console import Console, PlainConsole, open_console
+from tfdist.telemetry.console.console import Console, PlainConsole
 from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress, epoch_line
+from tfdist.telemetry.console.progress_bar import open_console
 from tfdist.telemetry.facts import Level
 
 KNOWN = (0, 1, 2, "auto", "0", "1", "2")

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.tpu import TpuProgram
-from tfdist.telemetry.console.console import open_console
+from tfdist.telemetry.console.progress_bar import open_console
 from tfdist.training.loop.evaluation import Evaluator
 from tfdist.training.loop.learner import ModelBuilder
 from tfdist.training.run import assembly

@@ -147,16 +147,3 @@ class NullConsole(Console):
     def message(self, text: str, level: Level = "info") -> None:
         if level == "error":
             write_line(self._stderr, text, level)
-
-
-def open_console(is_chief: bool, *, stdout: TextIO | None = None, stderr: TextIO | None = None) -> Console:
-    """The console of this process: a progress bar on a terminal, lines elsewhere, silence on other workers."""
-    stdout, stderr = stdout or sys.stdout, stderr or sys.stderr
-    if not is_chief:
-        return NullConsole(stderr)
-    if stdout.isatty():
-        from tfdist.telemetry.console.progress_bar import ProgressBarConsole, can_move_cursor
-
-        if can_move_cursor(stdout):
-            return ProgressBarConsole(stdout, stderr)
-    return PlainConsole(stdout, stderr)

@@ -6,6 +6,7 @@ takes some 0.2 % of a core and no thread of its own. rich cuts what a narrow ter
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
@@ -15,7 +16,7 @@ import rich.progress
 from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
-from tfdist.telemetry.console.console import PlainConsole, outliving_terminal, write_line
+from tfdist.telemetry.console.console import Console, NullConsole, PlainConsole, outliving_terminal, write_line
 from tfdist.telemetry.console.console_text import Plan, Progress, progress_line
 from tfdist.telemetry.facts import Level
 
@@ -82,3 +83,11 @@ class ProgressBarConsole(PlainConsole):
         self._bar.update(self._task, completed=done, description=text)
         with outliving_terminal():
             self._bar.refresh()
+
+
+def open_console(is_chief: bool, *, stdout: TextIO | None = None, stderr: TextIO | None = None) -> Console:
+    """The console of this process: a progress bar on a terminal, lines elsewhere, silence on other workers."""
+    stdout, stderr = stdout or sys.stdout, stderr or sys.stderr
+    if not is_chief:
+        return NullConsole(stderr)
+    return (ProgressBarConsole if stdout.isatty() and can_move_cursor(stdout) else PlainConsole)(stdout, stderr)

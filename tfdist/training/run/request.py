@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from tfdist.errors import UserError
-from tfdist.telemetry.console.console import Console, open_console
+from tfdist.telemetry.console.console import Console
+from tfdist.telemetry.console.progress_bar import open_console
 
 
 @dataclasses.dataclass(frozen=True)

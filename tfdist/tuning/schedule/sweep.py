@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.storage import files, lease
 from tfdist.strategies.cluster import environment, tf_config
-from tfdist.telemetry.console.console import open_console
+from tfdist.telemetry.console.progress_bar import open_console
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import remove_stale
 from tfdist.telemetry.result import TUNE
