@@ -181,7 +181,7 @@ def parse_profile(given: flags.FlagValues) -> ProfiledSteps | None:
 def find_config(run_dir: str) -> str:
     """The configuration that a run was trained with; raises UserError where there is none."""
     from tfdist.storage import files
-    from tfdist.telemetry.records import check_line_count, damaged
+    from tfdist.telemetry.records import build_damage_error, check_line_count
     from tfdist.telemetry.run_directory import RunDirectory
 
     path = RunDirectory(run_dir).config
@@ -192,7 +192,7 @@ def find_config(run_dir: str) -> str:
             f"{run_dir!r} holds no run: there is no {path}. Write the --run_dir of a training, or --gin_file=FILE."
         ) from None
     if not content:
-        raise damaged(path, "it is empty")
+        raise build_damage_error(path, "it is empty")
     check_line_count(path, content)
     return path
 

@@ -82,7 +82,7 @@ class Doctor:
         self.cluster: Cluster | None = None
         self.worker = 0
 
-    def tell(self, *findings: Finding) -> None:
+    def report(self, *findings: Finding) -> None:
         """Keeps findings, and prints them unless all are wanted as JSON."""
         self.findings += findings
         if not self.options.json:
@@ -118,12 +118,12 @@ class Doctor:
         is_horovod = self.cluster is None and marks.first_set(marks.HOROVOD_MARKS, self.environment) is not None
         needs = ["horovod"] * is_horovod
         needs += ["google-cloud-storage"] * any(p.startswith("gs://") for p in self.options.run_dir)
-        self.tell(*versions.check_versions(needs, driver=versions.driver_version()))
+        self.report(*versions.check_versions(needs, driver=versions.driver_version()))
         adapters = network.list_adapters()
-        self.tell(*check_machine(has_rdma=bool(adapters)))
+        self.report(*check_machine(has_rdma=bool(adapters)))
         num_gpus = self._devices()
         peers = network.list_other_hosts(self.cluster) if self.cluster else []
-        self.tell(*network.check_network(self.environment, num_gpus=num_gpus or 0, peers=peers, adapters=adapters))
+        self.report(*network.check_network(self.environment, num_gpus=num_gpus or 0, peers=peers, adapters=adapters))
         self._storage()
         if num_gpus is None:
             return  # without TensorFlow there is nothing more to see
@@ -133,7 +133,7 @@ class Doctor:
         elif is_horovod:
             self._measure("horovod", facts)
         elif self.cluster is None:
-            self.tell(
+            self.report(
                 fine("workers", "neither TF_CONFIG nor Horovod's environment is set: this machine is examined alone")
             )
 
@@ -150,7 +150,7 @@ class Doctor:
             self.cluster = read_tf_config(self.environment)
         except UserError as error:
             why = "Each worker finds its place in the run, and the others, from it."
-            self.tell(Finding(PROBLEM, "workers", str(error), why, "Write TF_CONFIG as the message shows."))
+            self.report(Finding(PROBLEM, "workers", str(error), why, "Write TF_CONFIG as the message shows."))
         if self.cluster is not None:
             self.worker = self.cluster.worker_index
 
@@ -167,18 +167,18 @@ class Doctor:
                 import tensorflow  # noqa: F401
         except ImportError as error:
             why = "Nothing trains without it."
-            self.tell(Finding(PROBLEM, "devices", f"TensorFlow cannot be imported: {error}", why, "See `versions`."))
+            self.report(Finding(PROBLEM, "devices", f"TensorFlow cannot be imported: {error}", why, "See `versions`."))
             return None
         found, num_gpus = check_devices(self.environment)
-        self.tell(*found)
+        self.report(*found)
         return num_gpus
 
     def _storage(self) -> None:
         for place in self.options.run_dir:
-            self.tell(check_storage(place))
+            self.report(check_storage(place))
         if not self.options.run_dir:
             why = "A run ends at its start when its directory cannot be written."
-            self.tell(Finding(NOTE, "storage", "no run directory was given", why, "Give --run_dir."))
+            self.report(Finding(NOTE, "storage", "no run directory was given", why, "Give --run_dir."))
 
     def _measure(self, name: str, facts: Mapping[str, Any]) -> None:
         """Connects the strategy as a run does, compares the workers through it, and times its all-reduce."""
@@ -192,7 +192,7 @@ class Doctor:
         except TfdistError as error:
             why = "A run waits for every worker, and ends when one does not come."
             hint = "Run the doctor on all machines at once. Where it runs, open the port in the firewalls between."
-            self.tell(Finding(PROBLEM, "workers", str(error), why, hint))
+            self.report(Finding(PROBLEM, "workers", str(error), why, hint))
             return
         try:
             self.worker = topology.worker_index
@@ -200,16 +200,16 @@ class Doctor:
             sizes = [size for size in collectives.SIZES if size <= self.options.largest_mib * collectives.MEBIBYTE]
             if topology.num_replicas > 1 and sizes:
                 timings = collectives.measure(strategy, sizes)
-                self.tell(collectives.make_finding(timings, name, topology))
+                self.report(collectives.make_finding(timings, name, topology))
         except Exception as error:  # whatever TensorFlow or Horovod raises is what a run would meet
             why = "A run would fail in the same way at its first step."
             hint = "Look at what the other workers say; run with TF_CPP_MIN_LOG_LEVEL=0 and NCCL_DEBUG=INFO."
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self.tell(Finding(PROBLEM, "allreduce", f"{name}: {first}", why, hint))
+            self.report(Finding(PROBLEM, "allreduce", f"{name}: {first}", why, hint))
 
     def _compare_workers(self, strategy: Any, facts: Mapping[str, Any]) -> None:
         """Compares this worker's facts with those of each other one. A collective."""
         everybodys = [json.loads(each) for each in strategy.gather_bytes(json.dumps(facts).encode())]
         for worker, theirs in enumerate(everybodys):
             if worker != self.worker:
-                self.tell(*facts_of.compare(facts, theirs, f"worker {worker}"))
+                self.report(*facts_of.compare(facts, theirs, f"worker {worker}"))

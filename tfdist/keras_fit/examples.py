@@ -144,7 +144,7 @@ def _examples(
         given, class_weight = _apply_class_weight(given, class_weight), None
     adapter = _adapter(given, y, sample_weight, class_weight)
     if isinstance(adapter, ArrayDataAdapter):
-        return _of_arrays(adapter, batch_size, steps, cuts=cuts)
+        return _read_arrays(adapter, batch_size, steps, cuts=cuts)
     num_batches, steps = _count_batches(adapter, given, steps, "validation_steps" if cuts else "steps_per_epoch")
     of_epoch = steps or num_batches
     plan: dict[str, Any] = {
@@ -172,12 +172,12 @@ def _examples(
     return Examples(source, size, None if cuts else steps, batches.close)
 
 
-def _of_arrays(adapter: ArrayDataAdapter, batch_size: int | None, steps: int | None, *, cuts: bool) -> Examples:
+def _read_arrays(adapter: ArrayDataAdapter, batch_size: int | None, steps: int | None, *, cuts: bool) -> Examples:
     """Arrays; `cuts` leaves out what comes after so many steps."""
     arrays = _as_tuple(keras.tree.lists_to_tuples(next(iter(adapter.get_numpy_iterator()))))
     count = len(keras.tree.flatten(arrays)[0])
     size = batch_size or (math.ceil(count / steps) if steps else DEFAULT_BATCH_SIZE)
-    steps = _at_most(steps, math.ceil(count / size))
+    steps = _limit_steps(steps, math.ceil(count / size))
     if cuts and steps:
         arrays, steps = keras.tree.map_structure(lambda a: a[: steps * size], arrays), None
     return Examples(ArraySource(arrays), size, steps)
@@ -234,10 +234,10 @@ def _count_batches(adapter: Any, given: Any, steps: int | None, name: str) -> tu
         )
     count = num_batches or steps
     assert count is not None
-    return count, _at_most(steps, num_batches)
+    return count, _limit_steps(steps, num_batches)
 
 
-def _at_most(steps: int | None, num_batches: int | None) -> int | None:
+def _limit_steps(steps: int | None, num_batches: int | None) -> int | None:
     """The steps that one pass over the data has, where more are asked for; a warning says so."""
     if steps is None or num_batches is None or steps <= num_batches:
         return steps

@@ -115,7 +115,7 @@ def fit(
         at_end.enter_context(reporting_failures(strategy))
         validation_freq = sorted(validation_freq) if isinstance(validation_freq, Collection) else validation_freq
         _check_arguments(settings, epochs, initial_epoch, validation_freq)
-        epochs = _at_most(epochs, keras.config.max_epochs())
+        epochs = _cap_count(epochs, keras.config.max_epochs())
         given, shows = flatten_callbacks(callbacks)
         history = find_history(given)
         tuner_dir, values = find_trial(given)
@@ -130,7 +130,7 @@ def fit(
             sample_weight,
             class_weight=class_weight,
             batch_size=batch_size,
-            steps_per_epoch=_at_most(steps_per_epoch, keras.config.max_steps_per_epoch()),
+            steps_per_epoch=_cap_count(steps_per_epoch, keras.config.max_steps_per_epoch()),
             seed=seed if shuffle else None,
             epochs=range(initial_epoch, epochs),
         )
@@ -212,7 +212,7 @@ def _raising_as_fit() -> Iterator[None]:
     except BatchError as error:
         raise error.raised from None
     except UserError as error:
-        raise FitError(_in_words_of_fit(str(error))) from error
+        raise FitError(_rephrase_for_fit(str(error))) from error
     except NotSavedError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(error.exit_status) from error
@@ -222,7 +222,7 @@ def _raising_as_fit() -> Iterator[None]:
         raise SystemExit(error.exit_status) from error
 
 
-def _in_words_of_fit(message: str) -> str:
+def _rephrase_for_fit(message: str) -> str:
     """A message about a setting of an experiment, about the argument that it is here."""
     message = message.replace(", or write train.task.", ".")  # which fit does not take
     message = re.sub(r", or as a task, and name it as train\.task:(.|\n)*", ", or train by model.fit.", message)
@@ -272,7 +272,7 @@ def _draw_seed(strategy: Strategy, resumes: bool, at_end: contextlib.ExitStack) 
     return int(strategy.from_chief([drawn])[0])
 
 
-def _at_most(count: Any, most: int | None) -> Any:
+def _cap_count(count: Any, most: int | None) -> Any:
     """A count of epochs or steps, None for all of them, under a cap of `keras.config`."""
     if most is None or not (count is None or isinstance(count, int)):
         return count

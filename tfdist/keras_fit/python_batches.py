@@ -82,7 +82,7 @@ class OrderedBatches(keras.utils.PyDataset):
         self._dataset.on_epoch_end()
 
 
-class Held(keras.utils.PyDataset):
+class ListedBatches(keras.utils.PyDataset):
     """Batches in memory."""
 
     def __init__(self, batches: list[Any]) -> None:
@@ -114,7 +114,7 @@ def python_kind(x: Any, *, seed: int | None, drain: bool) -> Any:
     if not isinstance(x, types.GeneratorType):
         return x
     if drain:
-        return Held(_drain(x))
+        return ListedBatches(_drain(x))
     first = next(x, None)
     if first is None:
         raise UserError("The generator gives no batch.")

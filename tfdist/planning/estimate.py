@@ -71,21 +71,21 @@ class Traced:
     small: Step
     large: Step
 
-    def at(self, rows: int) -> Step:
+    def estimate_step(self, rows: int) -> Step:
         if self.small.rows == self.large.rows:
             return self.small
         share = (rows - self.small.rows) / (self.large.rows - self.small.rows)
 
-        def between(low: float, high: float) -> float:
+        def interpolate(low: float, high: float) -> float:
             return low + (high - low) * share
 
         return dataclasses.replace(
             self.small,
             rows=rows,
-            tensor_bytes=int(between(self.small.tensor_bytes, self.large.tensor_bytes)),
-            batch_bytes=int(between(self.small.batch_bytes, self.large.batch_bytes)),
-            flops=between(self.small.flops, self.large.flops),
-            bytes_moved=between(self.small.bytes_moved, self.large.bytes_moved),
+            tensor_bytes=int(interpolate(self.small.tensor_bytes, self.large.tensor_bytes)),
+            batch_bytes=int(interpolate(self.small.batch_bytes, self.large.batch_bytes)),
+            flops=interpolate(self.small.flops, self.large.flops),
+            bytes_moved=interpolate(self.small.bytes_moved, self.large.bytes_moved),
         )
 
 
@@ -227,7 +227,7 @@ def _first_that_fits(training: Training, group: Group, precision: str) -> tuple[
             if group.device.is_tpu and training.global_batch_size % (group.count * number):
                 continue
             rows = math.ceil(training.global_batch_size / group.count / number)
-            step = traced.at(rows)
+            step = traced.estimate_step(rows)
             if estimate_memory(step, group, microbatches=number > 1, shards=sharding is not None) <= usable:
                 choice = Choice(precision, step.recomputes, sharding, number, rows)
                 return choice, step, _largest(traced, group, choice, usable)
@@ -239,7 +239,9 @@ def _largest(traced: Traced, group: Group, choice: Choice, usable: float) -> int
 
     def memory(rows: int) -> float:
         shards = choice.sharding is not None
-        return estimate_memory(traced.at(rows), group, microbatches=choice.num_microbatches > 1, shards=shards)
+        return estimate_memory(
+            traced.estimate_step(rows), group, microbatches=choice.num_microbatches > 1, shards=shards
+        )
 
     slope = (memory(choice.rows + 1000) - memory(choice.rows)) / 1000
     return choice.rows + int((usable - memory(choice.rows)) / slope) if slope > 0 else choice.rows

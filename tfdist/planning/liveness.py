@@ -72,12 +72,12 @@ class MemoryTracer:
         buffer_of: dict[str, Buffer] = {}
         queue = Queue(graph)
 
-        def hold(tensors: Sequence[Any], buffers: Sequence[Buffer]) -> None:
+        def assign_buffers(tensors: Sequence[Any], buffers: Sequence[Buffer]) -> None:
             for tensor, buffer in zip(tensors, buffers, strict=True):
                 buffer_of[tensor.name] = buffer
                 buffer.readers += queue.readers[tensor.name] + returned[tensor.name]
 
-        hold(graph.inputs, arguments)
+        assign_buffers(graph.inputs, arguments)
         running: list[tuple[float, int, Any]] = []
         now, started = 0.0, 0
         while queue.ready or running:
@@ -85,7 +85,7 @@ class MemoryTracer:
                 operation = queue.ready.popleft()
                 if not operation.outputs or operation.outputs[0].name not in buffer_of:
                     outputs = self._run(operation, [buffer_of[tensor.name] for tensor in operation.inputs])
-                    hold(operation.outputs, outputs)
+                    assign_buffers(operation.outputs, outputs)
                 started += 1
                 heapq.heappush(running, (now + self._cost(operation, buffer_of), started, operation))
                 continue

@@ -115,12 +115,12 @@ def describe_training(settings: TrainSettings, *, several: bool, compiler: Compi
         if recomputes and settings.recompute is not None:
             return traced(precision, False)  # which does so already
 
-        def at(rows: int) -> Step:
+        def trace_rows(rows: int) -> Step:
             num_replicas = 2 if several else 1
             return trace_step(settings, rows=rows, num_replicas=num_replicas, precision=precision, recompute=recompute)
 
         try:
-            return Traced(at(sizes[0]), at(sizes[-1]))
+            return Traced(trace_rows(sizes[0]), trace_rows(sizes[-1]))
         except UserError:
             if recomputes:  # no layer holds layers of its own
                 return None

@@ -252,12 +252,12 @@ class Strategy(abc.ABC):
             once for each host that feeds replicas of this process: this machine, or each host of a TPU.
         """
 
-        def of_host(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        def build_for_host(context: tf.distribute.InputContext) -> tf.data.Dataset:
             num_hosts = context.num_input_pipelines
             num_local = context.num_replicas_in_sync // num_hosts
             return make(Topology(context.input_pipeline_id, num_hosts, num_local))
 
-        return iter(self.distribution.distribute_datasets_from_function(of_host))
+        return iter(self.distribution.distribute_datasets_from_function(build_for_host))
 
     def synchronize(self, variables: Sequence[Any]) -> None:
         """Gives every worker the chief's values of Keras `variables`, once, before training."""

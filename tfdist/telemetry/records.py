@@ -165,10 +165,10 @@ def parse_record(path: str, content: bytes, kind: Any) -> Any:
     except NewerFormatError as error:
         raise NewerFormatError(f"{path} {error}") from error
     except (ValueError, OverflowError) as error:
-        raise damaged(path, str(error)) from error
+        raise build_damage_error(path, str(error)) from error
 
 
-def damaged(path: str, why: str) -> DamagedFileError:
+def build_damage_error(path: str, why: str) -> DamagedFileError:
     """The error for a file that is not what its writer leaves."""
     file = _file_of(path)
     return DamagedFileError(f"{path} is damaged: {why}. It holds {file.content}. {file.advice}")
@@ -187,7 +187,7 @@ def check_line_count(path: str, content: bytes) -> None:
     """Raises DamagedFileError where lines are missing; a file that does not say how many it has passes."""
     stated, lines = _LINE_COUNT.match(content), content.count(b"\n")
     if stated is not None and lines < int(stated[1]):
-        raise damaged(path, f"{lines} of its {stated[1].decode()} lines are there")
+        raise build_damage_error(path, f"{lines} of its {stated[1].decode()} lines are there")
 
 
 def read_record(path: str, kind: type[T], warn: Warn) -> T | None:

@@ -30,7 +30,7 @@ from tfdist.data.tables.table_encoding import (
 from tfdist.data.tables.table_files import NULL_VALUES, TableFile, check_arrow, find_common_kinds, read_table
 from tfdist.data.tables.table_rules import TableSettings, build_rules
 from tfdist.errors import UserError
-from tfdist.telemetry.records import damaged
+from tfdist.telemetry.records import build_damage_error
 
 if TYPE_CHECKING:
     import pyarrow
@@ -132,7 +132,7 @@ class Table(RandomAccessSource):
         settings = [FIT_VERSION, self._fitted_on, [dataclasses.astuple(rule) for rule in self._rules_to_fit]]
         path, fitted = load_or_fit(directory, "table", settings, Fitted, lambda: self.fitted)
         if lacking := [rule.name for rule in self._rules_to_fit if not fitted.has_all_of(rule)]:
-            raise damaged(path, f"it lacks what was fitted to {lacking}")
+            raise build_damage_error(path, f"it lacks what was fitted to {lacking}")
         self._fitted, self._arrays = fitted, None
 
     def arrays_in_memory(self) -> Any:
@@ -163,7 +163,7 @@ class Table(RandomAccessSource):
         tables, names = tf.Module(), self._columns.input_names
         encoders = {name: Encoder(self._rules[name], self.fitted, tables) for name in names}
 
-        def encoded(raw: Mapping[str, tf.Tensor]) -> Any:
+        def encode_row(raw: Mapping[str, tf.Tensor]) -> Any:
             columns = {name: encoders[name](raw[name]) for name in names}
             if self._stack:
                 return tf.stack([tf.cast(each, tf.float32) for each in columns.values()], axis=1)
@@ -174,7 +174,7 @@ class Table(RandomAccessSource):
             return {name: raw_values(self._rules[name], rows[name]) for name in names}
 
         specs = {name: raw_spec(self._rules[name]) for name in names}
-        return Preprocessing(specs, encoded, tables, first)
+        return Preprocessing(specs, encode_row, tables, first)
 
     @functools.cached_property
     def _rows(self) -> pyarrow.Table:

@@ -54,11 +54,11 @@ class Mapped(Source):
         read = self.source.reader(order)
         augment = self.source.augment if order.seed is not None else None
 
-        def augmented(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+        def read_augmented(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
             examples = read(positions, epoch)
             return examples if augment is None else augment(examples, make_seeds(order, positions, epoch))
 
-        return self.wrap_reader(augmented, order)
+        return self.wrap_reader(read_augmented, order)
 
     @abc.abstractmethod
     def describe_output(self, structure: Any) -> Any:

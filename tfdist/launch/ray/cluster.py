@@ -64,7 +64,7 @@ class Resources:
         return {name: value for name, value in wanted.items() if value} or {"CPU": 0.001}
 
     def __str__(self) -> str:
-        return ", ".join(f"{value:g} {name}" for name, value in _in_words(self.bundle).items())
+        return ", ".join(f"{value:g} {name}" for name, value in _name_resources(self.bundle).items())
 
 
 @contextlib.contextmanager
@@ -118,11 +118,11 @@ def room(ray: Any) -> str:
     """What the living nodes have, as a clause; for messages about a place that does not come."""
     count = sum(node["Alive"] for node in ray.nodes())
     total = {name: value for name, value in ray.cluster_resources().items() if name in ("CPU", "GPU", "memory")}
-    has = ", ".join(f"{value:g} {name}" for name, value in _in_words(total).items())
+    has = ", ".join(f"{value:g} {name}" for name, value in _name_resources(total).items())
     return f"the cluster has {count} {'node' if count == 1 else 'nodes'} with {has or 'nothing'} in all"
 
 
-def _in_words(resources: Mapping[str, float]) -> dict[str, float]:
+def _name_resources(resources: Mapping[str, float]) -> dict[str, float]:
     return {
         "GiB memory" if name == "memory" else name: round(value / _GIB, 1) if name == "memory" else value
         for name, value in sorted(resources.items())

@@ -89,10 +89,10 @@ class Rollbacks:
         self._splits = splits
         self.has_gone_back = False  # in this process
 
-        def stored() -> list[dict[str, Any]]:
+        def read_stored() -> list[dict[str, Any]]:
             return [dataclasses.asdict(each) for each in load_record(path, list[Failure]) or []]
 
-        failures = strategy.read_on_chief(stored, "The run's rollbacks cannot be read")
+        failures = strategy.read_on_chief(read_stored, "The run's rollbacks cannot be read")
         self._failures = [Failure(**each) for each in failures]
 
     @property

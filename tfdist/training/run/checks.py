@@ -151,7 +151,7 @@ def _report_strategy(tell: Tell, strategy: Strategy) -> int:
     strategy.check_alone()
     expected = strategy.expected_replicas()
     reason = f" ({strategy.reason})" if strategy.reason else ""
-    replicas = "as many replicas as the hardware has" if expected is None else counted(expected, "replica")
+    replicas = "as many replicas as the hardware has" if expected is None else format_count(expected, "replica")
     tell(f"strategy: {strategy.name}, {replicas}{reason}")
     return expected or 1
 
@@ -166,7 +166,7 @@ def _report_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any
     """Says what a split holds; its first batch."""
     tell(
         f"{split} data: {source.num_examples:,} examples of {_describe_structure(source.structure)}; "
-        f"{counted(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"
+        f"{format_count(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"
     )
     for line in source.describe():
         tell(f"  {line}")
@@ -188,7 +188,7 @@ def _describe_values(values: np.ndarray) -> str:
     return f"{shown}, such as {values.flat[0]!r}" if values.size else shown
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """`1 replica`, `2 replicas`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 

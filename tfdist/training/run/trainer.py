@@ -27,7 +27,7 @@ from tfdist.training.recovery.survival import open_recovery
 from tfdist.training.recovery.weights import export_model
 from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
-from tfdist.training.run.checks import counted
+from tfdist.training.run.checks import format_count
 from tfdist.training.run.compiled import CallbackModel
 from tfdist.training.run.run import goodput_so_far
 from tfdist.training.run.starts import read_starts, record_start
@@ -240,7 +240,7 @@ class Trainer:
         run.events.info(
             "run_finished",
             step=outcome.step,
-            message=f"done: {counted(outcome.step, 'step')} in {seconds:.1f} s; {metrics}{where}",
+            message=f"done: {format_count(outcome.step, 'step')} in {seconds:.1f} s; {metrics}{where}",
             stopped_early=outcome.stopped_early,
         )
         if run.topology.is_chief:

@@ -61,11 +61,11 @@ class XlaRecord:
 def load_xla_choice(strategy: Strategy, path: str, variants: Sequence[str], warn: Warn) -> str | None:
     """What an earlier start has chosen, unless it was under a strategy that could do more; a collective."""
 
-    def stored() -> str:
+    def read_stored() -> str:
         found = read_record(path, XlaRecord, warn)
         return "" if found is None else found.xla
 
-    name = strategy.read_on_chief(stored, "What the run has chosen cannot be read")
+    name = strategy.read_on_chief(read_stored, "What the run has chosen cannot be read")
     return name if name in ("off", *variants) else None
 
 

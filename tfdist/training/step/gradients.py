@@ -136,12 +136,12 @@ class LocalGradients:
         parts = [_microbatch(batch, i, self._num_microbatches) for i in places]
         moving = moving_variables(self._model)
 
-        def over(place: int) -> tuple[Sums, list[Any]]:
+        def pass_over(place: int) -> tuple[Sums, list[Any]]:
             scope = keras.StatelessScope(collect_losses=True, initialize_variables=False)
             with scope, drawing_for(place, self._num_replicas):
                 return self._pass(parts[place]), [scope.get_current_value(variable) for variable in moving]
 
-        found = side_by_side([functools.partial(over, place) for place in places], self._sum)
+        found = side_by_side([functools.partial(pass_over, place) for place in places], self._sum)
         for variable, value in zip(moving, found[0][1], strict=True):
             if value is not None:
                 variable.assign(value)
@@ -296,11 +296,11 @@ def add_gradients(a: Gradient, b: Gradient) -> Gradient:
     if isinstance(a, tf.IndexedSlices):
         values, indices = tf.concat([a.values, b.values], 0), tf.concat([a.indices, b.indices], 0)
         return tf.IndexedSlices(values, indices, a.dense_shape)
-    with beside(a):
+    with colocate_with(a):
         return a + b
 
 
-def beside(tensor: tf.Tensor) -> contextlib.AbstractContextManager[Any]:
+def colocate_with(tensor: tf.Tensor) -> contextlib.AbstractContextManager[Any]:
     """What is made of a tensor is made where it is, if that was said: on the device of its stage."""
     return tf.device(tensor.device) if tensor.device else contextlib.nullcontext()
 

@@ -18,7 +18,7 @@ from tfdist.strategies.base import Strategy, sum_repeated_rows
 from tfdist.strategies.sums import ordered_sum, sum_in_16_bits
 from tfdist.tasks.base import ROWS
 from tfdist.training.sharding.sharded_update import ShardedUpdate
-from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, add_gradients, beside, quotients
+from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, add_gradients, colocate_with, quotients
 from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.optimizer import Update
 from tfdist.training.step.precision import factor_of, traced
@@ -269,13 +269,13 @@ def _advance_totals(totals: Totals, seen: StepResult, waited: tf.Tensor) -> Tota
     """The totals after one more step; a skipped step's loss, which may be infinite or of nothing, is left out."""
     weightless = seen.finite & _weighs_nothing(seen.weight)
 
-    def counted(value: tf.Tensor) -> tf.Tensor:
+    def count_finite(value: tf.Tensor) -> tf.Tensor:
         return tf.cast(tf.where(seen.finite & ~weightless, value, tf.zeros_like(value)), tf.float64)
 
-    count = counted(seen.count)
-    terms = [counted(term) * count for term in seen.terms.values()]
+    count = count_finite(seen.count)
+    terms = [count_finite(term) * count for term in seen.terms.values()]
     return Totals(
-        totals.sums + tf.stack([counted(seen.loss) * count, count, tf.cast(weightless, tf.float64), *terms]),
+        totals.sums + tf.stack([count_finite(seen.loss) * count, count, tf.cast(weightless, tf.float64), *terms]),
         totals.steps + 1,
         totals.overflowed + tf.cast(~seen.finite, tf.int32),
         seen.gradient_norm,
@@ -304,7 +304,7 @@ def _weighs_nothing(weight: tuple[tf.Tensor, ...]) -> tf.Tensor:
 
 def _times(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
     if not isinstance(gradient, tf.IndexedSlices):
-        with beside(gradient):
+        with colocate_with(gradient):
             return gradient * tf.cast(factor, gradient.dtype)
     return tf.IndexedSlices(gradient.values * tf.cast(factor, gradient.dtype), gradient.indices, gradient.dense_shape)
 

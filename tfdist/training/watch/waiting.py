@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.reporter import Reporter
-from tfdist.training.step.gradients import beside
+from tfdist.training.step.gradients import colocate_with
 from tfdist.training.step.randomness import is_deterministic
 
 SLOW_FACTOR = 1.5  # of the median worker's own time
@@ -54,7 +54,7 @@ def timed_next(strategy: Strategy, iterator: Iterator[Any]) -> tuple[Any, tf.Ten
 
 
 def _same(tensor: tf.Tensor) -> tf.Tensor:
-    with beside(tensor):
+    with colocate_with(tensor):
         return tf.identity(tensor)
 
 

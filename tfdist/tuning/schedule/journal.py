@@ -15,7 +15,7 @@ from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.logs import LogSink
 from tfdist.telemetry.json_text import from_json, to_json
-from tfdist.telemetry.records import NewerFormatError, as_type, damaged, parse_line
+from tfdist.telemetry.records import NewerFormatError, as_type, build_damage_error, parse_line
 
 NAME = "sweep.jsonl"
 STARTED, ENDED = "sweep_started", "sweep_ended"
@@ -43,7 +43,7 @@ def check_event(path: str, event: Mapping[str, Any]) -> None:
     except NewerFormatError as error:
         raise NewerFormatError(f"{path} {error}") from error
     except (ValueError, OverflowError) as error:
-        raise damaged(path, str(error)) from error
+        raise build_damage_error(path, str(error)) from error
 
 
 class Journal:
@@ -78,12 +78,14 @@ class Journal:
         for number, line in enumerate(lines, 1):
             event = parse_line(line)
             if event is None or (number == 1 and event.get("event") != STARTED):
-                raise damaged(self._path, f"line {number} is {line[:60].decode(errors='replace')!r}")
+                raise build_damage_error(self._path, f"line {number} is {line[:60].decode(errors='replace')!r}")
             check_event(self._path, event)
             if event["event"] == TRIAL_STARTED:
                 started.add(event["trial"])
             elif "trial" in _FIELDS.get(event["event"], {}) and event["trial"] not in started:
-                raise damaged(self._path, f"line {number} is of trial {event['trial']}, which no line before starts")
+                raise build_damage_error(
+                    self._path, f"line {number} is of trial {event['trial']}, which no line before starts"
+                )
             events.append(event)
         return events
 
