@@ -529,7 +529,7 @@ def kill_at(call, name):
     place = local if call == "exchange" else local.os
     done = getattr(place, call)
     setattr(place, call, killing)
-    exporting._run_apart = lambda kind, path, inputs, _: run_export.RUNS[kind](path, inputs)
+    exporting._run_in_process = lambda kind, path, inputs, _: run_export.RUNS[kind](path, inputs)
 """,
     "small.gin": """
 from __gin__ import dynamic_registration

@@ -217,9 +217,9 @@ def test_the_peak_of_a_process_is_predicted() -> None:
     )
     environment = clean_environment() | {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'benchmarks'}"}
     found = {}
-    for part in ("predicted", "measured"):  # processes that are not forked, whose peak is their own
+    for part in ("predict_memory", "measure_memory"):  # processes that are not forked, whose peak is their own
         command = [sys.executable, "-c", code, part, *cell]
         ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=900, check=True)
         found[part] = float(re.findall(r"MB (\S+)", ended.stdout)[-1])
-    told, measured = found["predicted"], found["measured"]
+    told, measured = found["predict_memory"], found["measure_memory"]
     assert 0.85 <= told / measured <= 1.2
