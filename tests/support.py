@@ -11,6 +11,7 @@ import dataclasses
 import fcntl
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -88,6 +89,11 @@ def shared_directory(tmp_path_factory: pytest.TempPathFactory, name: str) -> Ite
 
 
 PATIENCE = 4  # times as long as on a quiet machine
+
+
+def read_code_blocks(page: pathlib.Path, language: str) -> list[str]:
+    """The blocks of code in one language of a page in Markdown, in order."""
+    return re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float) -> None:

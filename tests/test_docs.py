@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from settings_page import PARTS
-from support import REPOSITORY, run_python
+from support import REPOSITORY, read_code_blocks, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -31,24 +31,21 @@ def test_the_tests_that_a_page_names_are_there() -> None:
     assert not missing
 
 
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 PROGRAMS = {"tfdist": "tfdist.main", "tfdist-launch": "tfdist.launch"}
 SETTING = re.compile(r"(?<![\w.])(train|evaluate|predict|export|find_rate|tune|policy\.CheckpointPolicy)\.([a-z]\w*)")
 FILES = {"py", "gin", "json", "jsonl", "npz", "csv", "tsv"}
 GONE = REPOSITORY / "tfdist" / "config" / "files.py"  # names what was renamed, with what to write now
 
 
-def blocks(language: str) -> list[tuple[str, str]]:
+def blocks_of_pages(language: str) -> Iterator[tuple[str, str]]:
     """Of all pages: the page's name and the text of each block of code."""
-    found = []
-    for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]:
-        text = re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
-        found += [(page.name, each) for each in text]
-    return found
+    return ((page.name, block) for page in PAGES for block in read_code_blocks(page, language))
 
 
 def commands() -> Iterator[tuple[str, str, str]]:
     """Of all pages: the page's name, the module of tfdist and its flags for each command that names one."""
-    for page, block in blocks("bash"):
+    for page, block in blocks_of_pages("bash"):
         for line in block.replace("\\\n", " ").splitlines():
             own, _, passed = line.partition(" -- ")
             module = re.search(r"(?:^|\s)(tfdist-launch|tfdist|(?<=-m )tfdist\.\w+)(?=\s|$)", own)
@@ -63,16 +60,14 @@ def commands() -> Iterator[tuple[str, str, str]]:
 
 def test_pages_and_messages_name_settings_that_exist() -> None:
     known = {part.NAME: set(part.declared()) | FILES for part in PARTS}
-    texts = {page.name: page.read_text() for page in [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]}
+    texts = {page.name: page.read_text() for page in PAGES}
     for file in (REPOSITORY / "tfdist").rglob("*.py"):
         strings = [node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)]
         if file != GONE:
             texts[str(file)] = "\n".join(value for value in strings if isinstance(value, str))
     named = [(where, *match) for where, text in texts.items() for match in SETTING.findall(text)]
     assert len(named) > 300
-    modules = {"find_rate": {"py"}}
-    unknown = [each for each in named if each[2] not in known[each[1]] | modules.get(each[1], set())]
-    assert not unknown
+    assert not [each for each in named if each[2] not in known[each[1]]]
 
 
 def test_commands_of_pages_have_flags_that_exist() -> None:
@@ -91,7 +86,9 @@ def test_commands_of_pages_have_flags_that_exist() -> None:
 def test_code_of_pages_names_what_there_is() -> None:
     """Modules, classes and functions of tfdist and Keras, and their arguments, in Python and in gin."""
     named = {
-        (page, name) for page, text in blocks("python") for name in re.findall(r"\b(?:keras|tfdist)(?:\.\w+)+", text)
+        (page, name)
+        for page, text in blocks_of_pages("python")
+        for name in re.findall(r"\b(?:keras|tfdist)(?:\.\w+)+", text)
     }
     assert len(named) > 50
     assert not [(page, name) for page, name in sorted(named) if not is_there(name)]

@@ -21,6 +21,7 @@ from packaging.specifiers import SpecifierSet
 import tfdist
 
 PROJECT = tomllib.loads((support.REPOSITORY / "pyproject.toml").read_text())["project"]
+DOCS = support.REPOSITORY / "docs"
 PINNED = {"quickstart": ("cpu", "examples"), "dev": ("dev",)}
 
 
@@ -80,15 +81,9 @@ def test_the_installed_commands_train_and_evaluate_from_any_directory(installed:
     assert "[worker 0] The Zen of Python" in launched.check().stdout
 
 
-def blocks(page: str) -> list[str]:
-    """The Python and gin code of a page of docs/."""
-    text = (support.REPOSITORY / "docs" / page).read_text()
-    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-
-
 @pytest.mark.slow
 def test_the_tutorial_for_scripts_runs_as_it_is_written(installed: Path, tmp_path: Path) -> None:
-    script = blocks("from_fit.md")[0]
+    script = support.read_code_blocks(DOCS / "from_fit.md", "python")[0]
     (tmp_path / "train.py").write_text(script)
     first = run(installed / "python", "train.py", cwd=tmp_path).check().stdout
     assert "one_device, 1 worker" in first and "done: 580 steps" in first
@@ -102,7 +97,7 @@ def test_the_tutorial_for_scripts_runs_as_it_is_written(installed: Path, tmp_pat
 
 @pytest.mark.slow
 def test_the_tutorial_for_experiments_runs_as_it_is_written(installed: Path, tmp_path: Path) -> None:
-    module, gin = blocks("your_own_experiment.md")[:2]
+    module, gin = support.read_code_blocks(DOCS / "your_own_experiment.md", "python")[:2]
     (tmp_path / "smallest.py").write_text(module)
     (tmp_path / "smallest.gin").write_text(gin)
     trained = run(installed / "tfdist", "--gin_file=smallest.gin", "--run_dir=runs/wines", cwd=tmp_path)
