@@ -162,7 +162,8 @@ class XlaTrial:
         except StopIteration as end:
             step, self.is_over = end.value, True
         self.compiles_next = step not in self._begun
-        self._begun.append(step)
+        if self.compiles_next:
+            self._begun.append(step)
         return step
 
     def _run(self) -> Generator[TrainStep, Call, TrainStep]:
