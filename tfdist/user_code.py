@@ -34,7 +34,7 @@ _MAX_LINES = 12
 
 def build_error(what: str, error: BaseException) -> UserError:
     """The UserError for what the user's code, or a library called with the user's values, raised."""
-    return UserError("\n    ".join([f"{what} failed: {format_exception(error)}", *own_places(error)]))
+    return UserError("\n    ".join([f"{what} failed: {format_exception(error)}", *list_own_frames(error)]))
 
 
 def format_exception(error: BaseException) -> str:
@@ -50,7 +50,7 @@ def format_exception(error: BaseException) -> str:
     return ": ".join(filter(None, ["" if inside else type(error).__name__, "\n".join(lines)]))
 
 
-def own_places(error: BaseException) -> list[str]:
+def list_own_frames(error: BaseException) -> list[str]:
     """The last of the user's own lines that an exception came through, `file:line, in function: text`, outermost first.
 
     An exception of a graph that runs has no such lines in its traceback; then they are those that made the operation,
@@ -97,7 +97,9 @@ def refused_values(error: BaseException) -> UserError | None:
     operation = re.search(r"\{\{node (?:gradient_tape/)?(?:while/)*([^}]+)\}\}", text)
     where = f" (in {operation[1]})" if operation else ""
     return UserError(
-        "\n    ".join([f"The model or the loss cannot compute on these examples{where}: {reason}", *own_places(error)])
+        "\n    ".join(
+            [f"The model or the loss cannot compute on these examples{where}: {reason}", *list_own_frames(error)]
+        )
     )
 
 

@@ -63,8 +63,8 @@ def training(batch: int = 64) -> Training:
         global_batch_size=batch,
         total_steps=1000,
         precisions=("float32", "bfloat16"),
-        traced=lambda precision, recomputes: Traced(*(step_of(n, recomputes=recomputes) for n in (8, 64))),
-        compiled=lambda group, choice: None,
+        trace=lambda precision, recomputes: Traced(*(step_of(n, recomputes=recomputes) for n in (8, 64))),
+        compile_step=lambda group, choice: None,
         policy=None,
     )
 

@@ -94,7 +94,7 @@ class Config:
           UserError: something that the run needs has no value. Whatever the called code raises comes through as it is.
         """
         self.check(root_name)
-        bindings = _place_run_directory(self._gin_bindings, run_dir)
+        bindings = _substitute_run_directory(self._gin_bindings, run_dir)
         with _gin_state(bindings, self._operative), gin_config.config_scope(None):
             return use(self._roots[root_name].wrapper())
 
@@ -112,7 +112,7 @@ class Config:
         if user_code.may_pass(error):
             return None
         refused = user_code.refused_values(error)
-        if refused is None and user_code.own_places(error):
+        if refused is None and user_code.list_own_frames(error):
             return user_code.build_error("Your code", error)
         return refused
 
@@ -220,7 +220,7 @@ def _gin_state(
         vars(gin_config).update(before)
 
 
-def _place_run_directory(
+def _substitute_run_directory(
     bindings: dict[tuple[str, str], dict[str, Any]], run_dir: str | None
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """gin's bindings with %RUN_DIR in its place; raises UserError where it is used and there is none."""
@@ -228,7 +228,7 @@ def _place_run_directory(
         return bindings
     if run_dir is None:
         raise UserError(f"%{run_directory.NAME} is used, and this command has no run directory.")
-    return {call: run_directory.place(given, run_dir) for call, given in bindings.items()}
+    return {call: run_directory.substitute(given, run_dir) for call, given in bindings.items()}
 
 
 def _is_constant(name: str) -> bool:

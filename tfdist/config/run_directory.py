@@ -27,7 +27,7 @@ def is_used(value: Any) -> bool:
     return bool(found)
 
 
-def place(value: Any, run_dir: str) -> Any:
+def substitute(value: Any, run_dir: str) -> Any:
     """The value, with every text in it that begins with %RUN_DIR become a path."""
     return map_references(value, lambda text: _path(text, run_dir) if _is_path(text) else text, str)
 

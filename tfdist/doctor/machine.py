@@ -115,18 +115,18 @@ def check_storage(path: str) -> Finding:
         problem = "" if is_same else "gave back other bytes"
         problem = "keeps a deleted file" if files.exists(name) else problem
     except UserError as error:
-        return _refuse_place(path, str(error))
+        return _build_problem(path, str(error))
     except (OSError, TfdistError) as error:
         problem = " ".join(str(error).split())
     if problem:
-        return _refuse_place(path, f"{path!r}: {problem}")
+        return _build_problem(path, f"{path!r}: {problem}")
     write, read, delete = (after - before for before, after in itertools.pairwise(moments))
     rates = f"written at {MEBIBYTES / write:,.0f} MiB/s, read at {MEBIBYTES / read:,.0f} MiB/s"
     seconds = {"write": write, "read": read, "delete": delete}
     return fine("storage", f"{path}: {rates}, deleted in {delete * 1e3:.0f} ms", path=path, seconds=seconds)
 
 
-def _refuse_place(path: str, what: str) -> Finding:
+def _build_problem(path: str, what: str) -> Finding:
     why = "Checkpoints, logs and the result of a run are written there; a run checks it too and ends before it trains."
     hint = "Mend what the message names, or give another --run_dir."
     return Finding(PROBLEM, "storage", what, why, hint, {"path": path})

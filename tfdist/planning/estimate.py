@@ -72,6 +72,7 @@ class Traced:
     large: Step
 
     def estimate_step(self, rows: int) -> Step:
+        """The step with so many rows in a microbatch."""
         if self.small.rows == self.large.rows:
             return self.small
         share = (rows - self.small.rows) / (self.large.rows - self.small.rows)
@@ -94,9 +95,9 @@ class Training:
     """What is to be trained.
 
     Attributes:
-      traced: the step by precision and whether blocks are computed again; None where that is not possible.
+      trace: the step by precision and whether blocks are computed again; None where that is not possible.
       precisions: that may be chosen.
-      compiled: memory, flops and bytes that a TPU's compiler tells of a step; None: there is none.
+      compile_step: memory, flops and bytes that a TPU's compiler tells of a step; None: there is none.
       policy: of its checkpoints.
       horovod: whether Horovod is to be used where several GPUs are.
     """
@@ -104,8 +105,8 @@ class Training:
     global_batch_size: int
     total_steps: int
     precisions: tuple[str, ...]
-    traced: Callable[[str, bool], Traced | None]
-    compiled: Callable[[Group, Choice], tuple[float, float, float] | None]
+    trace: Callable[[str, bool], Traced | None]
+    compile_step: Callable[[Group, Choice], tuple[float, float, float] | None]
     policy: CheckpointPolicy | None
     horovod: bool = False
 
@@ -218,7 +219,7 @@ def _first_that_fits(training: Training, group: Group, precision: str) -> tuple[
     usable = USABLE * group.device.memory_bytes
     may_shard = group.count > 1 and not group.device.is_tpu
     for recomputes, sharding in [(False, None), (True, None), *([(True, OPTIMIZER)] if may_shard else [])]:
-        traced = training.traced(precision, recomputes)
+        traced = training.trace(precision, recomputes)
         if traced is None:
             continue
         for number in (2**power for power in range(MOST_MICROBATCHES.bit_length())):
@@ -258,7 +259,7 @@ def _estimate(
     number, device = choice.num_microbatches, group.device
     memory = estimate_memory(step, group, microbatches=number > 1, shards=choice.sharding is not None)
     flops, moved, of_memory, of_time = step.flops * number, step.bytes_moved * number, ESTIMATED, ESTIMATED
-    compiled = training.compiled(group, choice) if device.is_tpu else None
+    compiled = training.compile_step(group, choice) if device.is_tpu else None
     if compiled is not None:
         (memory, flops, moved), of_memory = compiled, COMPILED
         of_time = f"{COMPILED} and the makers' figures"

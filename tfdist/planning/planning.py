@@ -110,10 +110,10 @@ def describe_training(settings: TrainSettings, *, several: bool, compiler: Compi
     sizes = sorted({max(1, settings.global_batch_size // SMALLER), settings.global_batch_size})
 
     @functools.cache
-    def traced(precision: str, recomputes: bool) -> Traced | None:
+    def trace(precision: str, recomputes: bool) -> Traced | None:
         recompute = settings.recompute or ("auto" if recomputes else None)
         if recomputes and settings.recompute is not None:
-            return traced(precision, False)  # which does so already
+            return trace(precision, False)  # which does so already
 
         def trace_rows(rows: int) -> Step:
             num_replicas = 2 if several else 1
@@ -126,7 +126,7 @@ def describe_training(settings: TrainSettings, *, several: bool, compiler: Compi
                 return None
             raise
 
-    def compiled(group: Group, choice: Choice) -> tuple[float, float, float] | None:
+    def compile_step(group: Group, choice: Choice) -> tuple[float, float, float] | None:
         topology = find_topology(group)
         if compiler is None or topology is None:
             return None
@@ -142,15 +142,15 @@ def describe_training(settings: TrainSettings, *, several: bool, compiler: Compi
         return found.memory_bytes, found.flops, found.bytes_accessed
 
     precisions = dict.fromkeys([settings.precision, *([BFLOAT16] if settings.precision == FLOAT32 else [])])
-    examples = traced(settings.precision, False)
+    examples = trace(settings.precision, False)
     assert examples is not None
     steps_per_epoch = settings.plan(examples.small.num_examples, 1).steps_per_epoch
     return Training(
         global_batch_size=settings.global_batch_size,
         total_steps=settings.boundaries(steps_per_epoch).total_steps,
         precisions=tuple(precisions),
-        traced=traced,
-        compiled=compiled,
+        trace=trace,
+        compile_step=compile_step,
         policy=settings.policy,
         horovod=isinstance(settings.strategy, Horovod),
     )

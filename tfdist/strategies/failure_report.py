@@ -45,7 +45,7 @@ def describe(error: BaseException) -> tuple[int, str]:
     if isinstance(error, SystemExit):
         return EXIT_BUG, f"its code called sys.exit({error.code!r})."
     refusal = user_code.refused_values(error)
-    if refusal is None and user_code.own_places(error) and not user_code.may_pass(error):
+    if refusal is None and user_code.list_own_frames(error) and not user_code.may_pass(error):
         refusal = user_code.build_error("Your code", error)
     return (EXIT_BUG, user_code.format_exception(error)) if refusal is None else (refusal.exit_status, str(refusal))
 

@@ -24,7 +24,7 @@ from tfdist.storage import files
 from tfdist.telemetry.console.console import NullConsole
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.recovery.weights import places_of_checkpoints
+from tfdist.training.recovery.weights import list_checkpoint_dirs
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 from tfdist.training.step.optimizer import check_optimizer_builder, parts
@@ -100,7 +100,7 @@ def find_rate(
     training.strategy.check_alone()
     training.strategy.connect()
     has_weights = training.start_from is None and training.strategy.read_on_chief(
-        lambda: any(map(files.is_dir, places_of_checkpoints(directory.path)[:1])),
+        lambda: any(map(files.is_dir, list_checkpoint_dirs(directory.path)[:1])),
         "The run's checkpoints cannot be read",
     )
     short = dataclasses.replace(

@@ -84,7 +84,7 @@ class Mixture(Source):
         ]
 
         def read(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
-            chosen, ranks = quotas.places(epoch * self.num_examples + positions)
+            chosen, ranks = quotas.locate(epoch * self.num_examples + positions)
             found = [each(tf.boolean_mask(ranks, chosen == index)) for index, each in enumerate(reads)]
             together = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *found)
             return _restore_order(together, chosen)
@@ -144,10 +144,10 @@ class Quotas:
         begins = tf.constant(self.begins, tf.int64)
         segment = tf.searchsorted(begins, places, side="right") - 1
         above, below = (tf.transpose(tf.gather(part, segment)) for part in self._fractions)
-        split = _split_places(places - tf.gather(begins, segment), tf.unstack(above), tf.unstack(below))
+        split = _split_count(places - tf.gather(begins, segment), tf.unstack(above), tf.unstack(below))
         return tf.gather(self._starts, segment) + tf.stack(split, axis=1)
 
-    def places(self, places: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def locate(self, places: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The source of each place, and how many examples it has given before: both int64 [n]."""
         before = self.counts(places)
         chosen = tf.argmax(self.counts(places + 1) - before, axis=1)
@@ -165,11 +165,11 @@ class Quotas:
         """The examples that each source has given before a segment, int64 [segments, sources]."""
         above, below = (part.tolist() for part in self._fractions)
         lengths = np.diff(self.begins).tolist()
-        counts = [_split_places(length, *rates) for length, *rates in zip(lengths, above, below, strict=False)]
+        counts = [_split_count(length, *rates) for length, *rates in zip(lengths, above, below, strict=False)]
         return np.cumsum([[0] * len(above[0]), *counts], axis=0, dtype=np.int64)
 
 
-def _split_places(places: Any, above: Sequence[Any], below: Sequence[Any]) -> list[Any]:
+def _split_count(places: Any, above: Sequence[Any], below: Sequence[Any]) -> list[Any]:
     """A number of places, or a tensor of them, split among the sources."""
     left, counts = places, []
     for up, down in zip(above, below, strict=True):

@@ -99,8 +99,8 @@ def fit(rules: Sequence[Rule], rows: pyarrow.Table) -> Fitted:
     )
 
 
-def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: Fitted, find_place: FindPlace) -> np.ndarray:
-    """[n] values of a column, as `Encoder` gives them to a program; `find_place` names a row.
+def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: Fitted, describe_row: FindPlace) -> np.ndarray:
+    """[n] values of a column, as `Encoder` gives them to a program; `describe_row` names a row.
 
     Raises:
       UserError: a value is missing or unseen and the rule gives it no place.
@@ -115,7 +115,7 @@ def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: Fitted, find_place:
     values, is_refused = (t.numpy() for t in encoder.encode(tf.constant(raw), tf.constant(is_missing)))
     if is_refused.any():
         row = int(np.nonzero(is_refused)[0][0])
-        place = find_place(row)
+        place = describe_row(row)
         raise _missing_error(rule, place) if is_missing[row] else _unseen_error(rule, fitted, raw[row], place)
     return values
 

@@ -184,13 +184,13 @@ class Table(RandomAccessSource):
     def _encode_columns(self) -> ArraySource:
         if self._arrays is None:
             encoded = {
-                name: encode(rule, self._rows[name], self.fitted, self._find_place)
+                name: encode(rule, self._rows[name], self.fitted, self._describe_row)
                 for name, rule in self._rules.items()
             }
             self._arrays = ArraySource(self._nest(encoded, lambda inputs: np.stack(list(inputs.values()), axis=1)))
         return self._arrays
 
-    def _find_place(self, row: int) -> str:
+    def _describe_row(self, row: int) -> str:
         table = bisect.bisect_right(self._starts, row) - 1
         return f"{self._tables[table].path}, row {row - self._starts[table] + 1}"
 

@@ -90,7 +90,7 @@ def start(
             assign = at_end.enter_context(serve_rendezvous(ray.util.get_node_ip_address(), listens_on=""))
         at_end.callback(output.drain, _DRAIN_SECONDS)
         started_in = os.getcwd() if working_dir is None else None
-        places = _Places(ray, resources, output.report, may_shrink, started_in)
+        places = _RayPlacement(ray, resources, output.report, may_shrink, started_in)
         starting = HostedStart(plan, output, directory, places.find, assign)
         at_end.callback(starting.join)
         at_end.callback(places.remove)
@@ -100,7 +100,7 @@ def start(
         yield starting.workers
 
 
-class _Places:
+class _RayPlacement:
     """Where Ray puts the workers: a placement group, and an actor at each of its places."""
 
     def __init__(

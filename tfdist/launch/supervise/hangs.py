@@ -173,8 +173,8 @@ class Watcher:
 
 def find_hindmost(vitals: Sequence[Vital]) -> list[Vital]:
     """Those that the others wait for; all, where they are equally far."""
-    least = min(map(_place, vitals), default=None)
-    return [vital for vital in vitals if _place(vital) == least]
+    least = min(map(_measure_progress, vitals), default=None)
+    return [vital for vital in vitals if _measure_progress(vital) == least]
 
 
 def find_stalled(vitals: Sequence[Vital], now: float) -> list[Vital]:
@@ -200,7 +200,7 @@ def find_missing(vitals: Sequence[Vital]) -> Hang | None:
     return None
 
 
-def _place(vital: Vital) -> tuple[int, int]:
+def _measure_progress(vital: Vital) -> tuple[int, int]:
     """How far a worker is, in an order that is the same for all of a run; one that gave up is behind."""
     reading = vital.reading
     if reading is None:

@@ -79,6 +79,12 @@ class Meeting:
         self.ask_seconds = ASK_SECONDS * max(1.0, cluster.num_workers / 64)
 
     async def meet(self) -> None:
+        """Waits until all workers have been reached.
+
+        Raises:
+          PeerLostError: some were not, within the timeout.
+          UserError: a peer does not fit.
+        """
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         server = await self._listen()
         tasks = [asyncio.create_task(each) for each in (*map(self._reach, self.troubles), self._report_missing())]

@@ -77,7 +77,7 @@ def total(parts: Iterable[Account | Interval]) -> Account:
     for part in parts:
         for share, value in part.seconds.items():
             seconds[share] = seconds.get(share, 0.0) + value
-    return Account({share: seconds[share] for share in sorted(seconds, key=_place) if seconds[share] > 0})
+    return Account({share: seconds[share] for share in sorted(seconds, key=_sort_key) if seconds[share] > 0})
 
 
 def goodput(samples: Iterable[Sample], starts: Sequence[Start]) -> float | None:
@@ -122,6 +122,6 @@ def _began(sample: Sample) -> datetime.datetime:
     return sample.time - datetime.timedelta(seconds=sum(sample.seconds.values()))
 
 
-def _place(share: str) -> int:
+def _sort_key(share: str) -> int:
     """Where a share stands among all; one that this release does not know stands last."""
     return list(ALL_SHARES).index(share) if share in ALL_SHARES else len(ALL_SHARES)

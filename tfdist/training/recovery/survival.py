@@ -42,8 +42,8 @@ from tfdist.training.recovery.recovery import (
 from tfdist.training.recovery.weights import (
     FILES,
     find_checkpoint,
+    list_checkpoint_dirs,
     load_weights,
-    places_of_checkpoints,
     rename_variables,
 )
 from tfdist.training.run.assembly import Training
@@ -71,7 +71,7 @@ def check_start_from(path: str | None, names: Mapping[str, str] | None) -> None:
             "read. Write one of these, a run directory, or a checkpoint in it."
         )
     else:
-        found = files.exists(files.join(path, MANIFEST)) or any(map(list_paths, places_of_checkpoints(path)))
+        found = files.exists(files.join(path, MANIFEST)) or any(map(list_paths, list_checkpoint_dirs(path)))
     if not found:
         raise UserError(
             f"There is no checkpoint and no model in train.start_from = {path!r}. Write a run directory that has "

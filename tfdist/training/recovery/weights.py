@@ -70,13 +70,13 @@ def find_checkpoint(path: str, setting: str, *, tell: EventSink) -> Found | None
         return None
     if files.exists(files.join(path, MANIFEST)):
         return _load(path)
-    for directory in places_of_checkpoints(path):
+    for directory in list_checkpoint_dirs(path):
         if files.is_dir(directory) and list_paths(directory):
             return _find_newest(directory, f"No checkpoint in {setting} = {path!r} is whole.", tell)
     return None
 
 
-def places_of_checkpoints(path: str) -> tuple[str, str]:
+def list_checkpoint_dirs(path: str) -> tuple[str, str]:
     """Where the checkpoints are of what is a run directory or the directory of its checkpoints."""
     return RunDirectory(path, find_checkpoint_dir(path)).checkpoints, path
 

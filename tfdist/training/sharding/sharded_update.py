@@ -76,7 +76,7 @@ class ShardedUpdate(Update):
         return self._strategy.run(on_replica, args=(list(gradients),))
 
     def _run_where_slots_are(self, function: Callable[..., None], args: tuple[Any, ...] = ()) -> None:
-        with _place_on(self._shards.host):
+        with _use_device(self._shards.host):
             function(*args)
 
 
@@ -153,5 +153,5 @@ def _slots_on(device: str, optimizer: keras.optimizers.Optimizer) -> Iterator[No
         yield
 
 
-def _place_on(device: str | None) -> contextlib.AbstractContextManager[Any]:
+def _use_device(device: str | None) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if device is None else tf.device(device)

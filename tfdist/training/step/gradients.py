@@ -29,7 +29,7 @@ from tfdist.training.step.normalization import batch_norm_layers, example_weight
 from tfdist.training.step.precision import factor_of
 from tfdist.training.step.randomness import drawing_for, seed_generators
 from tfdist.training.step.state import Learner
-from tfdist.user_code import format_exception, own_places
+from tfdist.user_code import format_exception, list_own_frames
 
 # From here on it is cheaper to send an embedding's rows than all of it.
 SPARSE_FROM_ELEMENTS = 2**20
@@ -229,7 +229,7 @@ def explain_errors(examples: Any, kinds: tuple[type[Exception], ...] = (Exceptio
     except kinds as error:
         shapes = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()}", examples)
         failure = "\n    ".join(
-            [f"Model, loss and metrics do not fit the data: {format_exception(error)}", *own_places(error)]
+            [f"Model, loss and metrics do not fit the data: {format_exception(error)}", *list_own_frames(error)]
         )
         raise UserError(f"{failure}\nThe data gives batches of {shapes}.") from error
 

@@ -373,14 +373,14 @@ def _parents_first(parameters: Mapping[str, Parameter]) -> list[str]:
     """The paths in their order, but each behind those that it depends on."""
     placed: list[str] = []
 
-    def place(path: str, below: tuple[str, ...]) -> None:
+    def visit(path: str, below: tuple[str, ...]) -> None:
         if path in below:
             raise _error(path, f"it depends on itself: {' → '.join((*below, path))}.")
         if path not in placed:
             for parent in parameters[path].under:
-                place(parent, (*below, path))
+                visit(parent, (*below, path))
             placed.append(path)
 
     for path in parameters:
-        place(path, ())
+        visit(path, ())
     return placed
