@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import forks
 import pytest
@@ -20,6 +21,7 @@ import support
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.command_line import exit_status_of
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PreemptedError
+from tfdist.tuning.schedule.chief import Chief
 
 pytestmark = pytest.mark.slow
 CTRL_C = b"\x03"
@@ -143,7 +145,13 @@ def enter_a_training() -> None:
             raise PreemptedError("Left after saving", exit_status=EXIT_INTERRUPTED)
 
 
-@pytest.mark.parametrize("go_on", [raise_type_error, enter_a_training])
+def enter_a_sweep() -> None:
+    plan = mock.Mock(settings=mock.Mock(num_workers=1), run_dir="sweep")
+    slots = mock.Mock(num_free=0, collect=list)
+    Chief(plan, mock.Mock(is_over=True), mock.Mock(), slots).run([])
+
+
+@pytest.mark.parametrize("go_on", [raise_type_error, enter_a_training, enter_a_sweep])
 def test_a_ctrl_c_that_a_library_eats_ends_the_command_all_the_same(
     go_on: Callable[[], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

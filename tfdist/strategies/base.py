@@ -317,7 +317,7 @@ class Strategy(abc.ABC):
         received = bytearray(size)
         for begin in range(0, size, BROADCAST_BYTES):
             end = min(begin + BROADCAST_BYTES, size)
-            words = np.zeros(-(-(end - begin) // 4), np.int32)
+            words = np.zeros(-(-(end - begin) // 8), np.int64)
             if mine is not None:
                 words.view(np.uint8)[: end - begin] = mine[begin:end]
             received[begin:end] = self._broadcast_words(words, worker).view(np.uint8)[: end - begin].data
@@ -328,7 +328,7 @@ class Strategy(abc.ABC):
         return [bytes(self.broadcast_from(worker, data)) for worker in range(self.topology.num_workers)]
 
     def _broadcast_words(self, words: np.ndarray, worker: int) -> np.ndarray:
-        """The int32 vector of `worker`; the others pass zeros, and adding those to integers changes no bit."""
+        """The int64 vector of `worker`; the others pass zeros, and adding those to integers changes no bit."""
         return self._summed_over_workers(tf.constant(words)).numpy()
 
     def any_worker(self, flag: bool) -> bool:
@@ -443,12 +443,16 @@ def with_device(tensor: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedS
 def sum_by_type(
     tensors: Sequence[tf.Tensor], sum_of_one_type: Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
 ) -> list[tf.Tensor]:
-    """Sums tensors with those of the same type, since one collective carries one type."""
+    """Sums tensors with those of the same type, since one collective carries one type.
+
+    int32 travels as int64: TensorFlow keeps it on the host and refuses to all-reduce it between GPUs.
+    """
+    sent = [tf.cast(t, tf.int64) if t.dtype == tf.int32 else t for t in tensors]
     summed: dict[int, tf.Tensor] = {}
-    for dtype in dict.fromkeys(t.dtype for t in tensors):
-        indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-        summed |= zip(indices, sum_of_one_type([tensors[i] for i in indices]), strict=True)
-    return [summed[i] for i in range(len(tensors))]
+    for dtype in dict.fromkeys(t.dtype for t in sent):
+        indices = [i for i, t in enumerate(sent) if t.dtype == dtype]
+        summed |= zip(indices, sum_of_one_type([sent[i] for i in indices]), strict=True)
+    return [tf.cast(summed[i], t.dtype) if t.dtype == tf.int32 else summed[i] for i, t in enumerate(tensors)]
 
 
 def sum_repeated_rows(gradient: Gradient) -> Gradient:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.strategies.base import with_device
+from tfdist.strategies.base import sum_by_type, with_device
 
 REDUCED_AS_THEY_ARE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 
@@ -72,4 +72,6 @@ def _summable(tensor: tf.Tensor) -> tf.Tensor:
 
 def _sum_lengths(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     context = tf.distribute.get_replica_context()
-    return [context.all_reduce(tf.distribute.ReduceOp.SUM, with_device(t)) for t in tensors]
+    return sum_by_type(
+        tensors, lambda same: [context.all_reduce(tf.distribute.ReduceOp.SUM, with_device(t)) for t in same]
+    )

@@ -169,6 +169,8 @@ class Chief:
         numbers = [signal.SIGTERM, signal.SIGINT]
         numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
         before = {number: signal.signal(number, note) for number in numbers}
+        if getattr(before[signal.SIGINT], "was_called", False):  # and a library ate the exception
+            note(signal.SIGINT, None)
         try:
             yield
         finally:
