@@ -1,4 +1,4 @@
-"""The command where all-reduces refuse int32, as TensorFlow's do between GPUs: `python -m strategies.as_on_gpus FLAGS`."""
+"""Runs the command where all-reduces refuse int32, as TensorFlow's do between GPUs."""
 
 from __future__ import annotations
 

@@ -1,16 +1,19 @@
-"""Where a step computes, with a second logical device of the CPU in an accelerator's place."""
+"""Where a step computes, with a second logical device of the CPU in an accelerator's place, and what GPUs refuse."""
 
 from __future__ import annotations
 
 import json
+import pathlib
 import textwrap
 from typing import Any
+from unittest import mock
 
 import pytest
 import support
 import tensorflow as tf
 
 from tfdist.strategies.one_device import OneDevice
+from tfdist.telemetry.account import sampler
 
 # Trains under OneDeviceStrategy on the second device, or on both, and prints by device the operations of the step's
 # graph, and on which devices variables lie.
@@ -135,3 +138,39 @@ def test_without_a_gpu_nothing_is_copied() -> None:
         return tf.data.Dataset.range(3)
 
     assert [int(each) for each in strategy.distribute(make)] == [0, 1, 2]
+
+
+ALL_REDUCED = {
+    "digits": ["train.precision = 'float16'", "train.steps_per_call = 3"],
+    "digits_contrastive": [],  # gathers rows
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ALL_REDUCED)
+def test_no_all_reduce_is_of_int32(experiment: str, tmp_path: pathlib.Path) -> None:
+    params = ["train.epochs = 2", *ALL_REDUCED[experiment]]
+    support.run_python(
+        [
+            *["-m", "tfdist.launch", "--workers=2", "--module=strategies.as_on_gpus", "--"],
+            *[f"--gin_file=tfdist:experiments/{experiment}.gin", f"--run_dir={tmp_path}"],
+            *[f"--gin_param={text}" for text in params],
+        ],
+        env=support.TESTS_PATH,
+    ).check()
+    assert (tmp_path / "export" / "model.keras").exists()
+    assert json.loads((tmp_path / "result.json").read_text())["hardware"]["devices"] == {"CPU": 1}  # not the other's
+
+
+def test_memory_is_that_of_the_process_s_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a cluster TensorFlow lists the GPUs of all workers."""
+    workers = [f"/job:worker/replica:0/task:{worker}/device:" for worker in range(2)]
+    devices = [mock.Mock() for _ in range(4)]
+    for device, name in zip(
+        devices, [f"{worker}{kind}:0" for kind in ("CPU", "GPU") for worker in workers], strict=True
+    ):
+        device.name = name
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: devices)
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", {"GPU:0": {"current": 7, "peak": 9}}.__getitem__)
+    assert sampler.device_memory_bytes() == 7.0
+    assert sampler.device_memory_bytes("peak") == 9.0

@@ -161,10 +161,15 @@ class Resources:
 
 def device_memory_bytes(key: str = "current") -> float | None:
     """Bytes in use on this process's GPUs ("current"), or the most that were ("peak"); None where it has none."""
-    gpus = range(len(tf.config.list_logical_devices("GPU")))
+    gpus = [name for name in list_local_devices() if name.startswith("GPU:")]
     if not gpus:
         return None
-    return float(sum(tf.config.experimental.get_memory_info(f"GPU:{index}")[key] for index in gpus))
+    return float(sum(tf.config.experimental.get_memory_info(name)[key] for name in gpus))
+
+
+def list_local_devices() -> list[str]:
+    """Names, "GPU:0", of this process's logical devices. TensorFlow lists those of all workers, by their tasks."""
+    return sorted({device.name.rpartition("/device:")[2] for device in tf.config.list_logical_devices()})
 
 
 class _Gpus:

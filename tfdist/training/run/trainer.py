@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.data.pipeline.pipeline import dispose
 from tfdist.telemetry.account import time_account
+from tfdist.telemetry.account.sampler import list_local_devices
 from tfdist.telemetry.console.console_text import Plan
 from tfdist.telemetry.logs.metrics import FINAL
 from tfdist.telemetry.reporter import Reporter
@@ -257,8 +258,7 @@ def format_metrics(metrics: dict[str, Any]) -> str:
 
 def describe_hardware() -> dict[str, Any]:
     """What the chief's process may use: devices by kind, their names, processors by its affinity, bytes of memory."""
-    devices = tf.config.list_logical_devices()
-    kinds = collections.Counter(device.device_type for device in devices)
+    kinds = collections.Counter(name.partition(":")[0] for name in list_local_devices())
     accelerators = [device for device in tf.config.get_visible_devices() if device.device_type != "CPU"]
     names = [tf.config.experimental.get_device_details(device).get("device_name") for device in accelerators]
     return {
