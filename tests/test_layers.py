@@ -70,15 +70,15 @@ MAY_IMPORT = {
 PACKAGE = "tfdist"
 # Lines and files of each room. A change may raise a budget by what its issue names, and lowers it where it removes.
 BUDGETS = {
-    "": (1_350, 8),
+    "": (1_350, 9),
     "checkpoint": (2_100, 20),
-    "commands": (750, 6),
+    "commands": (1_200, 10),
     "config": (1_750, 10),
     "data": (4_900, 38),
     "doctor": (650, 8),
     "keras_fit": (1_100, 6),
     "keras_patches": (100, 2),
-    "launch": (2_700, 21),
+    "launch": (2_800, 22),
     "models": (350, 6),
     "new": (700, 9),
     "planning": (1_300, 7),
@@ -93,7 +93,7 @@ BUDGETS = {
     "tpu_compiler": (750, 8),
     "training": (9_100, 45),
     "tuning": (3_550, 23),
-    "tests": (35_850, 235),
+    "tests": (36_150, 236),
     "benchmarks and tools": (6_500, 49),
 }
 # Modules (or packages) that alone may import a library.

@@ -40,7 +40,7 @@ except ModuleNotFoundError:  # without it not even an argument can be read
     print(f"error: {missing_requirement('absl')}", file=sys.stderr)
     raise SystemExit(EXIT_USER_ERROR) from None
 
-_HELP = frozenset({"--help", "-help", "-h", "-?", "--helpshort", "--helpfull"})
+HELP = frozenset({"--help", "-help", "-h", "-?", "--helpshort", "--helpfull"})
 
 
 def start(command: Callable[[list[str]], int]) -> None:
@@ -48,7 +48,7 @@ def start(command: Callable[[list[str]], int]) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="backslashreplace")  # it may lack a character of a message, or of a name in it
-    if _HELP.intersection(sys.argv):  # answered before absl.app, whose import takes as long as all else
+    if HELP.intersection(sys.argv):  # answered before absl.app, whose import takes as long as all else
         sys.exit(command(sys.argv[1:]))
     from absl import app
     from absl import logging as absl_logging
@@ -73,7 +73,12 @@ def parse(
 
 
 def parse_with_operands(
-    defined: flags.FlagValues, arguments: Sequence[str], *, about: str, hint: str = "--help lists the flags."
+    defined: flags.FlagValues,
+    arguments: Sequence[str],
+    *,
+    about: str,
+    hint: str = "--help lists the flags.",
+    flags_end_at_operand: bool = False,
 ) -> tuple[flags.FlagValues, list[str]]:
     """Reads a command's flags, and absl's own; a flag that repeats and was not given is an empty list.
 
@@ -82,6 +87,7 @@ def parse_with_operands(
       arguments: what follows the program's name.
       about: what --help shows before the flags.
       hint: what to do about an argument that cannot be read.
+      flags_end_at_operand: what follows the first operand is another command's, its flags and --help, too.
 
     Returns:
       The values, and the arguments that are no flags.
@@ -90,7 +96,7 @@ def parse_with_operands(
       UserError: a flag is unknown or has a value that it cannot have.
       SystemExit: --help was asked for and is printed.
     """
-    asked = _HELP.intersection(arguments)
+    asked = HELP.intersection(arguments if not flags_end_at_operand else arguments[:1])
     if asked:
         # absl heads each module's flags with the module's name, which under `python -m` is a path.
         own = [defined.module_help(module).split(":\n", 1)[1] for module in defined.flags_by_module_dict()]
@@ -101,7 +107,7 @@ def parse_with_operands(
             raise SystemExit(_leave_without_reader()) from None
         raise SystemExit(EXIT_DONE)
     values = copy.deepcopy(defined)
-    values.set_gnu_getopt(True)
+    values.set_gnu_getopt(not flags_end_at_operand)
     for name in flags.FLAGS:  # --verbosity and others of absl itself
         if name not in values and name == flags.FLAGS[name].name and not name.startswith("help"):
             values[name] = flags.FLAGS[name]
@@ -125,12 +131,6 @@ def define_seconds(name: str, default: float | None, text: str, values: flags.Fl
         "must be a number of seconds above 0",
         flag_values=values,
     )
-
-
-def split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What stands before a `--`, a command's own, and what stands behind it, another's."""
-    split = list(arguments).index("--") if "--" in arguments else len(arguments)
-    return list(arguments[:split]), list(arguments[split + 1 :])
 
 
 def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool = True) -> int:

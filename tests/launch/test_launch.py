@@ -340,7 +340,7 @@ def test_a_mistake_ends_with_one_message_and_status_2() -> None:
         ("--workers=0 -- x", "flag --workers=0: 0 is not a positive integer"),
         ("--workers=two -- x", "flag --workers=two: invalid literal for int()"),
         ("-- x", "--workers=N is missing"),
-        ("--workers=2", "The `--` and tfdist.main's arguments are missing"),
+        ("--workers=2", "What the workers run is missing"),
         ("--workers=2 --", "Nothing follows `--`"),
         ("--workers=2 --gin_file=x", "The arguments of tfdist.main come after `--`"),
         ("--workers=2 --launcher=hvd -- x", "should be one of <tf_config|horovod|host|ray|ray_horovod>"),

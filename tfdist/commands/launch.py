@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import os
 import sys
 from collections.abc import Sequence
 
 from tfdist import command_line
-from tfdist.command_line import flags, split_at_dashes
+from tfdist.command_line import flags
 from tfdist.errors import TfdistError, UserError
-from tfdist.launch import horovod, hosts, local
+from tfdist.launch import horovod, hosts, local, own_host
 from tfdist.launch.plan import Plan, worker_environment
 from tfdist.launch.ray import ray
 from tfdist.launch.ray.cluster import PLACEMENTS, Resources
@@ -33,13 +34,19 @@ INSTEAD = {  # flags of an earlier version
     "--print": "copy a file of examples/clusters/ or examples/pipelines/ (docs/clusters.md)",
     "--timeout_seconds": "write `timeout 3600 python -m tfdist.launch …`",
 }
+VERBS = ("train", "resume", "validate", "evaluate", "predict", "doctor")  # that several workers can do together
 EXAMPLE = "python -m tfdist.launch --workers=2 -- --gin_file=configs/experiments/digits.gin"
 DESCRIPTION = f"""\
+tfdist launch -n N [FLAGS] SCRIPT.py [ITS ARGUMENTS]
+tfdist launch -n N [FLAGS] train EXPERIMENT.gin [NAME=VALUE …]
 python -m tfdist.launch --workers=N [FLAGS] -- ARGUMENTS OF tfdist.main
 
-Runs `python -m tfdist.main ARGUMENTS` in N processes, as workers of one run: on this machine, on the hosts that
---hosts_command lists, or with --launcher=ray on the nodes of a Ray cluster.
+Runs a script, a verb of tfdist or tfdist.main in N processes, as workers of one run: on this machine, on the hosts that
+--hosts_command lists, or with --launcher=ray on the nodes of a Ray cluster. With --hosts=a,b,c the same line typed on
+each host runs one worker there.
 
+  tfdist launch -n 4 train.py --lr=0.1
+  tfdist launch -n 2 train tfdist:experiments/digits.gin --run_dir=runs/two
   {EXAMPLE}
 
 Each line that a worker writes has its name in front. The first failure ends all; with --max_restarts they are then
@@ -48,7 +55,14 @@ SIGHUP, SIGUSR1 and the first Ctrl-C have the workers save and end, with status 
 Ctrl-C kills them. Exit statuses are those of tfdist.main, and 128 + N when a worker died of signal N.
 """
 FLAGS = flags.FlagValues()
-flags.DEFINE_integer("workers", None, "how many processes", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_integer("workers", None, "how many processes", short_name="n", lower_bound=1, flag_values=FLAGS)
+flags.DEFINE_string(
+    "hosts",
+    None,
+    "all hosts, HOST[:PORT],HOST[:PORT],… or a file with one a line; this one starts its own worker. Type the same "
+    f"line on each. Without PORT it is {own_host.PORT}",
+    flag_values=FLAGS,
+)
 flags.DEFINE_string(
     "hosts_command",
     None,
@@ -152,20 +166,18 @@ def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Dead
     Raises:
       UserError: they cannot be understood.
     """
-    arguments = list(arguments)
-    ours, workers_own = split_at_dashes(arguments)
-    options = _parse_options(ours)
-    if not workers_own and options.module == "tfdist.main":
-        what = "Nothing follows `--`" if "--" in arguments else "The `--` and tfdist.main's arguments are missing"
-        raise UserError(f"{what}. Received: {' '.join(arguments)!r}. Write, for example: {EXAMPLE}")
+    options, command = _parse_options(list(arguments))
     if sys.platform != "linux":
         raise UserError(f"tfdist.launch starts workers on Linux only; this is {sys.platform!r}.")
     on_this_host = options.launcher == "host"
+    variables = dict(os.environ)
+    if options.hosts is not None:
+        variables["TF_CONFIG"] = own_host.make_tf_config(options.hosts)
     plan = Plan(
         num_workers=options.workers,
-        first_index=local.read_worker_index(os.environ) if on_this_host else 0,
-        command=(sys.executable, "-m", options.module, *workers_own),
-        environment=worker_environment(os.environ, keep_cluster=on_this_host),
+        first_index=local.read_worker_index(variables) if on_this_host else 0,
+        command=(sys.executable, *command),
+        environment=worker_environment(variables, keep_cluster=on_this_host),
         pin_cpus=options.pin_cpus,
     )
     end_hangs = options.max_restarts > 0 or options.deadline_seconds is not None
@@ -212,12 +224,20 @@ def _rules(options: flags.FlagValues) -> Rules:
     return Rules(max_restarts=options.max_restarts, min_workers=least, backoff_seconds=options.backoff_seconds)
 
 
-def _parse_options(arguments: Sequence[str]) -> flags.FlagValues:
-    for name in (argument.split("=")[0] for argument in arguments):
+def _parse_options(arguments: list[str]) -> tuple[flags.FlagValues, list[str]]:
+    """The launcher's flags, and what follows the interpreter's name in each worker's command."""
+    for name in (argument.split("=")[0] for argument in itertools.takewhile(_is_flag, arguments)):
         if name in INSTEAD:
             raise UserError(f"{name} is gone: {INSTEAD[name]}.")
     hint = f"The arguments of tfdist.main come after `--`: {EXAMPLE}"
-    options = command_line.parse(FLAGS, arguments, about=DESCRIPTION, hint=hint)
+    options, operands = command_line.parse_with_operands(
+        FLAGS, arguments, about=DESCRIPTION, hint=hint, flags_end_at_operand=True
+    )
+    command = _find_command(options, arguments, operands)
+    if options.hosts is not None:
+        if options.workers is not None or options.hosts_command is not None or options.launcher != "tf_config":
+            raise UserError("--hosts starts this host's worker. Leave --workers, --hosts_command and --launcher out.")
+        options["launcher"].value = "host"
     if options.launcher == "host":
         if options.workers not in (None, 1):
             raise UserError(f"--launcher=host starts one worker, this host's. Leave --workers={options.workers} out.")
@@ -233,4 +253,33 @@ def _parse_options(arguments: Sequence[str]) -> flags.FlagValues:
         raise UserError(f"--max_workers={options.max_workers} is for --hosts_command: write that, too, or --workers.")
     if options.workers is None:
         raise UserError(f"--workers=N is missing: how many processes? Write, for example: {EXAMPLE}")
-    return options
+    return options, command
+
+
+def _is_flag(argument: str) -> bool:
+    return argument.startswith("-") and argument != "--"
+
+
+def _find_command(options: flags.FlagValues, arguments: list[str], operands: list[str]) -> list[str]:
+    """What each worker runs: a script, a verb of tfdist, or a module with what follows `--`.
+
+    Raises:
+      UserError: it is none of these.
+    """
+    has_dashes = arguments[: len(arguments) - len(operands)][-1:] == ["--"]
+    if operands and not has_dashes:
+        what = operands[0]
+        if what.endswith(".py") and not os.path.isfile(what):
+            raise UserError(f"There is no script {what!r} in {os.getcwd()}. Write its path.")
+        if not what.endswith(".py") and what not in VERBS:
+            raise UserError(
+                f"{what!r} is no script, which ends with .py, and none of the verbs {', '.join(VERBS)}. "
+                f"The arguments of tfdist.main come after `--`: {EXAMPLE}"
+            )
+        if options["module"].present:
+            raise UserError(f"--module={options.module} and {what} are both what the workers run. Write one of them.")
+        return operands if what.endswith(".py") else ["-m", "tfdist", *operands]
+    if not operands and options.module == "tfdist.main":
+        what = "Nothing follows `--`" if has_dashes else "What the workers run is missing"
+        raise UserError(f"{what}. Received: {' '.join(arguments)!r}. Write, for example: {EXAMPLE}")
+    return ["-m", options.module, *operands]

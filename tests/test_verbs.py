@@ -1,0 +1,297 @@
+"""The command `tfdist VERB …`: what is typed, what each verb makes of it, and one message for each mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent import futures
+
+import pytest
+import support
+
+from tfdist import __version__, main
+from tfdist.commands import launch, settings_list, verbs
+from tfdist.commands.completion import write_script
+from tfdist.errors import UserError
+from tfdist.launch import own_host
+
+DIGITS = "tfdist:experiments/digits.gin"
+
+
+def test_alone_and_asked_it_says_what_it_can_do(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["--help"], ["help"]):
+        assert verbs.run(arguments) == 0 and "verbs:" in capsys.readouterr().out
+    assert verbs.run([]) == 0
+    shown = capsys.readouterr().out
+    assert all(re.search(rf"^  {name} ", shown, re.MULTILINE) for name in verbs.VERBS)
+    assert verbs.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"tfdist {__version__}\n"
+
+
+@pytest.mark.parametrize("name", [name for name, verb in verbs.VERBS.items() if verb.mode])
+def test_the_help_of_a_verb_has_its_own_flags_and_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        verbs.translate(name, ["--help"])
+    shown = capsys.readouterr().out
+    listed = set(re.findall(r"^  --(?:\[no\])?(\w+):", shown, re.MULTILINE))
+    assert listed == set(verbs.list_flags(name))
+    assert "Exit statuses:" in shown
+    (example,) = re.findall(rf"^  tfdist {name} (.+)$", shown, re.MULTILINE)
+    if verbs.VERBS[name].mode != "train" or name == "train":
+        assert verbs.translate(name, example.split())  # it can be typed as it stands
+
+
+@pytest.mark.parametrize(
+    ("typed", "flags"),
+    [
+        (["train", "a.gin"], ["--mode=train", "--gin_file=a.gin"]),
+        (["train", DIGITS, "train.epochs=3"], ["--mode=train", f"--gin_file={DIGITS}", "--gin_param=train.epochs=3"]),
+        (["train", "a.gin", "--run_dir", "x"], ["--mode=train", "--gin_file=a.gin", "--run_dir=x"]),
+        (["train", "--gin_file=a.gin", "b.gin"], ["--mode=train", "--gin_file=b.gin", "--gin_file=a.gin"]),
+        (["sweep", "a.gin", "--verbose"], ["--mode=tune", "--gin_file=a.gin", "--verbose=True"]),
+        (["find-rate", "a.gin"], ["--mode=find_rate", "--gin_file=a.gin"]),
+        (["evaluate", "runs/a"], ["--mode=evaluate", "--run_dir=runs/a"]),
+        (["predict", "runs/a", "predict.format='csv'"], None),
+        (["plan", "a.gin", "--deadline=3"], ["--mode=plan", "--gin_file=a.gin", "--deadline=3.0"]),
+        (["plan", "a.gin", "--devices=a", "--devices=b"], None),
+    ],
+)
+def test_a_verb_is_a_mode_of_the_command(
+    typed: list[str], flags: list[str] | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "config.gin").write_text("train.epochs = 3\n")
+    monkeypatch.chdir(tmp_path)
+    translated = verbs.translate(typed[0], typed[1:])
+    assert flags is None or translated == flags
+    assert main.parse(translated).mode == verbs.VERBS[typed[0]].mode  # which reads what it is given
+
+
+def test_a_run_resumes_with_its_own_configuration(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.gin").write_text("train.epochs = 3\n")
+    translated = verbs.translate("resume", [str(tmp_path), "train.epochs=4"])
+    assert translated == [
+        *("--mode=train", f"--gin_file={tmp_path}/config.gin", "--gin_param=train.epochs=4", f"--run_dir={tmp_path}")
+    ]
+
+
+MISTAKES = [
+    (["tran", "a.gin"], "There is no verb 'tran'.*Did you mean 'train'"),
+    (["evalute"], "Did you mean 'evaluate'"),
+    (["tune", "a.gin"], "There is no verb 'tune'; the verbs are train"),
+    (["a.gin"], "Write: tfdist train a.gin"),
+    ([DIGITS], f"Write: tfdist train {DIGITS}"),
+    (["train", "a"], "'a' is no gin file and no NAME=VALUE"),
+    (["train", "runs/a"], "'runs/a' is no gin file"),
+    (["train", "a.gin", "train.epochs", "3"], "'train.epochs' is no gin file and no NAME=VALUE"),
+    (["train"], "No experiment given"),
+    (["train", "--run_dir=x"], "No experiment given"),
+    (["train", "a.gin", "--epochs=3"], "Unknown command line flag 'epochs'.*A setting has no dashes: train.epochs=3"),
+    (["train", "a.gin", "--rundir=x"], "Unknown command line flag 'rundir'.*run_dir"),
+    (["train", "a.gin", "--mode=plan"], "--mode=plan is what the verb says"),
+    (["train", "a.gin", "--devices=x"], "--devices is no flag of tfdist train. It belongs to: tfdist plan"),
+    (["train", "a.gin", "--budget_usd=3"], "It belongs to: tfdist plan"),
+    (["plan", "a.gin", "--profile=steps 1-2"], "It belongs to: tfdist train or resume"),
+    (["plan", "a.gin", "--deadline=soon"], "deadline"),
+    (["plan", "a.gin", "--deadline=-1"], "deadline"),
+    (["evaluate", "a", "b"], "'b' is no gin file and no NAME=VALUE"),
+    (["evaluate"], "No experiment given. Write --run_dir=DIR of a training"),
+    (["evaluate", "/nowhere/at/all"], "holds no run"),
+    (["resume"], "tfdist resume takes the directory of a run"),
+    (["resume", "a.gin"], "tfdist resume takes the directory of a run"),
+    (["resume", "/nowhere/at/all"], "holds no run"),
+    (["train", "a.gin", "--log=xml"], "xml"),
+    (["train", "a.gin", "--run_dir="], "--run_dir= is empty"),
+    (["train", "a.gin", "--run_dir=a\nb"], "cannot be printed"),
+    (["train", "a.gin", "--verbose=perhaps"], "verbose"),
+    (["train", "a.gin", "--profile=now"], "profile"),
+    (["settings", "train.epoch_s"], "No setting is called 'train.epoch_s'.*Did you mean 'train.epochs'"),
+    (["settings", "--all"], "Unknown command line flag 'all'"),
+    (["env", "x"], "'x' belongs to no flag"),
+    (["completion"], "Write: tfdist completion bash or zsh"),
+    (["completion", "fish"], "Received 'fish'"),
+    (["checkpoint"], "Write: python -m tfdist.checkpoint list RUN_DIR"),
+    (["checkpoint", "lst", "x"], "Did you mean 'list'"),
+    (["report"], "No run given"),
+    (["report", "/nowhere/at/all"], "/nowhere/at/all"),
+    (["doctor", "x"], "'x' belongs to no flag"),
+    (["doctor", "--largest_mib=-1"], "largest_mib"),
+    (["new"], "One directory is to be written"),
+    (["new", "x", "--data=pdf"], "pdf"),
+]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"), MISTAKES, ids=lambda each: " ".join(each) if isinstance(each, list) else ""
+)
+def test_a_mistake_is_one_message(
+    typed: list[str],
+    message: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert verbs.run(typed) == 2
+    shown = capsys.readouterr()
+    assert re.search(message, " ".join(shown.err.split())), shown.err
+    assert shown.err.count("error: ") == 1 and "Traceback" not in shown.err
+
+
+LAUNCH_MISTAKES = [
+    ([], "What the workers run is missing"),
+    (["-n", "2"], "What the workers run is missing"),
+    (["-n", "2", "--"], "Nothing follows `--`"),
+    (["-n", "0", "a.py"], "workers"),
+    (["-n", "two", "a.py"], "workers"),
+    (["a.py"], "--workers=N is missing"),
+    (["-n", "2", "none.py"], "There is no script 'none.py' in"),
+    (["-n", "2", "a"], "'a' is no script, which ends with .py, and none of the verbs train"),
+    (["-n", "2", "sweep", "a.gin"], "none of the verbs"),
+    (["-n", "2", "--module=b", "a.py"], "--module=b and a.py are both what the workers run"),
+    (["-n", "2", "--nodes=3", "a.py"], "Unknown command line flag 'nodes'"),
+    (["-n", "2", "--hosts=a,b", "a.py"], "Leave --workers"),
+    (["--hosts=a,b", "--launcher=horovod", "a.py"], "Leave --workers, --hosts_command and --launcher out"),
+    (["--hosts=", "a.py"], "names 0 hosts"),
+    (["--hosts=a", "a.py"], "names 1 hosts"),
+    (["--hosts=a,a", "a.py"], "names a:2222 twice"),
+    (["--hosts=a:port,b", "a.py"], "received 'a:port'"),
+    (["--hosts=a:99999,b", "a.py"], "received 'a:99999'"),
+    (["--hosts=:22,b", "a.py"], "received ':22'"),
+    (["--hosts=a.invalid,127.0.0.1", "a.py"], "The host 'a.invalid' of --hosts has no address"),
+    (["--hosts=192.0.2.77,192.0.2.78", "a.py"], "is this machine, whose addresses are"),
+    (["--hosts=localhost,127.0.0.1", "a.py"], "are both this machine"),
+]
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"), LAUNCH_MISTAKES, ids=lambda e: " ".join(e) if isinstance(e, list) else ""
+)
+def test_a_mistake_of_a_launch_is_one_message(
+    typed: list[str], message: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        launch.parse(typed)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UserError, match=f"Port {port} of this machine cannot be used"):
+            own_host.make_tf_config(f"127.0.0.1:{port},192.0.2.77")
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_each_host_finds_itself_in_one_list(
+    as_file: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = "192.0.2.77:2301,192.0.2.78"
+    if as_file:
+        (tmp_path / "hosts").write_text("# the machines\n192.0.2.77:2301\n\n192.0.2.78  # the second\n")
+        hosts = str(tmp_path / "hosts")
+    for index, address in enumerate(("192.0.2.77", "192.0.2.78")):
+        monkeypatch.setattr(own_host, "get_own_addresses", lambda address=address: {address, "127.0.0.1"})
+        assert json.loads(own_host.make_tf_config(hosts)) == {
+            "cluster": {"worker": ["192.0.2.77:2301", "192.0.2.78:2222"]},
+            "task": {"type": "worker", "index": index},
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "what",
+    [
+        ["script.py", "--lr", "0.1", "--help"],
+        ["train", DIGITS, "train.epochs=1", "--run_dir=run"],
+    ],
+)
+def test_a_script_and_a_verb_run_on_two_workers(what: list[str], tmp_path: pathlib.Path) -> None:
+    (tmp_path / "script.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    done = support.run_python(["-m", "tfdist", "launch", "-n", "2", *what], cwd=tmp_path).check()
+    if what[0] == "train":
+        assert json.loads((tmp_path / "run" / "result.json").read_text())["num_workers"] == 2
+    else:
+        assert done.stdout.count("['--lr', '0.1', '--help']") == 2, done.stdout
+
+
+@pytest.fixture
+def namespaces() -> list[str]:
+    """Two network namespaces with a cable between them, as hosts 10.77.0.1 and 10.77.0.2."""
+    names = [f"tfdist-{os.getpid()}-{end}" for end in "ab"]
+    try:
+        for name in names:
+            subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this machine makes no network namespaces: {error}")
+    return names
+
+
+@pytest.mark.slow
+def test_the_same_line_on_each_host_makes_one_cluster(
+    namespaces: Sequence[str], tmp_path: pathlib.Path, request: pytest.FixtureRequest
+) -> None:
+    def ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True)
+
+    for name in namespaces:
+        request.addfinalizer(lambda name=name: ip("netns", "del", name))  # type: ignore[misc]
+    ends = ["tfdist-a", "tfdist-b"]
+    ip("-n", namespaces[0], "link", "add", ends[0], "type", "veth", "peer", "name", ends[1], "netns", namespaces[1])
+    for index, (name, end) in enumerate(zip(namespaces, ends, strict=True)):
+        ip("-n", name, "addr", "add", f"10.77.0.{index + 1}/24", "dev", end)
+        ip("-n", name, "link", "set", end, "up")
+        ip("-n", name, "link", "set", "lo", "up")
+    line = ["-m", "tfdist", "launch", "--hosts=10.77.0.1,10.77.0.2", "train", DIGITS, "train.epochs=1", "--run_dir=run"]
+
+    def start(name: str) -> support.Finished:
+        return support.run_command(["ip", "netns", "exec", name, sys.executable, *line], cwd=tmp_path)
+
+    with futures.ThreadPoolExecutor() as threads:
+        for done in threads.map(start, reversed(namespaces)):
+            done.check()
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["num_workers"] == 2
+
+
+def test_settings_are_listed_by_name_and_as_a_gin_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert settings_list.main(["train.epochs", "tune.max_*"]) == 0
+    shown = capsys.readouterr().out
+    assert "train.epochs = " in shown and "tune.max_trials" in shown and "evaluate." not in shown
+    assert settings_list.main(["--print_config"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("# ") or not line for line in lines)
+    names = {each.name for each in settings_list.list_settings()}
+    assert names == {match[1] for line in lines if (match := re.match(r"# ([a-zA-Z_.]+) = ", line))}
+
+
+def test_a_report_of_a_fault_holds_no_secret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFDIST_X", "https://me:secret@host/x")
+    monkeypatch.setenv("MY_TOKEN", "hidden")
+    assert verbs.run(["env"]) == 0
+    shown = capsys.readouterr().out
+    assert f"tfdist {__version__}" in shown and "tensorflow" in shown and "TFDIST_X=" in shown
+    assert "secret" not in shown and "hidden" not in shown
+
+
+def test_the_shell_completes_verbs_flags_and_experiments() -> None:
+    ask = 'COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _tfdist; printf "%s\\n" "${COMPREPLY[@]}"'
+    for typed, expected in [
+        (["tr"], ["train"]),
+        (["train", "--pro"], ["--profile"]),
+        (["plan", "--dev"], ["--devices"]),
+        (["launch", "--hos"], ["--hosts", "--hosts_command"]),
+        (["train", "tfdist:experiments/digits_t"], ["digits_tfds.gin", "digits_tfrecord.gin", "digits_two_tasks.gin"]),
+    ]:
+        words = " ".join(f"'{word}'" for word in ["tfdist", *typed])
+        script = f"{write_script()}\nCOMP_WORDS=({words}); {ask}"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+        assert [line.removeprefix("tfdist:experiments/") for line in done.stdout.split()] == expected
