@@ -72,7 +72,7 @@ PACKAGE = "tfdist"
 BUDGETS = {
     "": (1_350, 9),
     "checkpoint": (2_100, 20),
-    "commands": (1_200, 10),
+    "commands": (1_250, 10),
     "config": (1_750, 10),
     "data": (4_900, 38),
     "doctor": (650, 8),

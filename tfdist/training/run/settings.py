@@ -34,6 +34,7 @@ from tfdist.settings.checks import (
     text,
 )
 from tfdist.settings.declaration import Settings, setting
+from tfdist.strategies import auto
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.sums import PRECISIONS as REDUCED
 from tfdist.tasks.base import Task
@@ -50,7 +51,8 @@ from tfdist.training.step.precision import POLICIES
 
 DETERMINISM = "train.deterministic"
 DataFunction = Callable[[], Any]
-STRATEGY = instance_of(Strategy, "@mirrored.Mirrored()")
+STRATEGY = Check("'auto', or @mirrored.Mirrored()", lambda value: value == AUTO or isinstance(value, Strategy))
+COMPUTES = "who computes; 'auto' chooses by the environment and the devices"
 TASK = or_none(instance_of(Task, "@supervised.Supervised()"))
 PRECISION = one_of(*POLICIES)
 MODEL = checked_later("@my_module.build_model")
@@ -130,7 +132,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         MODEL,
     )
     train_data: DataFunction = setting("gives the training examples", FUNCTION)
-    strategy: Strategy = setting("who computes", STRATEGY, may_change=True)
+    strategy: Strategy = setting(COMPUTES, STRATEGY, AUTO, may_change=True)
     optimizer: OptimizerBuilder | None = setting(
         "builds the Keras optimizer, in the scope too; None takes that which the model is compiled with",
         checked_later("@keras.optimizers.Adam, or a name, 'adam'"),
@@ -257,6 +259,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        choose_strategy(self)
         if self.optimizer is not None:
             check_optimizer_builder(self.optimizer)
         check_callbacks(self.callbacks)
@@ -430,7 +433,21 @@ class EvaluateSettings(TrainedSettings):
     NAME: ClassVar[str] = "evaluate"
 
     data: DataFunction = setting("gives the examples", FUNCTION)
-    strategy: Strategy = setting("who computes", STRATEGY)
+    strategy: Strategy = setting(COMPUTES, STRATEGY, AUTO)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose_strategy(self)
+
+
+def choose_strategy(settings: Any) -> None:
+    """Puts the strategy that fits this process in the place of 'auto'; raises UserError as `auto.choose`.
+
+    Args:
+      settings: a frozen dataclass with a field `strategy`.
+    """
+    if settings.strategy == AUTO:
+        object.__setattr__(settings, "strategy", auto.choose())
 
 
 def _in_parts(plan: BatchPlan, parts: int) -> BatchPlan:
