@@ -48,7 +48,8 @@ class LengthSettings(Settings):
     )
     steps: int | None = setting("optimizer updates", or_none(COUNT), None, may_change=True)
     stop_after_epochs: int | None = setting(
-        "saves and exits after so many epochs; a later start with more, or without, resumes. Schedules are those of the whole run",
+        "saves and exits after so many epochs; a later start with more, or without, resumes. Schedules are those of "
+        "the whole run",
         or_none(COUNT),
         None,
         may_change=True,

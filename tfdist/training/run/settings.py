@@ -136,18 +136,21 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         None,
     )
     swa_start: str | int | None = setting(
-        "stochastic weight averaging, for an optimizer with use_ema = True: from here on, its average is the plain mean of the weights",
+        "stochastic weight averaging, for an optimizer with use_ema = True: from here on, its average is the plain "
+        "mean of the weights",
         or_none(LENGTH),
         None,
     )
     recompute: Sequence[str] | str | None = setting(
-        "gradient checkpointing: keeps only the inputs of layers of these names, or with 'auto' of all that contain layers",
+        "gradient checkpointing: keeps only the inputs of layers of these names, or with 'auto' of all that contain "
+        "layers",
         or_none(RECOMPUTE),
         None,
         may_change=True,
     )
     sharding: str | Sequence[str] | None = setting(
-        "what replicas share out: 'optimizer' the optimizer's state; 'host' the same, on the host; 'weights' also gradients and weights; patterns of layers' names their columns",
+        "what replicas share out: 'optimizer' the optimizer's state; 'host' the same, on the host; 'weights' also "
+        "gradients and weights; patterns of layers' names their columns",
         or_none(SHARDING),
         None,
         may_change=True,
@@ -166,7 +169,8 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
     )
     seed: int = setting("of weights, order and dropout", SEED, 0)
     deterministic: bool | int = setting(
-        "the same bits twice on the same number of workers, at some cost in speed; a power of two: on 1, 2, 4 … replicas up to this",
+        "the same bits twice on the same number of workers, at some cost in speed; a power of two: on 1, 2, 4 … "
+        "replicas up to this",
         DETERMINISTIC,
         False,
     )
@@ -227,7 +231,8 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         may_change=True,
     )
     fast_check: bool = setting(
-        "trains two steps, evaluates, saves, exports and calls callbacks in RUN_DIR/fast_check, without beginning the run",
+        "trains two steps, evaluates, saves, exports and calls callbacks in RUN_DIR/fast_check, without beginning the "
+        "run",
         SWITCH,
         False,
         may_change=True,
