@@ -402,7 +402,7 @@ row(
 row(
     "a tf.data.Dataset that does not know its length",
     holds=DIFFERS,
-    note="reads it once to count, with a warning",
+    note="reads it once to count, with a warning; fit's optimizer counts one update too many",
     x=lambda: tf.data.Dataset.from_generator(lambda: batches(4), output_signature=dataset(10).element_spec),
     y=None,
     epochs=2,
