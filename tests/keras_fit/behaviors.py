@@ -292,22 +292,22 @@ class Endless(Numbered):
 
 
 AREAS.append("Data")
-row("NumPy arrays with a smaller last batch", epochs=3)
+row("arrays with a smaller last batch", epochs=3)
 row("a feature in an array of one axis", x=X[:, 0], model=lambda: layered([keras.Input((1,)), out()]))
 row("TensorFlow tensors", x=lambda: tf.constant(X), y=lambda: tf.constant(Y))
 row(
-    "arrays of float64, integers, booleans",
+    "float64, integers, booleans",
     x=lambda: X.astype(np.float64) > 0,
     y=lambda: Y.astype(np.int8),
     batch_size=20,
 )
-row("several inputs in a list", x=lambda: list(HALVES), model=two_inputs)
+row("a list of inputs", x=lambda: list(HALVES), model=two_inputs)
 row(
-    "several inputs in a dict",
+    "a dict of inputs",
     x=lambda: dict(zip(("left", "right"), HALVES, strict=True)),
     model=lambda: two_inputs(names=True),
 )
-row("several outputs in a list", y=[Y, X[:, :1]], model=two_outputs, batch_size=10)
+row("a list of outputs", y=[Y, X[:, :1]], model=two_outputs, batch_size=10)
 
 
 @behavior("an output without a loss")
@@ -336,7 +336,7 @@ row(
     batch_size=10,
 )
 row(
-    "x without a last axis of length 1",
+    "x without its last axis of length 1",
     model=lambda: layered([keras.Input((4, 1)), keras.layers.Conv1D(2, 3), keras.layers.Flatten(), out()]),
 )
 row(
@@ -354,7 +354,7 @@ row(
     batch_size=10,
 )
 row(
-    "outputs in a dict with loss weights and metrics",
+    "a dict of outputs with loss weights and metrics",
     y={"kind": Y, "size": X[:, :1]},
     model=lambda: two_outputs(names=True, loss_weights={"kind": 1.0, "size": 0.3}, metrics={"kind": ["accuracy"]}),
     batch_size=10,
@@ -418,7 +418,7 @@ row("a generator with steps_per_epoch", x=batches, y=None, epochs=3, steps_per_e
 
 @behavior(
     "a generator that ends, without steps_per_epoch",
-    note="in memory, with a warning; fit's optimizer counts one update too many",
+    note="in memory, with a warning",
 )
 def _(fit: Fit) -> Seen:
     found = simply(fit, batches(5))
@@ -472,13 +472,13 @@ row(
     model=lambda: classifier(metrics=None, weighted_metrics=["accuracy"]),
 )
 row(
-    "a metric in both metrics and weighted_metrics",
+    "a metric in metrics and weighted_metrics",
     sample_weight=WEIGHTS,
     model=lambda: classifier(metrics=["accuracy"] * 2, weighted_metrics=["accuracy"]),
     validation_data=(X, Y, WEIGHTS),
 )
 row(
-    "a list of sample_weight, one for each output",
+    "a list of sample_weight, by output",
     y=[Y, X[:, :1]],
     sample_weight=lambda: [WEIGHTS, WEIGHTS[::-1].copy()],
     model=two_outputs,
@@ -505,16 +505,16 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=4, initial_epoch=2, callbacks=[told]) | {"told": told.epochs}
 
 
-@behavior("epochs up to initial_epoch, which train nothing")
+@behavior("epochs up to initial_epoch")
 def _(fit: Fit) -> Seen:
     found = simply(fit, X, Y, epochs=2, initial_epoch=2)
     return {name: found[name] for name in ("history", "epochs", "weights")}
 
 
-row("steps_per_epoch that divides the batches, for a pass of several epochs", batch_size=5, epochs=4, steps_per_epoch=5)
-row("steps_per_epoch without batch_size, which sets the batch size", epochs=2, steps_per_epoch=3)
+row("steps_per_epoch that divides the batches", batch_size=5, epochs=4, steps_per_epoch=5)
+row("steps_per_epoch without batch_size", epochs=2, steps_per_epoch=3)
 row(
-    "steps_per_epoch beyond the batches, one pass with a warning",
+    "steps_per_epoch beyond the batches, with a warning",
     batch_size=10,
     epochs=2,
     steps_per_epoch=7,
@@ -529,7 +529,7 @@ row(
 )
 
 
-@behavior("keras.config.set_max_epochs and set_max_steps_per_epoch")
+@behavior("set_max_epochs and set_max_steps_per_epoch")
 def _(fit: Fit) -> Seen:
     keras.config.set_max_epochs(2)
     keras.config.set_max_steps_per_epoch(3)
@@ -600,7 +600,7 @@ class Told(keras.callbacks.Callback):
         self.epochs.append(("end", epoch, sorted(logs), self.params["epochs"], self.params["steps"]))
 
 
-@behavior("a metric of several numbers, an array in logs and history")
+@behavior("a metric of several numbers")
 def _(fit: Fit) -> Seen:
     means: list[float] = []
     notes = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: means.append(logs["val_f1_score"].mean()))
@@ -623,7 +623,7 @@ def _(fit: Fit) -> Seen:
     return seen(model, history, own=history is model.history)
 
 
-@behavior("model.history, the History that is returned")
+@behavior("model.history")
 def _(fit: Fit) -> Seen:
     model = classifier()
     return fit(model, X, Y) is model.history
@@ -643,7 +643,7 @@ row(
 )
 
 
-@behavior("self.model.loss, .metrics, evaluate and predict in a callback")
+@behavior("loss, metrics, evaluate and predict of self.model")
 def _(fit: Fit) -> Seen:
     uses, model = [], classifier()
 
@@ -655,7 +655,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, model=model, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=use)) | {"uses": uses}
 
 
-@behavior("hooks of batches, of training and validation")
+@behavior("hooks of batches")
 def _(fit: Fit) -> Seen:
     spy = BatchSpy()
     return simply(fit, X, Y, validation_data=(X, Y), batch_size=9, callbacks=spy) | {"calls": spy.calls}
@@ -673,13 +673,13 @@ def _(fit: Fit) -> Seen:
 
 
 row(
-    "ReduceLROnPlateau, whose rate stays with the optimizer",
+    "ReduceLROnPlateau",
     epochs=4,
     callbacks=lambda: [keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0)],
 )
 
 
-@behavior("stop_training, set at the end of an epoch")
+@behavior("stop_training at the end of an epoch")
 def _(fit: Fit) -> Seen:
     model = classifier()
 
@@ -700,7 +700,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, validation_data=(X, Y), validation_freq=2, callbacks=stopping, model=model)
 
 
-@behavior("what a callback adds to the logs, in the history")
+@behavior("what a callback adds to logs")
 def _(fit: Fit) -> Seen:
     def add(epoch: int, logs: dict[str, Any]) -> None:
         logs["mine"] = epoch * 2.0
@@ -709,11 +709,11 @@ def _(fit: Fit) -> Seen:
 
 
 behavior(
-    "exceptions of callbacks, raised unchanged",
+    "exceptions of callbacks",
     lambda fit: interrupted(fit, KeyError("mine")),
 )
 behavior(
-    "KeyboardInterrupt, after which the model stays compiled",
+    "KeyboardInterrupt",
     lambda fit: interrupted(fit, KeyboardInterrupt()),
 )
 
@@ -746,7 +746,7 @@ def interrupted(fit: Fit, error: BaseException) -> Seen:
 AREAS.append("The model")
 
 
-@behavior("a second call, which continues with the optimizer's state")
+@behavior("a second call")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False)
@@ -820,7 +820,7 @@ def _(fit: Fit) -> Seen:
 row("a Sequential model that is not built", epochs=2, model=lambda: layered([out()]))
 
 
-@behavior("names in compile, and your own loss")
+@behavior("names in compile; your own loss")
 def _(fit: Fit) -> Seen:
     def gap(y_true: Any, y_pred: Any) -> Any:
         return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=-1)
@@ -830,7 +830,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, X[:, :1], model=model)
 
 
-@behavior("a loss function that averages over the rows of a batch")
+@behavior("a loss function that averages over rows")
 def _(fit: Fit) -> Seen:
     def gap(y_true: Any, y_pred: Any) -> Any:
         return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=0)
@@ -849,7 +849,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, model=model)
 
 
-row("the seeds of weights that the call creates", model=lambda: compiled_as(Drawing()))
+row("seeds of weights that the call creates", model=lambda: compiled_as(Drawing()))
 row(
     "an Embedding under an optimizer with a state, such as Adam",
     holds=DIFFERS,
@@ -909,7 +909,7 @@ def _(fit: Fit) -> Seen:
 
 
 row(
-    "dropout and batch normalization, with the same draws and statistics",
+    "dropout and batch normalization",
     epochs=2,
     model=lambda: layered(
         [keras.Input((4,)), keras.layers.Dense(6), keras.layers.BatchNormalization(), keras.layers.Dropout(0.4), out()]
@@ -933,7 +933,7 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, model=model)
 
 
-@behavior("the dtype policy and random generators, as before the call")
+@behavior("dtype policy and random generators")
 def _(fit: Fit) -> Seen:
     model = classifier()
     keras.utils.set_random_seed(11)

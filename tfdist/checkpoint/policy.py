@@ -31,39 +31,33 @@ class CheckpointPolicy(Settings):
 
     NAME: ClassVar[str] = "policy.CheckpointPolicy"
 
-    every_steps: int | None = setting("saves every so many steps", or_none(COUNT), None)
-    every_seconds: float | None = setting("saves every so many seconds", or_none(SECONDS), None, unit="seconds")
-    every_epochs: int | None = setting("saves every so many epochs", or_none(COUNT), None)
+    every_steps: int | None = setting("between two checkpoints", or_none(COUNT), None)
+    every_seconds: float | None = setting("the same", or_none(SECONDS), None, unit="seconds")
+    every_epochs: int | None = setting("the same", or_none(COUNT), None)
     mean_seconds_between_failures: float = setting(
-        "for the interval where none of the three is given", SECONDS, 3600.0, unit="seconds"
+        "for the interval without any of these three", SECONDS, 3600.0, unit="seconds"
     )
     keep_last: int | None = setting(
-        "how many of the newest checkpoints stay; None: 2, or as many as a BackupAndRestore says", or_none(COUNT), None
+        "newest checkpoints to keep; None: 2, or as BackupAndRestore says", or_none(COUNT), None
     )
-    keep_every_steps: int | None = setting(
-        "checkpoints whose step is a multiple of this stay for good", or_none(COUNT), None
-    )
+    keep_every_steps: int | None = setting("also keeps checkpoints at multiples of this", or_none(COUNT), None)
     keep_best: str | None = setting(
-        "a metric; the checkpoint with its best value stays, too", or_none(text("val_accuracy")), None
+        "a metric; also keeps the checkpoint with its best value", or_none(text("val_accuracy")), None
     )
-    best_mode: str = setting("which value is best; 'auto' tells it by the metric's name", one_of(*BEST_MODES), "auto")
+    best_mode: str = setting("which value is best; 'auto': by the metric's name", one_of(*BEST_MODES), "auto")
     writers: str = setting(
-        "'chief', or 'all' workers, each its share, into a run directory that all see; train.sharding takes 'all'",
+        "'all' workers write a share each, into a run directory that all see; train.sharding does so",
         one_of(CHIEF, ALL),
         CHIEF,
     )
     max_file_bytes: int = setting(
-        "a checkpoint's files are split at this size; a tensor larger than it stands alone in a file",
+        "splits files at this size; a larger tensor has its own",
         whole_number(4096),
         256 * 2**20,
         unit="bytes",
     )
-    on_error: str = setting(
-        "what a failed write does to the training: 'continue' with a warning, or 'stop'", one_of(*ON_ERROR), "continue"
-    )
-    preempted_exit_status: int = setting(
-        "of a process that was told to leave and has saved", whole_number(0), EXIT_PREEMPTED
-    )
+    on_error: str = setting("whether a failed write warns or stops the training", one_of(*ON_ERROR), "continue")
+    preempted_exit_status: int = setting("of a process that saved on a signal", whole_number(0), EXIT_PREEMPTED)
 
     @property
     def larger_is_better(self) -> bool:

@@ -26,7 +26,7 @@ class PredictSettings(TrainedSettings):
 
     NAME: ClassVar[str] = "predict"
 
-    data: DataFunction = setting("gives the examples, with or without targets", FUNCTION)
+    data: DataFunction = setting("returns the examples, with or without targets", FUNCTION)
     strategy: Strategy = setting(COMPUTES, STRATEGY, AUTO)
     format: str = setting("of the files", one_of(*WRITERS), "jsonl")
     examples_per_file: int = setting("about; a file holds whole steps", COUNT, 65_536, unit="examples")
@@ -42,14 +42,14 @@ class ExportSettings(TrainedSettings):
 
     NAME: ClassVar[str] = "export"
 
-    data: DataFunction = setting("gives examples on which every export is compared with the model", FUNCTION)
+    data: DataFunction = setting("returns examples to compare every export with the model on", FUNCTION)
     formats: Sequence[str] = setting(
         "what to write",
         Check("a list of 'saved_model', 'litert' and 'onnx'", _are_formats),
         ("saved_model",),
     )
     quantize: str | None = setting(
-        "quantizes weights first: those of dense layers and embeddings by Keras, all by LiteRT's converter for that",
+        "quantizes the weights of dense layers and embeddings, for LiteRT all weights",
         or_none(one_of("int8")),
         None,
     )

@@ -40,7 +40,7 @@ class FindRateSettings(Settings):
     NAME: ClassVar[str] = "find_rate"
 
     lowest: float = setting("rate of the first step", POSITIVE, 1e-6)
-    highest: float = setting("rate of the last step, unless the loss has risen before", POSITIVE, 1.0)
+    highest: float = setting("rate of the last step, unless the loss rises before", POSITIVE, 1.0)
     steps: int = setting("each with a rate of its own", whole_number(10), 100)
 
     def __post_init__(self) -> None:

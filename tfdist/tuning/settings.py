@@ -24,34 +24,29 @@ class TuneSettings(Settings):
         instance_of(SEARCHES, "one of " + ", ".join(f"@search.{s.__name__}()" for s in SEARCHES)),
     )
     objective: str = setting(
-        "a metric of the evaluation, `val_NAME`, or of training, NAME; that of a finished trial is the one in its "
-        "result.json",
+        "a metric of the evaluation, `val_NAME`, or of training, NAME",
         checked_later("'val_accuracy'"),
     )
     space: Mapping[str, Parameter] | None = setting(
-        "ranges by the path of a setting, made by the functions of `space`; what a `train.model` of KerasTuner's kind "
-        "asks for comes on top, and may be all",
+        "ranges by setting, made by the functions of `space`; a KerasTuner model adds its own",
         checked_later("{'train.seed': @space.choice(values=[1, 2])}"),
         None,
     )
-    direction: str | None = setting(
-        "of better; None tells it by the objective's name", checked_later("'max' or 'min'"), None
-    )
+    direction: str | None = setting("of better; None: by the objective's name", checked_later("'max' or 'min'"), None)
     max_trials: int | None = setting("how many sets of values are tried", or_none(COUNT), None, unit="trials")
     max_seconds: float | None = setting(
-        "after so long, counted from this start, running trials are saved and the sweep ends; the same command with "
-        "more resumes it",
+        "from this start, after which the sweep saves its trials and ends; the same command with more resumes it",
         or_none(SECONDS),
         None,
         unit="seconds",
     )
     executor: Local | Ray = setting(
-        "where trials run: the processes of this machine, or a Ray cluster",
+        "where trials run: this machine, or a Ray cluster",
         instance_of(EXECUTORS, "@executor.Local() or @executor.Ray()"),
         Local(),
     )
     num_workers: int = setting(
-        "trials at once, which share the processors and GPUs of this machine, or get theirs from Ray",
+        "trials at once, which share this machine's processors and GPUs, or Ray's",
         COUNT,
         1,
         unit="trials",

@@ -35,8 +35,7 @@ class BatchSettings(Settings):
 
     global_batch_size: int = setting("of one step over all replicas", COUNT, unit="examples")
     num_microbatches: int | str = setting(
-        "slices of a batch, computed one after the other, for batches that do not fit in memory; 'auto' begins with 1 "
-        "and takes twice as many whenever memory runs out",
+        "parts of a batch, computed in turn to save memory; 'auto' doubles them whenever memory runs out",
         COUNT_OR_AUTO,
         1,
     )

@@ -41,28 +41,26 @@ class LengthSettings(Settings):
     """How long a run is, and what happens on its way."""
 
     epochs: int | None = setting(
-        "passes over the training examples; with `steps`, what comes first ends the run",
+        "passes over the training examples; of `epochs` and `steps` the first ends the run",
         or_none(COUNT),
         None,
         may_change=True,
     )
     steps: int | None = setting("optimizer updates", or_none(COUNT), None, may_change=True)
     stop_after_epochs: int | None = setting(
-        "saves and leaves after so many epochs of the run, if that is not its end; a later start with a larger number, "
-        "or without, resumes it, and schedules are those of the whole run",
+        "saves and exits after so many epochs; a later start with more, or without, resumes. Schedules are those of "
+        "the whole run",
         or_none(COUNT),
         None,
         may_change=True,
     )
     steps_per_epoch: int | None = setting(
-        "updates that count as an epoch; None is one pass over the training examples, and the passes continue through "
-        "such epochs",
+        "updates of an epoch, through which passes over the data continue; None is one pass",
         or_none(COUNT),
         None,
     )
     eval_every: int | str | Collection[int] = setting(
-        "evaluates after every so many epochs, after those in a list, counted from 1, or after every so many steps, "
-        "'500 steps'; the end of the run is evaluated in any case",
+        "evaluates after so many epochs, after those in a list, counted from 1, or every '500 steps'; also at the end",
         EVALUATIONS,
         1,
     )

@@ -110,14 +110,13 @@ class TelemetrySettings(Settings):
     """Those of the settings of a training that name who gets its events and metrics."""
 
     sinks: Sequence[Sink] = setting(
-        "take what the run tells elsewhere: to Prometheus, OpenTelemetry, MLflow, Weights & Biases, or a class of your "
-        "own",
+        "receive metrics and events: Prometheus, OpenTelemetry, MLflow, Weights & Biases, or a class of your own",
         SINKS,
         (),
         may_change=True,
     )
     price_per_device_hour: float | None = setting(
-        "what a device of the run costs, for the metric cost_usd", or_none(POSITIVE), None, unit="USD", may_change=True
+        "of a device, for the metric cost_usd", or_none(POSITIVE), None, unit="USD", may_change=True
     )
 
 
@@ -128,82 +127,76 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
     NAME: ClassVar[str] = "train"
 
     model: ModelBuilder = setting(
-        "builds the model, inside the strategy's scope; `build(hp)` and a HyperModel of KerasTuner may stand here",
+        "builds the model in the strategy's scope; also KerasTuner's `build(hp)` or HyperModel",
         MODEL,
     )
-    train_data: DataFunction = setting("gives the training examples", FUNCTION)
+    train_data: DataFunction = setting("returns the training examples", FUNCTION)
     strategy: Strategy = setting(COMPUTES, STRATEGY, AUTO, may_change=True)
     optimizer: OptimizerBuilder | None = setting(
-        "builds the Keras optimizer, in the scope too; None takes that which the model is compiled with",
+        "builds the Keras optimizer in the scope; None takes the compiled one",
         checked_later("@keras.optimizers.Adam, or a name, 'adam'"),
         None,
     )
     swa_start: str | int | None = setting(
-        "stochastic weight averaging: a length, '0.75 of run', from which on the average that an optimizer keeps by "
-        "use_ema = True is the plain mean of the weights since; at the end a pass over the training data takes batch "
-        "statistics anew",
+        "stochastic weight averaging, for an optimizer with use_ema = True: from here on, its average is the plain "
+        "mean of the weights",
         or_none(LENGTH),
         None,
     )
     recompute: Sequence[str] | str | None = setting(
-        "gradient checkpointing: layers whose inputs alone are kept, by patterns of their names, or 'auto': all that "
-        "hold layers of their own; less memory for more time",
+        "gradient checkpointing: keeps only the inputs of layers of these names, or with 'auto' of all that contain "
+        "layers",
         or_none(RECOMPUTE),
         None,
         may_change=True,
     )
     sharding: str | Sequence[str] | None = setting(
-        "who keeps the optimizer's state: None every replica all of it; 'optimizer' each its share; 'host' a share in "
-        "the host's memory; with 'weights' gradients go to their share's replica alone, and so do weights of blocks. "
-        "Patterns of layers' names: each replica has some columns of these and computes them for all rows",
+        "what replicas share out: 'optimizer' the optimizer's state; 'host' the same, on the host; 'weights' also "
+        "gradients and weights; patterns of layers' names their columns",
         or_none(SHARDING),
         None,
         may_change=True,
     )
-    task: Task | None = setting(
-        "what is learned; None takes the loss and metrics which the model is compiled with", TASK, None
-    )
+    task: Task | None = setting("what is learned; None takes the compiled loss and metrics", TASK, None)
     hyperparameters: Mapping[str, Any] | None = setting(
-        "values for a model that takes `hp`, by their names there; those not given have their defaults",
+        "values of a model's `hp`, by name; the others have their defaults",
         checked_later("{'units': 64}"),
         None,
     )
     eval_data: DataFunction | None = setting(
-        "gives the examples to evaluate on; None evaluates nothing", or_none(FUNCTION), None
+        "returns the evaluation examples; None evaluates nothing", or_none(FUNCTION), None
     )
     eval_batch_size: int | None = setting(
         "of one evaluation step; None is global_batch_size", or_none(COUNT), None, unit="examples"
     )
     seed: int = setting("of weights, order and dropout", SEED, 0)
     deterministic: bool | int = setting(
-        "makes two runs on the same number of workers bit-identical, at some cost in speed; a power of two also on 1, "
-        "2, 4 … replicas up to this: every batch is computed in so many parts, which are added up in one order",
+        "the same bits twice on the same number of workers, at some cost in speed; a power of two: on 1, 2, 4 … "
+        "replicas up to this",
         DETERMINISTIC,
         False,
     )
     precision: str = setting("'float16' has loss scaling; variables are float32 always", PRECISION, "float32")
     reduce_precision: str | None = setting(
-        "what gradients travel in between replicas, at half the bytes, to be added up in float32; None: as they are",
+        "of gradients between replicas; sums are in float32. None: as they are",
         or_none(one_of(*REDUCED)),
         None,
     )
     steps_per_call: int | None = setting(
-        "in one call of the compiled function; None finds out what takes 0.1 s",
+        "in one compiled call; None chooses what takes 0.1 s",
         or_none(COUNT),
         None,
         unit="steps",
         may_change=True,
     )
     xla: str = setting(
-        "has XLA compile the forward and backward pass, the update, or ('on') both; 'auto' tries all three where the "
-        "run is long enough",
+        "what XLA compiles: the forward and backward pass, the update, or ('on') both; 'auto' tries them in long runs",
         one_of(*XLA_CHOICES),
         AUTO_XLA,
         may_change=True,
     )
     synchronize_batch_norm: bool = setting(
-        "computes the statistics of batch normalization over the global batch, so that they do not depend on the "
-        "number of replicas",
+        "computes batch statistics over the global batch",
         SWITCH,
         True,
     )
@@ -211,47 +204,43 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         "of Keras, or of your own", checked_later("[@keras.callbacks.EarlyStopping()]"), ()
     )
     checkpoint: CheckpointPolicy | str = setting(
-        "when the run is saved and what is kept; a run whose directory has a checkpoint resumes from there",
+        "when the run is saved and what is kept",
         CHECKPOINT,
         AUTO,
         may_change=True,
     )
     on_divergence: Rollback | None = setting(
-        "goes back to the newest checkpoint where the loss or a gradient is not finite, and trains on from there at a "
-        "lower rate; None ends the run there",
+        "returns to the newest checkpoint when the loss or a gradient is not finite; None ends the run",
         or_none(instance_of(Rollback, "@rollback.Rollback()")),
         None,
         may_change=True,
     )
     accept_changes: bool = setting(
-        "resumes although the settings that say what is trained are no longer those of the checkpoint, and takes of a "
-        "checkpoint or of `start_from` what fits, with a warning that names the rest",
+        "resumes with changed settings, and restores what fits, with a warning that names the rest",
         SWITCH,
         False,
         may_change=True,
     )
     start_from: str | tuple[str, Mapping[str, str]] | None = setting(
-        "weights to begin a new run with: another run's directory, one of its checkpoints, or a .keras file; in a pair "
-        "with what variables of this model are called there, by regular expressions for names here",
+        "weights of a new run; in a pair, with their names there, by regular expressions for names here",
         or_none(START),
         None,
     )
     log_gradient_norm: bool = setting(
-        "adds `gradient_norm`, that of all gradients of the last step, before clipping, to each logged point",
+        "logs `gradient_norm`, of all gradients before clipping",
         SWITCH,
         False,
         may_change=True,
     )
     fast_check: bool = setting(
-        "trains two steps, evaluates two batches, saves, exports and calls callbacks in RUN_DIR/fast_check, which goes "
-        "again; the run itself is not begun",
+        "trains two steps, evaluates, saves, exports and calls callbacks in RUN_DIR/fast_check, without beginning the "
+        "run",
         SWITCH,
         False,
         may_change=True,
     )
     must_report: str | None = setting(
-        "a metric, `val_NAME` for one of the evaluation, without which nothing is trained; what --mode=tune asks of "
-        "its trials",
+        "a metric without which nothing is trained, for --mode=tune; `val_NAME` for one of the evaluation",
         or_none(text("val_accuracy")),
         None,
         may_change=True,
@@ -402,23 +391,18 @@ class TrainedSettings(Settings):
     """A trained model and its weights; what has no value has that of the training, if the configuration has one."""
 
     model: ModelBuilder = setting(
-        "builds the model, as in training; one that takes `hp` gets the values of the run directory's training",
+        "as in training; `hp` has the training's values",
         MODEL,
     )
-    task: Task | None = setting(
-        "as in the training; None takes the loss and metrics which the model is compiled with", TASK, None
-    )
+    task: Task | None = setting("as in training", TASK, None)
     global_batch_size: int = setting("of one step over all replicas", COUNT, 256, unit="examples")
-    precision: str = setting("as in the training", PRECISION, "float32")
+    precision: str = setting("as in training", PRECISION, "float32")
     weights: str | int | None = setting(
-        "'best' or 'last' of the run's checkpoints, the step of one, the directory of a checkpoint or of a run, or a "
-        "file in .keras or .weights.h5 format; None is the run directory's export/model.keras",
+        "'best', 'last' and a step are checkpoints of the run; also .weights.h5; None: export/model.keras",
         or_none(WEIGHTS),
         None,
     )
-    checkpoint: CheckpointPolicy | str = setting(
-        "of the training; its `keep_best` says which checkpoint is the best one", CHECKPOINT, AUTO
-    )
+    checkpoint: CheckpointPolicy | str = setting("its `keep_best` says what 'best' is", CHECKPOINT, AUTO)
 
     @property
     def policy(self) -> CheckpointPolicy | None:
@@ -432,7 +416,7 @@ class EvaluateSettings(TrainedSettings):
 
     NAME: ClassVar[str] = "evaluate"
 
-    data: DataFunction = setting("gives the examples", FUNCTION)
+    data: DataFunction = setting("returns the examples", FUNCTION)
     strategy: Strategy = setting(COMPUTES, STRATEGY, AUTO)
 
     def __post_init__(self) -> None:
