@@ -14,6 +14,8 @@ import pytest
 from settings_page import PARTS
 from support import REPOSITORY, read_code_blocks, run_python
 
+from tfdist.commands import launch, verbs
+
 pytestmark = pytest.mark.slow
 
 
@@ -32,7 +34,6 @@ def test_the_tests_that_a_page_names_are_there() -> None:
 
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
-PROGRAMS = {"tfdist": "tfdist.main", "tfdist-launch": "tfdist.launch"}
 SETTING = re.compile(r"(?<![\w.])(train|evaluate|predict|export|find_rate|tune|policy\.CheckpointPolicy)\.([a-z]\w*)")
 FILES = {"py", "gin", "json", "jsonl", "npz", "csv", "tsv"}
 GONE = REPOSITORY / "tfdist" / "config" / "files.py"  # names what was renamed, with what to write now
@@ -43,19 +44,22 @@ def blocks_of_pages(language: str) -> Iterator[tuple[str, str]]:
     return ((page.name, block) for page in PAGES for block in read_code_blocks(page, language))
 
 
-def commands() -> Iterator[tuple[str, str, str]]:
-    """Of all pages: the page's name, the module of tfdist and its flags for each command that names one."""
+def list_commands() -> Iterator[tuple[str, str, str]]:
+    """The page's name, a verb of `tfdist` and what follows it, for each command of a page and each that it starts."""
+    words = re.compile(r"(?:^|\s)tfdist(?:-launch| (\S+))(?=\s|$)")
     for page, block in blocks_of_pages("bash"):
         for line in block.replace("\\\n", " ").splitlines():
-            own, _, passed = line.partition(" -- ")
-            module = re.search(r"(?:^|\s)(tfdist-launch|tfdist|(?<=-m )tfdist\.\w+)(?=\s|$)", own)
-            if module is None:
+            if (typed := words.search(line)) is None:
                 continue
-            name = PROGRAMS.get(module[1], module[1])
-            yield page, name, own[module.end() :]
-            if name == PROGRAMS["tfdist-launch"] and passed:
-                named = re.search(r"--module=(\S+)", own)
-                yield page, named[1] if named else PROGRAMS["tfdist"], f" {passed}"
+            verb, rest = typed[1] or "launch", line[typed.end() :].partition("#")[0]
+            if verb == "launch":
+                started = re.search(rf" ({'|'.join(launch.VERBS)}|\S+\.py|--)( .*|$)", rest)
+                own = rest[: started.start()] if started else rest
+                yield page, verb, own
+                if started and started[1] in launch.VERBS:
+                    yield page, started[1], started[2]
+            else:
+                yield page, verb, rest
 
 
 def test_pages_and_messages_name_settings_that_exist() -> None:
@@ -71,14 +75,16 @@ def test_pages_and_messages_name_settings_that_exist() -> None:
 
 
 def test_commands_of_pages_have_flags_that_exist() -> None:
-    told = list(commands())
-    assert len(told) > 30
-    helps = {module: run_python(["-m", module, "--help"]).check().stdout for module in {each[1] for each in told}}
+    typed = list(list_commands())
+    assert len(typed) > 30
+    general = {"version", "help", "--help"}
+    assert not [each for each in typed if each[1] not in verbs.VERBS and each[1].lstrip("-") not in general]
     wrong = [
-        (page, module, flag)
-        for page, module, text in told
-        for flag in re.findall(r" --(?:no)?([a-z_]+)", text)
-        if f"--{flag}" not in helps[module] and f"--[no]{flag}" not in helps[module]
+        (page, verb, flag)
+        for page, verb, text in typed
+        if verb in verbs.VERBS
+        for flag in re.findall(r" --(\w+)", text)
+        if not {flag, flag.removeprefix("no")} & {*verbs.list_flags(verb), "help"}
     ]
     assert not wrong
 

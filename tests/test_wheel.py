@@ -89,7 +89,7 @@ def test_the_tutorial_for_scripts_runs_as_it_is_written(installed: Path, tmp_pat
     assert "one_device, 1 worker" in first and "done: 580 steps" in first
     assert "finished" in run(installed / "python", "train.py", cwd=tmp_path).check().outputs()
     shutil.rmtree(tmp_path / "runs" / "digits")
-    launched = run(installed / "tfdist-launch", "--workers=2", "--module=train", cwd=tmp_path).check().stdout
+    launched = run(installed / "tfdist", "launch", "-n", "2", "train.py", cwd=tmp_path).check().stdout
     assert "multi_worker, 2 workers" in launched and "[worker 0] done: 580 steps" in launched
     losses = [re.findall(r"done: .* loss ([0-9.]+)", text)[0] for text in (first, launched)]
     assert float(losses[0]) == pytest.approx(float(losses[1]), abs=2e-4)
@@ -100,10 +100,10 @@ def test_the_tutorial_for_experiments_runs_as_it_is_written(installed: Path, tmp
     module, gin = support.read_code_blocks(DOCS / "your_own_experiment.md", "python")[:2]
     (tmp_path / "smallest.py").write_text(module)
     (tmp_path / "smallest.gin").write_text(gin)
-    trained = run(installed / "tfdist", "--gin_file=smallest.gin", "--run_dir=runs/wines", cwd=tmp_path)
+    trained = run(installed / "tfdist", "train", "smallest.gin", "--run_dir=runs/wines", cwd=tmp_path)
     assert "done: 600 steps" in trained.check().stdout
     shutil.copytree(support.REPOSITORY / "examples" / "diabetes", tmp_path, dirs_exist_ok=True)
-    checked = run(installed / "tfdist", "--gin_file=diabetes.gin", "--mode=validate", cwd=tmp_path).check().stdout
+    checked = run(installed / "tfdist", "validate", "diabetes.gin", cwd=tmp_path).check().stdout
     assert "12 steps of 32 an epoch" in checked and checked.rstrip().endswith("valid")
 
 
