@@ -1,10 +1,8 @@
 """What GPUs make of tfdist: the same trainings as on the CPU, speed, and where a step's time goes; in one JSON file.
 
     tools/gpu_check.sh [--json=FILE] [--cpu]
-    tools/gpu_check.sh --program=FILE [--gin_file=FILE …] [--gin_param=BINDING …]
 
-The first needs GPUs; with --cpu the CPU takes their place, to try the check itself. The second packs the training step
-of an experiment, with its variables and batches, for tools/run_program.py.
+With --cpu the CPU takes the place of GPUs, to try the check itself.
 """
 
 from __future__ import annotations
@@ -24,23 +22,16 @@ from absl import app, flags
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 CASES = ("sgd", "adam_clipped", "uneven", "accumulation", "sample_weights", "batch_norm", "batch_norm_convolution")
-STEPS, BATCHES = 100, 25  # of a packed program; its batches are used again in turn
-PRECISIONS = ("float32", "bfloat16", "float16")
+WORKERS = "two_workers"  # that share the GPUs
 PROFILED_STEPS = 20
 FLAGS = flags.FLAGS
 flags.DEFINE_string("json", "gpu_check.json", "the file to write")
 flags.DEFINE_bool("cpu", False, "let the CPU take the place of GPUs")
-flags.DEFINE_string("program", None, "pack a training step into this file instead")
-flags.DEFINE_multi_string("gin_file", [], "of the experiment to pack; the digits without")
-flags.DEFINE_multi_string("gin_param", [], "of the experiment to pack")
 
 
 def main(arguments: list[str]) -> None:
     if arguments[1:]:
         raise app.UsageError(f"nothing takes {arguments[1]!r}")
-    if FLAGS.program:
-        pack(FLAGS.program, FLAGS.gin_file, FLAGS.gin_param)
-        return
     gpus = [] if FLAGS.cpu else list_gpus()
     if not gpus and not FLAGS.cpu:
         print("error: nvidia-smi lists no GPU on this machine. With --cpu the CPU takes its place.", file=sys.stderr)
@@ -79,7 +70,7 @@ def describe_machine(gpus: list[str]) -> dict[str, Any]:
 
 def measure_differences(num_gpus: int) -> dict[str, dict[str, float]]:
     """The largest difference of a weight from the CPU's, by strategy and case of the equivalence suite."""
-    strategies = ["one_device", *(["mirrored_gpus"] if num_gpus > 1 else [])]
+    strategies = ["one_device", *(["mirrored_gpus"] if num_gpus > 1 else []), WORKERS]
     with tempfile.TemporaryDirectory(prefix="tfdist-gpu-") as directory:
         expected = train_cases(f"{directory}/cpu", "one_device", {"CUDA_VISIBLE_DEVICES": ""})
         # TensorFloat-32 keeps ten bits of a factor, which is not what the two are compared for.
@@ -96,8 +87,12 @@ def measure_differences(num_gpus: int) -> dict[str, dict[str, float]]:
 def train_cases(directory: str, strategy: str, variables: dict[str, str]) -> dict[str, list[Any]]:
     print(f"training {len(CASES)} cases: {strategy} {variables}", flush=True)
     paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    command = [sys.executable, "-m", "equivalence.cases", strategy, directory, *CASES]
-    subprocess.run(command, env={**os.environ, **paths, **variables}, check=True, stdout=subprocess.DEVNULL)
+    module = ["equivalence.cases", strategy, directory, *CASES]
+    if strategy == WORKERS:
+        module = ["tfdist.launch", "--workers=2", f"--module={module[0]}", "--", "multi_worker", *module[2:]]
+    subprocess.run(
+        [sys.executable, "-m", *module], env={**os.environ, **paths, **variables}, check=True, stdout=subprocess.DEVNULL
+    )
     import keras
 
     return {case: keras.models.load_model(f"{directory}/{case}/export/model.keras").get_weights() for case in CASES}
@@ -144,67 +139,6 @@ def profile_steps() -> dict[str, Any]:
         "device": "GPU" if is_gpu else "CPU",
         "milliseconds": {name: round(each / 1e9, 3) for name, each in picoseconds.most_common(20)},
     }
-
-
-def pack(path: str, gin_files: list[str], gin_params: list[str]) -> None:
-    """Writes the training step of an experiment in each precision: program, variables, batches and the CPU's losses."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    import numpy as np
-
-    from tfdist import main as command
-    from tfdist.config import loading
-
-    loaded = loading.load(
-        gin_files=gin_files or ["tfdist:experiments/digits.gin"],
-        gin_params=gin_params,
-        roots=lambda: command.load_roots(verbose=False),
-    )
-    arrays: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="tfdist-pack-") as run_dir:
-        for precision in PRECISIONS:
-            packed = loaded.run("train", lambda settings, p=precision: pack_step(settings, p), run_dir=run_dir)
-            arrays |= {f"{precision}/{name}": value for name, value in packed.items()}
-            losses = packed["losses"]
-            print(f"{precision}: {len(packed['hlo']):,} bytes; loss {losses[0]:.4f} → {losses[-1]:.4f}", flush=True)
-    np.savez_compressed(path, **arrays)
-    print(f"written: {path}")
-
-
-def pack_step(settings: Any, precision: str) -> dict[str, Any]:
-    """One replica's step: `hlo`, what it takes (`batch_…` by number of the batch, then `variable_…`), `aliases` (places
-    among the results and the arguments of each variable that it changes), and the `losses` of the CPU, the first
-    result."""
-    import re
-
-    import numpy as np
-    import tensorflow as tf
-
-    from tfdist.tpu_compiler.program import trace_programs
-    from tfdist.tuning.search import hypermodel
-
-    settings = dataclasses.replace(settings, precision=precision)
-    with trace_programs(settings, hypermodel.builder_of(settings), num_replicas=1) as programs:
-        batches = [next(programs.batches) for _ in range(BATCHES)]
-        step = tf.function(lambda batch: programs.step.on_batch(batch).loss, jit_compile=True, autograph=False)
-        lowered = step.experimental_get_compiler_ir(batches[0])
-        header = lowered(stage="hlo").split("\n", 1)[0]
-        aliases = [tuple(map(int, pair)) for pair in re.findall(r"\{(\d+)\}: \((\d+),", header)]
-        concrete = step.get_concrete_function(batches[0])
-        by_handle = {id(variable.handle): variable for variable in concrete.graph.variables}
-        values = [by_handle[id(handle)].numpy() for handle in concrete.captured_inputs]
-        packed = {
-            "hlo": np.frombuffer(lowered(stage="hlo_serialized"), np.uint8),
-            "aliases": np.array(aliases, np.int32).reshape(-1, 2),
-            "examples": np.array(programs.local_batch_size),
-            **{f"variable_{i}": value for i, value in enumerate(values)},
-            **{
-                f"batch_{i}_{j}": part.numpy()
-                for i, batch in enumerate(batches)
-                for j, part in enumerate(tf.nest.flatten(batch))
-            },
-        }
-        packed["losses"] = np.array([float(step(batches[i % BATCHES])) for i in range(STEPS)])
-        return packed
 
 
 if __name__ == "__main__":

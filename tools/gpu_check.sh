@@ -2,8 +2,6 @@
 # Checks tfdist on this machine's GPUs, in some five minutes, and writes what it finds into one JSON file.
 #
 #     tools/gpu_check.sh                                # gpu_check.json: please attach it to a report
-#     tools/gpu_check.sh --program=step.npz             # needs no GPU: packs an experiment's training step for
-#                                                       # run_program.py, which wants JAX in place of TensorFlow
 #     TFDIST_PYTHON=venv/bin/python tools/gpu_check.sh  # in an environment that has tfdist[gpu,examples]
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -11,8 +9,6 @@ venv="$root/.venv-gpu"
 python="${TFDIST_PYTHON:-$venv/bin/python}"
 if [[ -z "${TFDIST_PYTHON:-}" ]]; then
     [[ -x "$python" ]] || "${PYTHON:-python3}" -m venv "$venv"
-    extra=gpu
-    [[ " $* " != *" --program"* ]] || extra=cpu # whatever TensorFlow is there already stays
-    "$python" -m pip install --quiet --disable-pip-version-check --no-input -e "$root[$extra,examples]"
+    "$python" -m pip install --quiet --disable-pip-version-check --no-input -e "$root[gpu,examples]"
 fi
 exec "$python" "$root/tools/gpu_check.py" "$@"
