@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import errors_page
 import pytest
 from settings_page import PARTS
 from support import REPOSITORY, read_code_blocks, run_python
@@ -81,6 +82,15 @@ def test_commands_of_pages_have_flags_that_exist() -> None:
         if f"--{flag}" not in helps[module] and f"--[no]{flag}" not in helps[module]
     ]
     assert not wrong
+
+
+def test_the_page_of_errors_is_what_their_table_gives_and_is_short() -> None:
+    page = errors_page.PAGE.read_text()
+    assert errors_page.render_page() == page, "run: python tools/errors_page.py"
+    assert len(page.split()) <= 900
+    helps = [run_python(["-m", module, "--help"]).check().stdout for module in PROGRAMS.values()]
+    flags = set(re.findall(r"--([a-z_]+)", page))
+    assert flags and not [flag for flag in flags if not any(re.search(rf"--(\[no\])?{flag}\b", text) for text in helps)]
 
 
 def test_code_of_pages_names_what_there_is() -> None:

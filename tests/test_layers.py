@@ -19,6 +19,7 @@ FOUNDATION = {
     "user_code",
     "command_line",
     "requirements",
+    "error_ids",
     "errors",
 }
 COMPUTING = {"strategies"} | FOUNDATION
@@ -60,9 +61,10 @@ MAY_IMPORT = {
     "storage": {"errors"},
     "settings": {"errors"},
     "user_code": {"errors"},
-    "command_line": {"telemetry", "requirements", "errors"},
+    "command_line": {"telemetry", "requirements", "error_ids", "errors"},
     "requirements": {"errors"},
     "xla_cache": {"errors"},
+    "error_ids": {"errors"},
     "errors": set(),
     "keras_patches": set(),
     "models": set(),
@@ -70,7 +72,7 @@ MAY_IMPORT = {
 PACKAGE = "tfdist"
 # Lines and files of each room. A change may raise a budget by what its issue names, and lowers it where it removes.
 BUDGETS = {
-    "": (1_350, 8),
+    "": (1_450, 9),
     "checkpoint": (2_100, 20),
     "commands": (750, 6),
     "config": (1_750, 10),
@@ -93,8 +95,8 @@ BUDGETS = {
     "tpu_compiler": (750, 8),
     "training": (9_100, 45),
     "tuning": (3_550, 23),
-    "tests": (35_750, 234),
-    "benchmarks and tools": (6_500, 49),
+    "tests": (35_900, 234),
+    "benchmarks and tools": (6_520, 50),
 }
 # Modules (or packages) that alone may import a library.
 ONLY_IMPORTERS = {

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from tfdist import command_line
 from tfdist.command_line import flags, split_at_dashes
+from tfdist.error_ids import format_error
 from tfdist.errors import TfdistError, UserError
 from tfdist.launch import horovod, hosts, local
 from tfdist.launch.plan import Plan, worker_environment
@@ -140,7 +141,7 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
         supervisor = Supervisor(plan, start, output, signals=signals, deadlines=deadlines, rules=rules, slots=slots)
         return supervisor.run()
     except TfdistError as error:
-        output.report(str(error))
+        output.report(format_error(error))
         return error.exit_status
     finally:
         ignore_signals()
