@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import errors_page
 import pytest
 from settings_page import PARTS
 from support import REPOSITORY, read_code_blocks, run_python
@@ -87,6 +88,14 @@ def test_commands_of_pages_have_flags_that_exist() -> None:
         if not {flag, flag.removeprefix("no")} & {*verbs.list_flags(verb), "help"}
     ]
     assert not wrong
+
+
+def test_the_page_of_errors_is_what_their_table_gives_and_is_short() -> None:
+    page = errors_page.PAGE.read_text()
+    assert errors_page.render_page() == page, "run: python tools/errors_page.py"
+    assert len(page.split()) <= 900
+    flags = set(re.findall(r"--([a-z_]+)", page))
+    assert flags and not flags - {flag for verb in verbs.VERBS for flag in verbs.list_flags(verb)} - {"mode"}
 
 
 def test_code_of_pages_names_what_there_is() -> None:

@@ -19,13 +19,16 @@ FOUNDATION = {
     "user_code",
     "command_line",
     "requirements",
+    "error_ids",
     "errors",
 }
 COMPUTING = {"strategies"} | FOUNDATION
 MATERIAL = {"data", "tasks", "recipes", "checkpoint"} | COMPUTING
 MAY_IMPORT = {
     "": {"keras_fit"},  # the package itself, whose names are imported when they are first used
+    "__main__": {"commands"},
     "commands": {
+        "",  # the version
         "main",
         "new",
         "doctor",
@@ -60,9 +63,10 @@ MAY_IMPORT = {
     "storage": {"errors"},
     "settings": {"errors"},
     "user_code": {"errors"},
-    "command_line": {"telemetry", "requirements", "errors"},
+    "command_line": {"telemetry", "requirements", "error_ids", "errors"},
     "requirements": {"errors"},
     "xla_cache": {"errors"},
+    "error_ids": {"errors"},
     "errors": set(),
     "keras_patches": set(),
     "models": set(),
@@ -70,7 +74,7 @@ MAY_IMPORT = {
 PACKAGE = "tfdist"
 # Lines and files of each room. A change may raise a budget by what its issue names, and lowers it where it removes.
 BUDGETS = {
-    "": (1_350, 9),
+    "": (1_450, 10),
     "checkpoint": (2_100, 20),
     "commands": (1_250, 10),
     "config": (1_750, 10),
@@ -87,13 +91,13 @@ BUDGETS = {
     "serving": (750, 7),
     "settings": (250, 3),
     "storage": (1_650, 10),
-    "strategies": (2_450, 19),
+    "strategies": (2_500, 19),
     "tasks": (1_600, 12),
     "telemetry": (3_600, 30),
     "tpu_compiler": (750, 8),
     "training": (9_100, 45),
     "tuning": (3_550, 23),
-    "tests": (36_150, 236),
+    "tests": (36_300, 237),
     "benchmarks and tools": (6_500, 49),
 }
 # Modules (or packages) that alone may import a library.

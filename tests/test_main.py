@@ -211,15 +211,15 @@ WRONG_FLAGS = [
     ([DIGITS, "--gin_param=train.seed = 1  # \udcff"], ["no text in UTF-8"]),
     (["--gin_file="], ["is empty"]),
     (["--gin_file=configs/experiments/digit.gin"], ["'configs/experiments/digits.gin'"]),
-    (["--gin_file=nothing.gin"], ["'nothing.gin'", "Looked for it in"]),
+    (["--gin_file=nothing.gin"], ["'nothing.gin'", "Looked for it in", " [missing-file]\n"]),
     ([f"--gin_file={CONFIGS}"], ["is a directory"]),
     ([DIGITS, "--run_dir=runs/a\nrm -r x"], ["runs/a\\nrm -r x' has characters that cannot be printed"]),
 ]
 WRONG_SETTINGS = [
-    ("train.epoch = 3", ["train.epoch = 3", "Did you mean 'epochs'?"]),
+    ("train.epoch = 3", ["train.epoch = 3", "Did you mean 'epochs'? [unknown-setting]\n"]),
     ("train.model = %gin.REQUIRED", ["train.model must be set"]),
     ("train.epochs = None", ["train needs an end", "train.epochs = 10"]),
-    ("train.epochs = 0", ["train.epochs is 0", "at least 1"]),
+    ("train.epochs = 0", ["train.epochs is 0", "at least 1", " [wrong-value]\n"]),
     ("train.precision = 'bfloat'", ["train.precision is 'bfloat'", "'float32'", "Did you mean 'bfloat16'"]),
     ("train.xla = True", ["train.xla is True", "'auto', 'off', 'pass', 'update', 'on'"]),
     ("train.num_microbatches = 65", ["global_batch_size = 64", "65 microbatches", "multiple of 65"]),
@@ -238,19 +238,30 @@ WRONG_SETTINGS = [
     ("train.callbacks = @keras.callbacks.EarlyStopping()", ["train.callbacks is", "write a list"]),
     ("train.callbacks = [@keras.callbacks.BackupAndRestore()]", ["backup_dir"]),
     ("convnet.build_convnet.filters = (8, 8, 8, 8, 8)", ["convnet.build_convnet()", "filters = (8, 8, 8, 8, 8)"]),
-    ("convnet.build_convnet.input_shape = (4, 4, 1)", ["do not fit", "(None, 4, 4, 1)", "float32[None, 8, 8, 1]"]),
+    (
+        "convnet.build_convnet.input_shape = (4, 4, 1)",
+        ["do not fit", "(None, 4, 4, 1)", "float32[None, 8, 8, 1]", "[shape-mismatch]"],
+    ),
 ]
 WRONG_STRATEGIES = [
     ("mirrored", "mirrored.Mirrored.num_cpu_device = 2", ["'num_cpu_device'", "Did you mean 'num_cpu_devices'?"]),
     ("mirrored", "mirrored.Mirrored.num_cpu_devices = -1", ["num_cpu_devices is -1"]),
     ("mirrored", "mirrored.Mirrored.num_cpu_devices = 'two'", ["num_cpu_devices is 'two'", "whole number"]),
-    ("mirrored", "mirrored.Mirrored.num_cpu_devices = 0", ["GPUs", "finds 0", "num_cpu_devices = 2"]),
+    (
+        "mirrored",
+        "mirrored.Mirrored.num_cpu_devices = 0",
+        ["GPUs", "finds 0", "num_cpu_devices = 2", " [missing-gpu]\n"],
+    ),
     ("mirrored", "mirrored.Mirrored.num_gpus = 2", ["num_gpus is gone", "CUDA_VISIBLE_DEVICES"]),
     ("one_device", "one_device.OneDevice.device = 'GPU:0'", ["'GPU:0'", "finds 0 GPUs"]),
     ("one_device", "one_device.OneDevice.device = 'gpu0'", ["'gpu0'", "'GPU:0'"]),
     ("multi_worker", "multi_worker.MultiWorker.implementation = 'rign'", ["'rign'", "Did you mean 'ring'?"]),
     ("multi_worker", "multi_worker.MultiWorker.bytes_per_pack = -1", ["bytes_per_pack is -1"]),
-    ("multi_worker", "multi_worker.MultiWorker.peer_timeout_seconds = 60", ["TF_CONFIG", "tfdist.launch"]),
+    (
+        "multi_worker",
+        "multi_worker.MultiWorker.peer_timeout_seconds = 60",
+        ["TF_CONFIG", "tfdist.launch", " [cluster-mismatch]\n"],
+    ),
     ("horovod", "horovod.Horovod.fusion_threshold_bytes = 1", ["bytes is gone", "HOROVOD_FUSION_THRESHOLD"]),
     ("auto", "auto.choose.mirrored = @mirrored.Mirrored()", ["auto.choose.mirrored", "without parentheses"]),
     ("tpu", "train.epochs = 1", ["No TPU found", "tfdist[tpu]", "TPU.address"]),
@@ -267,13 +278,19 @@ WRONG_CODE = [
     ("train.model = @mine.layer_that_raises", ["do not fit the data", "the shape of the Lambda's output"]),
     ("train.model = @mine.modle_of_rows", ["'modle_of_rows'", "Did you mean 'model_of_rows'"]),
     ("supervised.Supervised.loss = @mine.loss_that_raises", ["KeyError: 'b'", "mine.py:24, in loss_that_raises"]),
-    ("train.train_data = @mine.data_that_raises", ["FileNotFoundError", "no/such/file.npy", "mine.py:27"]),
+    (
+        "train.train_data = @mine.data_that_raises",
+        ["FileNotFoundError", "no/such/file.npy", "mine.py:27", "\n    [code-failure]\n"],
+    ),
     (
         "train.train_data = @mine.data_that_exits",
         ["data_that_exits() failed: SystemExit: 3"],
     ),
     ("train.train_data = @mine.uneven_arrays", ["same number of examples", "[4, 5]"]),
-    ("train.train_data = @mine.labels_out_of_range", ["Example 10 of the training data has the label 10", "0 … 9"]),
+    (
+        "train.train_data = @mine.labels_out_of_range",
+        ["Example 10 of the training data has the label 10", "0 … 9", " [labels-out-of-range]\n"],
+    ),
     (
         "train.train_data = @mine.raising_generator",
         ["code failed: KeyError: 'no such image'\n    mine.py:95, in <genexpr>"],
@@ -525,6 +542,9 @@ def test_what_fails_only_while_training_is_told_in_one_message_too(
     assert failed.stderr.startswith("error: ") and failed.stderr.count("error: ") == 1
     for word in words:
         assert word in failed.stderr
+    assert failed.stderr.endswith("[code-failure]\n")
+    last = json.loads(Path("run/events.jsonl").read_text().splitlines()[-1])
+    assert last["event"] == "run_failed" and last["details"]["error_id"] == "code-failure"
     assert "support.py" not in failed.stderr and "test_main.py" not in failed.stderr
     assert not Path("run/result.json").exists()
 
@@ -549,7 +569,7 @@ def test_a_bug_of_tfdist_keeps_its_traceback_and_the_users_own_has_one_by_verbos
 ) -> None:
     told = answer(DIGITS, *map(param, ["import mine", "train.model = @mine.model_that_raises"]), "--verbose")
     assert told.status == 2 and "Traceback" in told.stderr and 'return flat("ten")' in told.stderr
-    assert told.stderr.splitlines()[-1].lstrip().startswith("mine.py:")
+    assert re.fullmatch(r" *mine\.py:.*\n *\[code-failure\]\n", "".join(told.stderr.splitlines(True)[-2:]))
     from tfdist.training.run import assembly
 
     def fail(*args: object, **kwargs: object) -> None:
@@ -565,6 +585,7 @@ def test_a_bug_of_tfdist_keeps_its_traceback_and_the_users_own_has_one_by_verbos
 def test_divergence_has_a_status_of_its_own(answer: Callable[..., Finished]) -> None:
     told = answer(DIGITS, param("keras.optimizers.Adam.learning_rate = 1e30"), "--run_dir=run")
     assert told.status == 3 and told.stderr.startswith("error: Training diverged")
+    assert told.stderr.endswith(" [not-a-number]\n")
 
 
 def test_ctrl_c_ends_without_a_traceback(answer: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -746,5 +767,5 @@ def test_another_experiments_directory_is_refused_with_what_differs(
     run_dir, _ = trained
     other = answer(DIGITS, param("train.seed = 5"), param("train.deterministic = True"), f"--run_dir={run_dir}")
     check_refused(other, f"{run_dir} holds another experiment, at step 276", "train.seed: the default there, 5 here")
-    check_refused(other, "another --run_dir", "train.accept_changes = True")
+    check_refused(other, "another --run_dir", "train.accept_changes = True", "\n    [another-experiment]\n")
     assert other.stderr.count(" there, ") == 1

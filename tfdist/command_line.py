@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
 
+from tfdist.error_ids import find_error_id, format_error
 from tfdist.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -28,10 +29,9 @@ from tfdist.errors import (
     TfdistError,
     UserError,
     exit_status_of_error,
-    printable,
-    redact,
 )
 from tfdist.requirements import missing_requirement
+from tfdist.telemetry import heartbeat
 from tfdist.telemetry.console.console import write_line
 
 try:
@@ -143,8 +143,7 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
     try:
         return _run_interruptible(command) or EXIT_DONE
     except TfdistError as error:
-        _print_line(str(error) if isinstance(error, PreemptedError) else f"error: {error}")
-        return exit_status_of_error(error)
+        return _report_error(error)
     except KeyboardInterrupt:
         _print_line("interrupted")
         return EXIT_INTERRUPTED
@@ -152,15 +151,22 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
         missing = missing_requirement(error.name or "")
         if missing is None:
             raise
-        _print_line(f"error: {missing}")
-        return EXIT_USER_ERROR
+        return _report_error(missing)
     except BrokenPipeError:
         return _leave_without_reader()
     except OSError as error:
         if trusts_the_disk:
             raise
-        _print_line(f"error: {printable(redact(' '.join(str(error).split())))}")
-        return exit_status_of_error(error)
+        reported = UserError(" ".join(str(error).split()))
+        reported.__cause__ = error
+        return _report_error(reported)
+
+
+def _report_error(error: TfdistError) -> int:
+    """Prints an error, and leaves its id for a launcher; returns the exit status."""
+    heartbeat.set_exit_info(error_id=find_error_id(error))
+    _print_line(str(error) if isinstance(error, PreemptedError) else f"error: {format_error(error)}")
+    return exit_status_of_error(error)
 
 
 class InterruptHandler:

@@ -31,8 +31,14 @@ class TfdistError(Exception):
     """An error with a message for the user and the exit status the process ends with."""
 
     exit_status = EXIT_BUG
+    error_id: str | None = None
+    """Its kind in `error_ids.SYMPTOMS`; None where the message says all, or the cause has one."""
     is_in_step = False
     """Whether all workers of a run raise it at the same point, so that none needs to be told."""
+
+    def __init__(self, *args: object, error_id: str | None = None) -> None:
+        super().__init__(*args)
+        self.error_id = error_id or self.error_id
 
     def __str__(self) -> str:
         return printable(redact(super().__str__()))
@@ -47,11 +53,14 @@ class UserError(TfdistError):
 class UnreadableError(UserError):
     """An example cannot be read: a corrupt record or image."""
 
+    error_id = "unreadable-example"
+
 
 class InUseError(UserError):
     """Another live process holds the directory: the same command works when that has ended."""
 
     exit_status = EXIT_IN_USE
+    error_id = "run-in-use"
 
 
 class StoreUnavailableError(OSError):
@@ -66,6 +75,7 @@ class DivergedError(TfdistError):
     """
 
     exit_status = EXIT_DIVERGED
+    error_id = "not-a-number"
     is_in_step = True
     step: int | None = None
 
@@ -78,6 +88,7 @@ class OutOfMemoryError(TfdistError):
     """
 
     exit_status = EXIT_DIVERGED
+    error_id = "device-memory"
     step: int | None = None
 
 
@@ -85,17 +96,18 @@ class PeerLostError(TfdistError):
     """Another worker of the run is gone or cannot be reached."""
 
     exit_status = EXIT_PEER_LOST
+    error_id = "lost-worker"
 
 
 class PeerFailedError(UserError):
-    """Another worker's run has failed, for a reason that it tells; `exit_status` is that worker's.
+    """Another worker's run has failed, for a reason that it tells; `exit_status` and `error_id` are that worker's.
 
     Attributes:
       worker: index of that worker.
     """
 
-    def __init__(self, worker: int, text: str, *, exit_status: int) -> None:
-        super().__init__(f"Worker {worker} failed: {text}")
+    def __init__(self, worker: int, text: str, *, exit_status: int, error_id: str | None) -> None:
+        super().__init__(f"Worker {worker} failed: {text}", error_id=error_id)
         self.worker = worker
         self.exit_status = exit_status
 
@@ -115,20 +127,25 @@ class NotSavedError(TfdistError):
     """The run was told to leave and could not save: the steps since its newest checkpoint are lost."""
 
     exit_status = EXIT_NOT_SAVED
+    error_id = "not-saved"
     is_in_step = True
 
 
 def exit_status_of_error(error: BaseException) -> int:
     """The exit status that a command ends with for an error: EXIT_STORE_UNAVAILABLE where such a store is its cause."""
     status = error.exit_status if isinstance(error, TfdistError) else EXIT_USER_ERROR
+    is_outage = any(isinstance(each, StoreUnavailableError) for each in list_causes(error))
+    return EXIT_STORE_UNAVAILABLE if status == EXIT_USER_ERROR and is_outage else status
+
+
+def list_causes(error: BaseException) -> list[BaseException]:
+    """The error, what it was raised from, and so on."""
+    causes: list[BaseException] = []
     cause: BaseException | None = error
-    seen: set[int] = set()  # an error that is raised from itself is its own cause
-    while status == EXIT_USER_ERROR and cause is not None and id(cause) not in seen:
-        if isinstance(cause, StoreUnavailableError):
-            return EXIT_STORE_UNAVAILABLE
-        seen.add(id(cause))
+    while cause is not None and cause not in causes:  # an error that is raised from itself is its own cause
+        causes.append(cause)
         cause = cause.__cause__
-    return status
+    return causes
 
 
 def redact(text: str) -> str:
@@ -144,7 +161,8 @@ def printable(text: str) -> str:
 def missing_extra(package: str, extra: str, purpose: str) -> UserError:
     """The error for an optional dependency that is not installed."""
     return UserError(
-        f"{purpose} needs the package {package!r}, which is not installed. Run: pip install 'tfdist[{extra}]'"
+        f"{purpose} needs the package {package!r}, which is not installed. Run: pip install 'tfdist[{extra}]'",
+        error_id="missing-package",
     )
 
 

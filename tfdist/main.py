@@ -189,7 +189,8 @@ def find_config(run_dir: str) -> str:
         content = files.read(path)
     except FileNotFoundError:
         raise UserError(
-            f"{run_dir!r} holds no run: there is no {path}. Write the --run_dir of a training, or --gin_file=FILE."
+            f"{run_dir!r} holds no run: there is no {path}. Write the --run_dir of a training, or --gin_file=FILE.",
+            error_id="missing-run",
         ) from None
     if not content:
         raise build_damage_error(path, "it is empty")

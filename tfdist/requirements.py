@@ -40,7 +40,8 @@ def missing_requirement(module: str) -> UserError | None:
     return UserError(
         f"{sys.executable} has no module {name!r}, which tfdist needs. Use the Python of the environment that "
         f"tools/quickstart.sh makes (.venv/bin/python), or run: pip install "
-        f"{TENSORFLOW_EXTRAS if package == 'tensorflow' else package}"
+        f"{TENSORFLOW_EXTRAS if package == 'tensorflow' else package}",
+        error_id="missing-package",
     )
 
 
@@ -67,5 +68,6 @@ def check_tensorflow() -> None:
         if release is None or release[0] not in TENSORFLOW_RELEASES:
             raise UserError(
                 f"{package} is {version}; tfdist needs TensorFlow {' or '.join(TENSORFLOW_RELEASES)}. "
-                f"Run: pip install {TENSORFLOW_EXTRAS}"
+                f"Run: pip install {TENSORFLOW_EXTRAS}",
+                error_id="missing-package",
             )

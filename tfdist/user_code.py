@@ -34,7 +34,9 @@ _MAX_LINES = 12
 
 def build_error(what: str, error: BaseException) -> UserError:
     """The UserError for what the user's code, or a library called with the user's values, raised."""
-    return UserError("\n    ".join([f"{what} failed: {format_exception(error)}", *list_own_frames(error)]))
+    return UserError(
+        "\n    ".join([f"{what} failed: {format_exception(error)}", *list_own_frames(error)]), error_id="code-failure"
+    )
 
 
 def format_exception(error: BaseException) -> str:
@@ -84,7 +86,7 @@ def refused_values(error: BaseException) -> UserError | None:
         return None if _TFDIST in inside else build_error("Your code", error)
     text = str(error)
     if (in_pipeline := _IN_PIPELINE.search(text)) is not None and type(error).__name__ in _PIPELINE_REFUSALS:
-        return UserError(f"A function of the input pipeline failed: {_reason(in_pipeline[1])}")
+        return UserError(f"A function of the input pipeline failed: {_reason(in_pipeline[1])}", error_id="code-failure")
     if type(error).__name__ not in _REFUSALS:
         return None
     frames = _graph_frames(text)
@@ -99,7 +101,8 @@ def refused_values(error: BaseException) -> UserError | None:
     return UserError(
         "\n    ".join(
             [f"The model or the loss cannot compute on these examples{where}: {reason}", *list_own_frames(error)]
-        )
+        ),
+        error_id="code-failure",
     )
 
 

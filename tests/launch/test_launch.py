@@ -188,6 +188,7 @@ heartbeat.beat(heartbeat.TRAINING, 5)
 if index == 1:
     wait_for(f"start0-{start}")
     print("no memory", file=sys.stderr)
+    heartbeat.set_exit_info(error_id="device-memory")
     sys.exit(1)
 time.sleep(100)
 """
@@ -198,6 +199,7 @@ time.sleep(100)
     failed = events(run, "worker_failed")
     assert [(event["worker"], event["step"], event["details"]["status"]) for event in failed] == [(1, 5, 1)] * 4
     assert all(event["details"]["host"] and event["details"]["phase"] == "compute" for event in failed)
+    assert {event["details"]["error_id"] for event in failed} == {"device-memory"}
     assert [event["details"]["seconds"] for event in events(run, "restart_backoff")] == [0.0, 0.05, 0.1]
     assert [event["details"]["restart"] for event in events(run, "restarted")] == [1, 2, 3]
     assert [event["level"] for event in events(run, "breaker_opened")] == ["error"]

@@ -122,7 +122,7 @@ def test_a_directory_that_another_sweep_uses_is_refused(
         status, said = answer("tune.max_trials = 3", mode="tune")
     finally:
         held.release()
-    assert status == EXIT_IN_USE and "is in use by a sweep" in said, said
+    assert status == EXIT_IN_USE and "is in use by a sweep" in said and said.endswith(" [run-in-use]\n"), said
 
 
 @pytest.mark.parametrize("held", ["result.json", "run.json", "metrics.jsonl"])

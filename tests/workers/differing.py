@@ -322,7 +322,7 @@ def run_case(case: str, worker: Worker) -> int:
         act = ACTS[case](worker) if case in ACTS else None
         train(worker) if act is None else act()
     except (Exception, SystemExit) as error:  # as tfdist.main does
-        status, message = failure_report.describe(error)
+        status, message, _ = failure_report.describe(error)
     (worker.directory / f"worker-{worker.index}.json").write_text(json.dumps({"status": status, "message": message}))
     print(f"{status}: {message}", flush=True)
     return status

@@ -78,7 +78,8 @@ def match_tensors(tensors: Mapping[str, np.ndarray], wanted: Vote, *, partial: b
         raise UserError(
             f"The checkpoint does not fit this program ({len(found):,} difference{'s' * (len(found) > 1)}):"
             f"{listed}{rest}\n"
-            "Train with the configuration that made it, or allow a partial load."
+            "Train with the configuration that made it, or allow a partial load.",
+            error_id="checkpoint-mismatch",
         )
     return {name: tensors[name] for name, kind in wanted.items() if name in tensors and _fits(tensors[name], kind)}
 

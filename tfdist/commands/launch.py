@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from tfdist import command_line
 from tfdist.command_line import flags
+from tfdist.error_ids import format_error
 from tfdist.errors import TfdistError, UserError
 from tfdist.launch import horovod, hosts, local, own_host
 from tfdist.launch.plan import Plan, worker_environment
@@ -154,7 +155,7 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
         supervisor = Supervisor(plan, start, output, signals=signals, deadlines=deadlines, rules=rules, slots=slots)
         return supervisor.run()
     except TfdistError as error:
-        output.report(str(error))
+        output.report(format_error(error))
         return error.exit_status
     finally:
         ignore_signals()

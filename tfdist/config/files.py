@@ -72,7 +72,7 @@ def find_gin_file(name: str, *, including: Path | None = None) -> Path:
         raise UserError(f"{name} is a directory; write the gin file in it that is meant.")
     looked = " and ".join(map(str, places if len(places) < 4 else [*places[:2], f"{len(places) - 2} more directories"]))
     hint = "" if Path(name).is_absolute() else f" Looked for it in {looked}."
-    raise UserError(f"there is no gin file {name!r}.{hint}{_suggest_files(name, places)}")
+    raise UserError(f"there is no gin file {name!r}.{hint}{_suggest_files(name, places)}", error_id="missing-file")
 
 
 def _find_shipped(name: str) -> Path:
@@ -179,7 +179,9 @@ def _explain_failure(statement: str, error: BaseException) -> UserError:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
         places = [f"{frame.filename}:{frame.lineno}: {frame.line}" for frame in own[-3:]]
-    return UserError("\n    ".join([f"{statement!r} failed: {type(error).__name__}: {error}", *places]))
+    return UserError(
+        "\n    ".join([f"{statement!r} failed: {type(error).__name__}: {error}", *places]), error_id="code-failure"
+    )
 
 
 def guess_import(name: str) -> str:

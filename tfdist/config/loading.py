@@ -108,7 +108,8 @@ class Config:
         if called and called[-1] in self._functions:
             failure = user_code.build_error(f"{self._functions[called[-1]].name}()", error)
             settings = [setting for setting in self._used if setting.target == called[-1]][:MAX_SETTINGS_SHOWN]
-            return UserError("\n    ".join([str(failure), *map(self._describe_setting, settings)]))
+            text = "\n    ".join([str(failure), *map(self._describe_setting, settings)])
+            return UserError(text, error_id=failure.error_id)
         if user_code.may_pass(error):
             return None
         refused = user_code.refused_values(error)
@@ -312,7 +313,9 @@ class _Loader:
             others = f" Its parameters: {', '.join(known)}." if known else " It has no parameters."
             if near and len(known) > MAX_SHOWN_PARAMETERS:
                 others = ""
-            raise UserError(f"{content.function} has no parameter {content.parameter!r}.{near}{others}")
+            raise UserError(
+                f"{content.function} has no parameter {content.parameter!r}.{near}{others}", error_id="unknown-setting"
+            )
 
     def _find(self, selector: str, file: int) -> gin_config.Configurable:
         configurable = self._contexts[file].find(selector)

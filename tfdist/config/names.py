@@ -66,7 +66,7 @@ class Context(gin_config.ParseContext):
         """The function or class that `module.function` names, registered with gin if it was not yet."""
         first, *rest = selector.split(".")
         if first not in self._symbol_table:
-            raise UserError(self._explain_not_imported(selector))
+            raise UserError(self._explain_not_imported(selector), error_id="unknown-name")
         if first in self._ambiguous:
             lines = " and ".join(map(repr, self._ambiguous[first]))
             raise UserError(f"the name {first!r} may be of {lines}. Add the line that is meant to this file.")

@@ -90,7 +90,7 @@ def name_source(source: Source) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise source.error(str(error)) from error.__cause__
+        raise source.error(str(error), error.error_id) from error.__cause__
 
 
 class Reader:

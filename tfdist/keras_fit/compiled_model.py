@@ -40,7 +40,7 @@ def check_compiled(model: keras.Model) -> None:
     if overrides(model, "fit") and getattr(model, "preprocessor", model) is not None:  # None: KerasHub's is Keras's
         raise UserError(
             f"{type(model).__name__} has a fit of its own{where_defined(type(model).fit)}, which tfdist.fit would not "
-            "call. Give x and y as that fit prepares them, to a model whose class has none; of a KerasHub model map "
+            "call. Give x and y as that fit prepares them, to a model whose class has none. With a KerasHub model, map "
             "model.preprocessor over the data, and write model.preprocessor = None."
         )
     if model.run_eagerly:

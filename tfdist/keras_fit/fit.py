@@ -19,6 +19,7 @@ from typing import Any
 import keras
 
 from tfdist import experiment
+from tfdist.error_ids import format_error
 from tfdist.errors import EXIT_INTERRUPTED, NotSavedError, PreemptedError, UserError, suggest
 from tfdist.keras_fit import examples
 from tfdist.keras_fit.compiled_model import (
@@ -212,9 +213,9 @@ def _raising_as_fit() -> Iterator[None]:
     except BatchError as error:
         raise error.raised from None
     except UserError as error:
-        raise FitError(_rephrase_for_fit(str(error))) from error
+        raise FitError(_rephrase_for_fit(format_error(error))) from error
     except NotSavedError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"error: {format_error(error)}", file=sys.stderr, flush=True)
         raise SystemExit(error.exit_status) from error
     except PreemptedError as error:
         if error.exit_status == EXIT_INTERRUPTED:
@@ -236,7 +237,8 @@ def _check_arguments(settings: Mapping[str, Any], epochs: Any, initial_epoch: An
         if name not in known:
             raise UserError(
                 f"fit() got an argument {name!r}, which neither keras.Model.fit nor tfdist.fit takes."
-                f"{suggest(name, [*inspect.signature(fit).parameters, *known])}"
+                f"{suggest(name, [*inspect.signature(fit).parameters, *known])}",
+                error_id="unknown-setting",
             )
     COUNT("fit.epochs", epochs)
     whole_number(0)("fit.initial_epoch", initial_epoch)

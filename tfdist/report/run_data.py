@@ -177,7 +177,8 @@ def read_run(run_dir: str) -> Run:
     if not any(files.exists(path) for path in (directory.starts, directory.events, directory.metrics)):
         raise UserError(
             f"{run_dir!r} holds no run: there is no run.json, events.jsonl or metrics.jsonl. Write the --run_dir of a "
-            f"training, or --list {run_dir} for the runs below a directory."
+            f"training, or --list {run_dir} for the runs below a directory.",
+            error_id="missing-run",
         )
     unreadable = Unreadable()
     config = files.read(directory.config).decode(errors="replace") if files.exists(directory.config) else ""

@@ -38,7 +38,9 @@ class Check:
     def __call__(self, name: str, value: Any) -> None:
         """Raises UserError, with the setting's name, where the value will not do."""
         if not (self.takes_none if value is None else self.accepts(value)):
-            raise UserError(f"{name} is {format_value(value)}; write {self.described}.{self.hint(value)}")
+            raise UserError(
+                f"{name} is {format_value(value)}; write {self.described}.{self.hint(value)}", error_id="wrong-value"
+            )
 
     @property
     def described(self) -> str:

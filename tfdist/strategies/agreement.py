@@ -39,7 +39,9 @@ def check_agreement(strategy: Strategy, facts: Callable[[], Mapping[str, object]
     lines = [_line(name, [each.get(name, "(none)") for each in facts_of_workers]) for name in names]
     lines = [line for line in lines if line]
     more = [f"and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
-    error = UserError("\n    ".join(["The workers differ:", *lines[:MAX_SHOWN], *more]) + f"\n{advice}")
+    error = UserError(
+        "\n    ".join(["The workers differ:", *lines[:MAX_SHOWN], *more]) + f"\n{advice}", error_id="workers-differ"
+    )
     error.is_in_step = True
     raise error
 

@@ -366,7 +366,7 @@ class Strategy(abc.ABC):
     def _in_step(self, act: Callable[[], Any], failed: str | None) -> Any:
         value: Any = None
         problem: Exception | None = None
-        status, text = EXIT_DONE, ""
+        status, text, error_id = EXIT_DONE, "", None
         try:
             value = act()
         except Exception as error:
@@ -374,15 +374,15 @@ class Strategy(abc.ABC):
             if failed is not None and isinstance(error, OSError):
                 problem = UserError(f"{failed}: {error}")
                 problem.__cause__ = error
-            status, text = failure_report.describe(problem)
+            status, text, error_id = failure_report.describe(problem)
         statuses = self.gather_from_workers([status])[:, 0]
         failures = np.flatnonzero(statuses != EXIT_DONE)
         if not failures.size:
             return value
         worker = int(failures[0])
-        text = bytes(self.broadcast_from(worker, text.encode())).decode()
+        text, error_id = json.loads(bytes(self.broadcast_from(worker, json.dumps([text, error_id]).encode())))
         if worker != self.topology.worker_index or problem is None:
-            problem = PeerFailedError(worker, text, exit_status=int(statuses[worker]))
+            problem = PeerFailedError(worker, text, exit_status=int(statuses[worker]), error_id=error_id)
         problem.is_in_step = True  # type: ignore[attr-defined]
         raise problem
 
@@ -405,7 +405,7 @@ class Strategy(abc.ABC):
         if report is None or report.worker == self._topology.worker_index:
             return None
         self._failure = report
-        return PeerFailedError(report.worker, report.text, exit_status=report.status)
+        return PeerFailedError(report.worker, report.text, exit_status=report.status, error_id=report.error_id)
 
     def _send_failure(self, report: FailureReport) -> None:
         """Makes `report` known to the other workers; strategies of several workers override it."""
@@ -472,8 +472,9 @@ def refuse_others(strategy: str, variables: Mapping[str, str]) -> None:
     for name, count in counts.items():
         if count.isdecimal() and int(count) > 1:
             raise UserError(
-                f"The strategy {strategy} trains in one process here, and {name} says that this is one of {count}: "
-                "each of them would train by itself, into the same run directory. To train together, use "
+                f"The strategy {strategy} trains in one process here, and {name} says that this is one of {count}. "
+                "Each of them would train by itself, into the same run directory. To train together, use "
                 f"{_TOGETHER.get(name, _BY_HOROVOD)}. To train in this process alone on purpose, take the variable "
-                f"away: env -u {name} python -m tfdist.main …"
+                f"away: env -u {name} python -m tfdist.main …",
+                error_id="cluster-mismatch",
             )

@@ -10,6 +10,7 @@ import dataclasses
 import json
 
 from tfdist import user_code
+from tfdist.error_ids import find_error_id
 from tfdist.errors import EXIT_BUG, EXIT_INTERRUPTED, TfdistError, exit_status_of_error
 
 MARK = "tfdist-failure "
@@ -24,11 +25,13 @@ class FailureReport:
       worker: index of the worker.
       status: that its process ends with.
       text: its error message.
+      error_id: its kind, in `error_ids`; None where the worker was interrupted.
     """
 
     worker: int
     status: int
     text: str
+    error_id: str | None
 
     @property
     def summary(self) -> str:
@@ -36,18 +39,20 @@ class FailureReport:
         return self.text.partition("\n")[0]
 
 
-def describe(error: BaseException) -> tuple[int, str]:
-    """The exit status and the message that a command ends with for an error."""
-    if isinstance(error, TfdistError):
-        return exit_status_of_error(error), str(error)
+def describe(error: BaseException) -> tuple[int, str, str | None]:
+    """The exit status, the message and the id that a command ends with for an error."""
     if isinstance(error, KeyboardInterrupt):
-        return EXIT_INTERRUPTED, "it was interrupted."
+        return EXIT_INTERRUPTED, "it was interrupted.", None
     if isinstance(error, SystemExit):
-        return EXIT_BUG, f"its code called sys.exit({error.code!r})."
-    refusal = user_code.refused_values(error)
-    if refusal is None and user_code.list_own_frames(error) and not user_code.may_pass(error):
-        refusal = user_code.build_error("Your code", error)
-    return (EXIT_BUG, user_code.format_exception(error)) if refusal is None else (refusal.exit_status, str(refusal))
+        return EXIT_BUG, f"its code called sys.exit({error.code!r}).", None
+    if not isinstance(error, TfdistError):
+        refusal = user_code.refused_values(error)
+        if refusal is None and user_code.list_own_frames(error) and not user_code.may_pass(error):
+            refusal = user_code.build_error("Your code", error)
+        if refusal is None:
+            return EXIT_BUG, user_code.format_exception(error), find_error_id(error)
+        error = refusal
+    return exit_status_of_error(error), str(error), find_error_id(error)
 
 
 def encode(report: FailureReport) -> str:
@@ -55,14 +60,14 @@ def encode(report: FailureReport) -> str:
     text = report.text
     if len(text) > MAX_CHARACTERS:
         text = f"{text[:MAX_CHARACTERS]} …"
-    return MARK + json.dumps([report.worker, report.status, text])
+    return MARK + json.dumps([report.worker, report.status, text, report.error_id])
 
 
 def decode(message: str) -> FailureReport | None:
     """The first report in a message; None where there is none."""
     _, _, rest = message.partition(MARK)
     try:
-        (worker, status, text), _ = json.JSONDecoder().raw_decode(rest)
+        (worker, status, text, error_id), _ = json.JSONDecoder().raw_decode(rest)
     except ValueError:
         return None
-    return FailureReport(worker, status, text)
+    return FailureReport(worker, status, text, error_id)

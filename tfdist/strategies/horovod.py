@@ -56,7 +56,8 @@ class Horovod(Strategy):
                 "The strategy horovod was chosen, and horovodrun has not started this process (none of "
                 f"{', '.join(environment.HOROVOD_MARKS)} is set): it would train alone. Start it with `python -m "
                 "tfdist.launch --workers=2 --launcher=horovod -- --gin_file=…` or `horovodrun -np 2 python -m "
-                "tfdist.main --gin_file=…`; for one worker on purpose, write 1 there."
+                "tfdist.main --gin_file=…`. For one worker on purpose, write 1 there.",
+                error_id="cluster-mismatch",
             )
         self._store = store = read_store(environment.current())
         if store is not None:
@@ -143,7 +144,8 @@ def import_horovod() -> ModuleType:
     except ImportError as error:
         raise UserError(
             f"The strategy horovod needs Horovod built for TensorFlow {tf.__version__}: {error}. "
-            "Run: python tools/build_horovod.py"
+            "Run: python tools/build_horovod.py",
+            error_id="missing-package",
         ) from error
     return hvd
 

@@ -33,7 +33,8 @@ class Mirrored(Strategy):
         if not gpus:
             raise UserError(
                 "The strategy mirrored needs GPUs, and TensorFlow finds 0 here. To try it on logical CPU devices, "
-                "write mirrored.Mirrored.num_cpu_devices = 2."
+                "write mirrored.Mirrored.num_cpu_devices = 2.",
+                error_id="missing-gpu",
             )
         return gpus
 

@@ -61,6 +61,7 @@ def use_only(device: str) -> None:
         chosen = gpus[int(index or 0) : int(index or 0) + 1]
         if not chosen:
             raise UserError(
-                f"OneDevice.device is {device!r}, but TensorFlow finds {len(gpus)} GPUs here. Write 'auto' or 'CPU'."
+                f"OneDevice.device is {device!r}, but TensorFlow finds {len(gpus)} GPUs here. Write 'auto' or 'CPU'.",
+                error_id="missing-gpu",
             )
     tf.config.set_visible_devices(chosen, "GPU")

@@ -51,7 +51,8 @@ class Pipelined(Strategy):
         if count < wanted:
             raise UserError(
                 f"The strategy pipelined has {wanted} stages, and {count} {kind}. Write fewer stages, or to try them "
-                f"on logical CPU devices, pipelined.Pipelined.num_cpu_devices = {wanted}."
+                f"on logical CPU devices, pipelined.Pipelined.num_cpu_devices = {wanted}.",
+                error_id="missing-gpu",
             )
         names = split_cpu(count) if self.num_cpu_devices else [f"GPU:{i}" for i in range(count)]
         self.devices = tuple(f"/device:{name}" for name in names[:wanted])

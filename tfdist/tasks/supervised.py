@@ -119,7 +119,8 @@ class Supervised(Task):
         if not self._losses and self._own_loss is None:
             raise UserError(
                 "Supervised.loss is not given, and the model has no compute_loss of its own. Write a loss: "
-                "supervised.Supervised.loss = 'mean_squared_error'."
+                "supervised.Supervised.loss = 'mean_squared_error'.",
+                error_id="no-loss",
             )
         if any(isinstance(one, str) for one in [*self._losses.values(), *(b for _, b in self._metrics)]):
             self._resolve_names(model, structure)
@@ -317,7 +318,10 @@ def only(nest: Any) -> Any:
 def _unpack_examples(examples: Any) -> tuple[Any, Any, Any]:
     if not isinstance(examples, (tuple, list)) or not 2 <= len(examples) <= 3:
         held = f"{len(examples)} parts" if isinstance(examples, (tuple, list)) else "x alone"
-        raise UserError(f"Supervised learning takes (x, y) or (x, y, sample_weight); the data gives {held}.")
+        raise UserError(
+            f"Supervised learning takes (x, y) or (x, y, sample_weight); the data gives {held}.",
+            error_id="data-structure",
+        )
     x, y, *rest = examples
     return x, y, rest[0] if rest else None
 
@@ -334,8 +338,9 @@ def _check_labels(labels: np.ndarray, num_classes: int | None, ignored: int | No
     place = np.argwhere(wrong)[0]
     raise UserError(
         f"Example {place[0]} of the {where} has the label {labels[tuple(place)]}, but the model's output is of "
-        f"{num_classes} classes, 0 … {num_classes - 1} ({np.count_nonzero(wrong):,} labels are out of range). Give the "
-        "model more outputs, or correct the labels."
+        f"{num_classes} classes, 0 … {num_classes - 1}. {np.count_nonzero(wrong):,} labels are out of range. Give the "
+        "model more outputs, or correct the labels.",
+        error_id="labels-out-of-range",
     )
 
 

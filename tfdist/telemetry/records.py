@@ -28,6 +28,8 @@ Warn = Callable[[str], None]
 class DamagedFileError(UserError):
     """A file is not what its writer leaves there."""
 
+    error_id = "damaged-file"
+
 
 class NewerFormatError(UserError):
     """A file was written by a newer tfdist."""

@@ -31,6 +31,8 @@ UNPACKED = "none"
 class DamagedCheckpoint(UserError):
     """A checkpoint, or a part of it, is not what was written. The message names the file and what was wrong."""
 
+    error_id = "damaged-checkpoint"
+
 
 @dataclasses.dataclass(frozen=True)
 class StoredFile:

@@ -86,7 +86,8 @@ class ImageFolder(RandomAccessSource):
         self.labels = np.repeat(np.arange(len(listed)), [len(of_class) for of_class in listed]).astype(np.int32)
         if not self.paths:
             raise UserError(
-                f"No images in {root}/CLASS/ for the classes {self.classes}; they end in {', '.join(IMAGE_SUFFIXES)}."
+                f"No images in {root}/CLASS/ for the classes {self.classes}; they end in {', '.join(IMAGE_SUFFIXES)}.",
+                error_id="no-examples",
             )
         self.num_examples = len(self.paths)
         self._scale = float(scale)

@@ -44,7 +44,8 @@ def find_files(patterns: Patterns, setting: str) -> list[FileVersion]:
             raise UserError(f"The files {pattern!r} cannot be listed: {error.strerror or error}") from error
         if not matched:
             raise UserError(
-                f"No file matches {pattern!r} (from {os.getcwd()}). Write paths or patterns of files that exist."
+                f"No file matches {pattern!r} (from {os.getcwd()}). Write paths or patterns of files that exist.",
+                error_id="missing-file",
             )
         found += matched
     return [file_version(path) for path in dict.fromkeys(found)]

@@ -71,7 +71,7 @@ class BatchPlan:
     def __post_init__(self) -> None:
         check_split(self.global_batch_size, self.num_replicas, self.num_microbatches, even=self.pad)
         if self.num_examples < 1:
-            raise UserError("The data holds no examples.")
+            raise UserError("The data holds no examples.", error_id="no-examples")
         if self.steps_per_epoch < 1:
             raise UserError(
                 f"The data holds {self.num_examples} examples, fewer than one batch of {self.global_batch_size}, and "

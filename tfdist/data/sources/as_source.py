@@ -36,8 +36,9 @@ def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:
         return IndexedSource(data)
     if data is None or isinstance(data, (str, bytes, int, float)):
         raise UserError(
-            "A data function returns arrays, (x, y) or (x, y, sample_weight), each of them an array or a dict of "
-            "arrays, an object with __len__ and __getitem__, one of tfdist's sources, or a tf.data.Dataset; received "
-            f"{type(data).__name__}."
+            f"A data function returned {type(data).__name__}. Return (x, y) or (x, y, sample_weight), each an array or "
+            "a dict of arrays. An object with __len__ and __getitem__, one of tfdist's sources, or a tf.data.Dataset "
+            "will do, too.",
+            error_id="data-structure",
         )
     return ArraySource(data)

@@ -297,7 +297,8 @@ def _batched_structure(dataset: tf.data.Dataset) -> Any:
     if batching is not None and all(each.shape.rank and each.shape[0] in (None, batch_size(batching)) for each in flat):
         raise UserError(
             f"The dataset gives batches, {spec}; it has to give single examples, of which tfdist makes the batches. "
-            "Take out Dataset.batch, or set DatasetFunction.unbatch = True."
+            "Take out Dataset.batch, or set DatasetFunction.unbatch = True.",
+            error_id="data-structure",
         )
     return tf.nest.map_structure(lambda each: tf.TensorSpec([None, *each.shape], each.dtype), spec)
 

@@ -116,7 +116,7 @@ class TextLines(Source):
         self.file_sizes = tuple(map(len, self._lines))  # which workers compare
         self.num_examples = sum(self.file_sizes)
         if not self.num_examples:
-            raise UserError(f"The files {files!r} have no lines.")
+            raise UserError(f"The files {files!r} have no lines.", error_id="no-examples")
         self.labels = _check_labels(labels) or sorted({name for lines in self._fit_lines for name in lines.labels})
         self._texts = np.array([text for lines in self._lines for text in lines.texts], dtype=object)
         self._classes = np.array(

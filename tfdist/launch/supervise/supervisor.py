@@ -273,6 +273,7 @@ class Supervisor:
             step=outcome.step,
             message=f"worker {outcome.worker} {how}",
             status=outcome.status,
+            error_id=outcome.error_id,
             host=reading.host if reading else None,
             pid=outcome.vital.pid if outcome.vital else None,
             phase=reading.phase if reading else None,

@@ -66,6 +66,7 @@ class Ending:
     Attributes:
       was_signaled: after this launcher had signalled it because of another's failure.
       cause: the worker whose failure it ended with, by its own word.
+      error_id: of the error it ended with, by its own word.
     """
 
     worker: int
@@ -73,6 +74,7 @@ class Ending:
     sweep: int
     was_signaled: bool
     cause: int | None = None
+    error_id: str | None = None
 
     @property
     def is_symptom(self) -> bool:
@@ -87,6 +89,7 @@ class Outcome:
       status: of the whole.
       worker: the one that it comes from; None when all is well.
       hang: if that was the failure.
+      error_id: of the error, where a worker left one.
       vital: of `worker`, when it was last seen.
       step: the last one that any worker has done; None where none showed one.
       exit_info: what the workers left for the launcher.
@@ -102,6 +105,7 @@ class Outcome:
     status: int
     worker: int | None
     hang: Hang | None = None
+    error_id: str | None = None
     vital: Vital | None = None
     step: int | None = None
     exit_info: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -212,6 +216,7 @@ class Watch:
             status,
             worker,
             hang=self.hang,
+            error_id=None if cause is None or self.hang is not None else cause.error_id,
             vital=None if worker is None else self.seen.get(worker),
             step=max((vital.step for vital in self.seen.values() if vital.step is not None), default=None),
             exit_info=self._exit_info(),
@@ -306,8 +311,9 @@ class Watch:
             status = worker.poll()
             if status is not None:
                 self.running.remove(worker)
-                cause = heartbeat.read_exit_info(worker.heartbeat).get("failed_worker")
-                self.endings.append(Ending(worker.index, status, self.sweep, self.is_ending, cause))
+                info = heartbeat.read_exit_info(worker.heartbeat)
+                named = info.get("failed_worker"), info.get("error_id")
+                self.endings.append(Ending(worker.index, status, self.sweep, self.is_ending, *named))
                 if status != EXIT_DONE and not self.is_ending:
                     self.noticed = self.noticed or time.monotonic()
                     self._plan_after(self.endings[-1])

@@ -40,6 +40,8 @@ NEXT_WORD_SECONDS = 30.0
 class AddressTakenError(UserError):
     """Something else listens at this worker's address."""
 
+    error_id = "port-taken"
+
 
 class WrongPeer(ValueError):
     """Something answered that is not a worker in a rendezvous."""
@@ -151,7 +153,7 @@ class Meeting:
                 message, is_of_chief = decode(line), True
                 self.missing = message.get("missing")
                 if not self.over.done() and "failed" in message:
-                    self.over.set_exception(UserError(message["failed"]))
+                    self.over.set_exception(UserError(message["failed"], error_id="cluster-mismatch"))
                 elif not self.over.done() and "met" in message:
                     self.over.set_result(None)
         except (OSError, ValueError):
@@ -222,12 +224,14 @@ class Meeting:
             raise UserError(
                 f"{self.me} and {name} have different clusters in TF_CONFIG. Give both the same, in the same order.\n"
                 f"  {self.me}: {', '.join(self.cluster.workers)}\n"
-                f"  {name} at {address}: {', '.join(map(str, message['workers']))}"
+                f"  {name} at {address}: {', '.join(map(str, message['workers']))}",
+                error_id="cluster-mismatch",
             )
         if message["index"] != index:
             raise UserError(
                 f"At {address}, the address of {name}, answers a process whose TF_CONFIG says that it is worker "
-                f"{message['index']}. Set task.type and task.index of each process to its place in the cluster."
+                f"{message['index']}. Set task.type and task.index of each process to its place in the cluster.",
+                error_id="cluster-mismatch",
             )
 
     def _list(self) -> str:

@@ -161,4 +161,7 @@ def _check_jobs(jobs: Mapping[str, Any]) -> None:
 
 def _error(what: str, received: Any) -> UserError:
     shown = received if isinstance(received, str) else json.dumps(received)
-    return UserError(f"{VARIABLE}: {what}\n  Received: {shown}\n  Write, for example: {VARIABLE}='{_EXAMPLE}'")
+    return UserError(
+        f"{VARIABLE}: {what}\n  Received: {shown}\n  Write, for example: {VARIABLE}='{_EXAMPLE}'",
+        error_id="cluster-mismatch",
+    )

@@ -166,6 +166,8 @@ def _as_in_fit(logs: Mapping[str, Any]) -> dict[str, Any]:
 class CallbackError(UserError):
     """What a callback raised, in one message; its cause is what was raised."""
 
+    error_id = "code-failure"
+
 
 def _raising(error: Exception) -> str:
     """The name of the callback that an exception came through first."""

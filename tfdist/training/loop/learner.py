@@ -193,7 +193,7 @@ def check_divisible(model: keras.Model, *, num_parts: int) -> None:
     kept = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
     if kept:
         raise UserError(
-            f"The layer {kept[0]!r} is stateful: it keeps a state for each row of the batch, and the batch is cut into "
+            f"The layer {kept[0]!r} is stateful: it keeps a state for each row of the batch. The batch is cut into "
             f"{num_parts} parts, for replicas and microbatches, whose rows are not the same. Train it on one device "
             "without microbatches, or write stateful=False."
         )
@@ -220,8 +220,9 @@ def check_inputs(model: keras.Model, inputs: Any) -> None:
     if takes and "string" in gives and "string" not in takes:
         raise UserError(
             f"The data gives the model text (string), and it takes {', '.join(dict.fromkeys(takes))}. Turn the text "
-            "into numbers in the data function, or give the model a keras.Input of dtype 'string' with a layer such as "
-            "keras.layers.TextVectorization or StringLookup behind it."
+            "into numbers in the data function. Or give the model a keras.Input of dtype 'string', and a layer such as "
+            "keras.layers.TextVectorization behind it.",
+            error_id="shape-mismatch",
         )
 
 

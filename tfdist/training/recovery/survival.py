@@ -231,7 +231,8 @@ def _check_none_is_damaged(run: Run) -> None:
         raise UserError(
             f"{run.place.said or f'The run in {run.directory.path} is not finished.'} It cannot resume: none of its "
             f"checkpoints is whole{f' (of the steps {steps})' if steps else ''}. Restore one from a copy of the run; "
-            f"or move {directory} away, and the training begins again."
+            f"or move {directory} away, and the training begins again.",
+            error_id="damaged-checkpoint",
         )
 
 

@@ -286,7 +286,9 @@ def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> lis
                 model.load_weights(copy, skip_mismatch=partial)
         except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
             told = format_exception(error).partition(" Target variable: ")[0]  # of which Keras shows the values
-            raise UserError(f"The weights in {path} do not load into this model: {told}") from error
+            raise UserError(
+                f"The weights in {path} do not load into this model: {told}", error_id="checkpoint-mismatch"
+            ) from error
     messages = [str(each.message) for each in caught]
     return [
         text.rpartition("\n")[2] for text in messages if "could not be loaded" in text

@@ -392,7 +392,7 @@ def _check_canonical(model: keras.Model, strategy: Strategy, parts: int, *, aver
     if kept:
         raise UserError(
             f"{DETERMINISM} = {parts} is for models whose layers keep nothing of a batch, but for Keras's "
-            f"BatchNormalization, and {kept[0]!r} may be moved along by each part. Take such a layer out."
+            f"BatchNormalization. Each part may move {kept[0]!r} along. Take such a layer out."
         )
     if strategy.needs_static_shapes or strategy.is_one_program:
         raise UserError(

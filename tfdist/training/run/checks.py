@@ -229,11 +229,13 @@ def _check_first_batch(model: keras.Model, task: Task, examples: Any, split: str
     if found:
         raise UserError(
             f"The {where} holds values that are not finite, and so the loss or its gradient is not: {found}. Fix or "
-            "leave out such examples."
+            "leave out such examples.",
+            error_id="not-finite-data",
         )
     raise UserError(
         f"The loss on the {where} is {total}, though all its values are finite. Look for a logarithm or a division in "
-        "the model or the loss that meets 0, and for values that are too large."
+        "the model or the loss that meets 0, and for values that are too large.",
+        error_id="not-finite-data",
     )
 
 

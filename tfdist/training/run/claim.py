@@ -184,7 +184,8 @@ def check_kind(directory: RunDirectory, mode: str) -> None:
     if found not in (None, mode):
         raise UserError(
             f"{directory.path} holds a {WORDS.get(found, found)} ({name.rpartition('/')[2]}), and this is a "
-            f"{WORDS[mode]}: a run directory belongs to one run. Give another --run_dir."
+            f"{WORDS[mode]}: a run directory belongs to one run. Give another --run_dir.",
+            error_id="another-experiment",
         )
 
 
@@ -225,7 +226,9 @@ def check_same_experiment(
         head = f"{place} holds another experiment, {where}; its settings differ:"
         change = ", or write train.accept_changes = True to resume from its newest checkpoint with these settings"
         told = "\n    ".join([head, *lines[:MOST_SHOWN], *more])
-        raise UserError(f"{told}\nGive another {another}{change if newest is not None else ''}.")
+        raise UserError(
+            f"{told}\nGive another {another}{change if newest is not None else ''}.", error_id="another-experiment"
+        )
 
 
 def differing_settings(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:

@@ -66,7 +66,7 @@ def _build(
     if not built.compiled:
         raise UserError(
             "train.optimizer and train.task say how the model learns, and one of them has no value. Write them in a "
-            "gin file, such as train.optimizer = @keras.optimizers.Adam and train.task = @supervised.Supervised(); or "
+            "gin file, such as train.optimizer = @keras.optimizers.Adam and train.task = @supervised.Supervised(). Or "
             "compile the model: then its optimizer, loss and metrics are taken."
         )
     if patches is not None:
@@ -84,7 +84,9 @@ def _build_task(model: keras.Model, structure: Any) -> Supervised:
     refuse_own_methods(model)
     compiled = model._compile_loss
     if compiled is None and not overrides(model, "compute_loss"):
-        raise UserError("The model is compiled without a loss. Give compile() one, or write train.task.")
+        raise UserError(
+            "The model is compiled without a loss. Give compile() one, or write train.task.", error_id="no-loss"
+        )
     if not isinstance(structure, tuple | list) or len(structure) < 2:
         raise UserError(
             "The model is compiled to learn from (x, y), and the data gives no y. Give y, or write train.task."
@@ -99,7 +101,8 @@ def _build_task(model: keras.Model, structure: Any) -> Supervised:
         return _build_single_task(compiled, own, keras.tree.flatten(targets)[0], outputs)
     if compiled is None:
         raise UserError(
-            "The model has several outputs and is compiled without a loss. Give compile() one, or write train.task."
+            "The model has several outputs and is compiled without a loss. Give compile() one, or write train.task.",
+            error_id="no-loss",
         )
     losses = _by_output(compiled._user_loss, outputs, "loss", every=True)
     if len(losses) == 1 and not keras.tree.is_nested(targets):  # which Keras gives to the only output with a loss

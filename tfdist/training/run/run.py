@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from tfdist.data.sources import failures
+from tfdist.error_ids import find_error_id
 from tfdist.errors import (
     DivergedError,
     NotSavedError,
@@ -194,6 +195,7 @@ def open_run(
                 "run_failed",
                 mode=mode,
                 error=f"{type(told or error).__name__}: {told or error}",
+                error_id=find_error_id(told or error),
                 peer_lost=isinstance(told, PeerLostError),
             )
             if told is None or told is error:
@@ -244,7 +246,8 @@ def explain_collective(error: BaseException, topology: Topology) -> TfdistError 
     if mismatch is not None:
         return UserError(
             f"The workers do not run the same training: {mismatch[0].strip()[:300]} Give all workers the same code, "
-            "model, data and configuration; `python -m tfdist.doctor` compares their packages."
+            "model, data and configuration; `python -m tfdist.doctor` compares their packages.",
+            error_id="workers-differ",
         )
     said = next((words for words in LOST_PEER_WORDS if words in text), None)
     if said is None:

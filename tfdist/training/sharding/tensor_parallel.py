@@ -64,9 +64,9 @@ def chosen(model: keras.Model, patterns: Sequence[str], count: int) -> list[Spli
         if not splits:
             names = list(dict.fromkeys(layer.name for layer in layers if layer.trainable_variables))
             raise UserError(
-                f"{SETTING} names {pattern!r}, and no Dense, EinsumDense or Embedding layer that is called so, or is "
-                f"in one that is, has columns that {count} replicas can share, with no regularizer or constraint on "
-                f"them.{suggest(pattern, names)} There are {', '.join(names[:20])}."
+                f"{SETTING} names {pattern!r}, and no layer of that name, nor one inside it, can be split. Name Dense, "
+                f"EinsumDense or Embedding layers whose columns {count} replicas can share, without a regularizer or "
+                f"constraint.{suggest(pattern, names)} There are {', '.join(names[:20])}."
             )
         found |= splits
     return list(found.values())

@@ -231,7 +231,7 @@ def explain_errors(examples: Any, kinds: tuple[type[Exception], ...] = (Exceptio
         failure = "\n    ".join(
             [f"Model, loss and metrics do not fit the data: {format_exception(error)}", *list_own_frames(error)]
         )
-        raise UserError(f"{failure}\nThe data gives batches of {shapes}.") from error
+        raise UserError(f"{failure}\nThe data gives batches of {shapes}.", error_id="shape-mismatch") from error
 
 
 def quotients(sums: Objective) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:

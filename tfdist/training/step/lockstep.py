@@ -96,8 +96,8 @@ class _Side(threading.Thread, Generic[T]):
     def meet(self, value: tf.Tensor) -> tf.Tensor:
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise UserError(
-                "train.deterministic, with a number of replicas, takes batch statistics over all parts of a batch, and "
-                "a layer wants them within a loop or a branch (an RNN's cell, tf.while_loop, tf.cond), out of their "
+                "train.deterministic, with a number of replicas, takes batch statistics over all parts of a batch. A "
+                "layer wants them within a loop or a branch (an RNN's cell, tf.while_loop, tf.cond), out of their "
                 "reach. Use LayerNormalization there."
             )
         self._given.put(value)

@@ -86,7 +86,7 @@ def build_optimizer(
             raise UserError(
                 f"{type(one).__name__}.gradient_accumulation_steps is {steps!r}; a step updates once. For the mean of "
                 f"{steps} batches in the memory of one, leave it out, multiply train.global_batch_size by {steps}, and "
-                f"write train.num_microbatches = {steps}; in tfdist.fit these are batch_size and num_microbatches."
+                f"write train.num_microbatches = {steps}. In tfdist.fit these are batch_size and num_microbatches."
             )
     if build is None:
         optimizer.build(model.trainable_variables)

@@ -103,7 +103,8 @@ class Equality:
             f"Worker {', '.join(map(str, others))} has other values than worker 0 at step {step:,}: "
             f"{', '.join(apart[:MAX_SHOWN])}{more}. The run ends, and this state is not saved. A callback that changes "
             "something on one worker alone does that: let it decide by `logs`, which are the same on all. So does a "
-            "machine that computes wrong: python -m tfdist.doctor looks at it."
+            "machine that computes wrong: python -m tfdist.doctor looks at it.",
+            error_id="workers-differ",
         )
         error.is_in_step = True
         raise error
@@ -157,7 +158,8 @@ def compare_batches(strategy: Strategy, summary: np.ndarray, split: str) -> None
             f"The first global batch of the {split} data on worker {', '.join(map(str, workers))} is another than on "
             "worker 0. Every worker takes its rows of the same global batch, so all must read the same examples in the "
             "same order. Give whatever draws at random a seed, such as dataset.shuffle(1000, seed=1), "
-            "np.random.default_rng(1) or train_test_split(…, random_state=1), and all workers the same files."
+            "np.random.default_rng(1) or train_test_split(…, random_state=1), and all workers the same files.",
+            error_id="workers-differ",
         )
         error.is_in_step = True
         raise error

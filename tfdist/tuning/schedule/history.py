@@ -155,7 +155,8 @@ def read_sweep(run_dir: str) -> Sweep:
     path = RunDirectory(run_dir).sweep
     if not files.exists(path):
         raise UserError(
-            f"There is no sweep in {str(run_dir)!r}: {path} is missing. Name the run directory of --mode=tune."
+            f"There is no sweep in {str(run_dir)!r}: {path} is missing. Name the run directory of --mode=tune.",
+            error_id="missing-run",
         )
     sweep, unreadable = Sweep(), Unreadable()
     for event in read_lines(path, unreadable):

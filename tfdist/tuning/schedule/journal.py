@@ -125,5 +125,6 @@ def check_identity(identity: Mapping[str, Any], started: Mapping[str, Any], run_
             shown = "its settings differ" if name == "configuration" else f"there {theirs}, here {own}"
             raise UserError(
                 f"{run_dir} holds another sweep; the {name}: {shown}. Give another --run_dir. "
-                "(tune.max_trials, the other budgets and tune.num_workers may change.)"
+                "(tune.max_trials, the other budgets and tune.num_workers may change.)",
+                error_id="another-experiment",
             )

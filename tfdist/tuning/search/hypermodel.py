@@ -173,7 +173,8 @@ def builder_of_trained(settings: TrainedSettings, run_dir: str, strategy: Strate
         if found is None and files.exists(RunDirectory(run_dir).starts):
             raise UserError(
                 f"{files.join(run_dir, NAME)} is missing: it holds what build(hp) was called with in this training. "
-                "Restore it from a copy of the run, or train again."
+                "Restore it from a copy of the run, or train again.",
+                error_id="damaged-file",
             )
         return {} if found is None else found.values
 
