@@ -110,7 +110,7 @@ def test_mistakes_are_told_in_words_of_fit() -> None:
         tfdist.fit(unlabelled, X, verbose=0)
     with pytest.raises(ValueError, match="Write validation_data, or"):
         tfdist.fit(monitored, X, Y, verbose=0, callbacks=keras.callbacks.EarlyStopping("val_acc"))
-    with pytest.raises(ValueError, match=r"Did you mean 'epochs'\?$"):
+    with pytest.raises(ValueError, match=r"Did you mean 'epochs'\? \[unknown-setting\]$"):
         tfdist.fit(monitored, X, Y, verbose=0, epoch=2)
 
 
@@ -236,7 +236,7 @@ def test_a_generator_is_read_no_further_than_needed_and_one_that_ends_is_said() 
 def test_accumulated_gradients_are_refused_with_what_to_write() -> None:
     model = classifier()
     model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "sparse_categorical_crossentropy")
-    with pytest.raises(ValueError, match=r"num_microbatches = 2; in tfdist.fit these are batch_size and"):
+    with pytest.raises(ValueError, match=r"num_microbatches = 2. In tfdist.fit these are batch_size and"):
         fit(model)
 
 
