@@ -49,8 +49,7 @@ from tfdist.training.recovery.rollback import Failure
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings
 from tfdist.tuning.find_rate import FindRateSettings, find_rate
-from tfdist.tuning.schedule.history import read_sweep
-from tfdist.tuning.schedule.journal import Journal
+from tfdist.tuning.schedule.journal import Journal, read_sweep
 
 pytestmark = pytest.mark.slow
 

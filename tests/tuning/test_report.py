@@ -17,7 +17,7 @@ from tfdist.errors import UserError
 from tfdist.report.words import short_names, value_text
 from tfdist.storage import files
 from tfdist.tuning.report.sweep_page import find_limits, write_sweep_report
-from tfdist.tuning.schedule.history import read_sweep
+from tfdist.tuning.schedule.journal import read_sweep
 
 
 class Page(html.parser.HTMLParser):

@@ -19,7 +19,7 @@ from tfdist.telemetry.console.console_text import number_text
 from tfdist.telemetry.logs.metrics import LAST, store_summaries
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.schedule import journal as journals
-from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, RUNNING, STOPPED, Sweep, Trial
+from tfdist.tuning.schedule.journal import DONE, FAILED, INFEASIBLE, RUNNING, STOPPED, Sweep, Trial
 
 
 class SweepProgress:

@@ -20,7 +20,7 @@ from tfdist.report.words import count_text, duration_text, short_names, value_te
 from tfdist.storage import files
 from tfdist.telemetry.console.console_text import number_text
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.schedule.history import Sweep, Trial, read_sweep
+from tfdist.tuning.schedule.journal import Sweep, Trial, read_sweep
 
 MAX_CURVES = 100  # of the best trials
 
