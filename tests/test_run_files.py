@@ -41,9 +41,8 @@ from tfdist.serving.settings import PredictSettings
 from tfdist.storage import files
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
-from tfdist.telemetry.logs.records import read_events
-from tfdist.telemetry.records import RUN_FILES, Policy, Unreadable
-from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.telemetry.records import Unreadable, read_events
+from tfdist.telemetry.run_directory import RUN_FILES, Policy, RunDirectory
 from tfdist.training.loop.callbacks import CallbackError
 from tfdist.training.recovery.rollback import Failure
 from tfdist.training.run.request import Request

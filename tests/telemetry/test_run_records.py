@@ -19,7 +19,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.telemetry.console.console import NullConsole, PlainConsole
+from tfdist.telemetry.console.console import Console, PlainConsole
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import MetricsLog
@@ -52,7 +52,7 @@ def test_an_event_has_the_keys_of_the_contract_and_its_sentence_reaches_the_cons
 
 def test_another_worker_writes_its_own_file_and_only_when_it_has_something_to_tell(tmp_path: pathlib.Path) -> None:
     stderr = io.StringIO()
-    log = EventLog(RunDirectory(str(tmp_path)), worker=3, console=NullConsole(stderr))
+    log = EventLog(RunDirectory(str(tmp_path)), worker=3, console=Console(stderr))
     log.close()
     assert list(tmp_path.iterdir()) == []
     log.warning("slow", message="The disk is slow.")

@@ -22,8 +22,7 @@ from tfdist.storage import files
 from tfdist.telemetry.account import goodput
 from tfdist.telemetry.account.goodput import Account, total
 from tfdist.telemetry.facts import Event, Sample
-from tfdist.telemetry.logs.records import read_events, read_samples
-from tfdist.telemetry.records import DamagedFileError, Unreadable, load_record, read_lines
+from tfdist.telemetry.records import DamagedFileError, Unreadable, load_record, read_events, read_lines, read_samples
 from tfdist.telemetry.result import RunResult, Start, Starts
 from tfdist.telemetry.run_directory import RunDirectory
 

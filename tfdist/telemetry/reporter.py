@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,40 +14,33 @@ from tfdist.telemetry.logs.metrics import Metrics
 SHOWN_VARIABLES = 5
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Reporter:
     """Passes on what the loop says; rates come as steps a second and go out as examples a second.
 
     `waited` is training's `Waited`, and `times` are its `WorkerTimes`, of which this room knows nothing.
     """
 
-    def __init__(
-        self,
-        *,
-        console: Console,
-        metrics: Metrics,
-        events: EventLog,
-        examples_per_step: float,
-    ) -> None:
-        self._console = console
-        self._metrics = metrics
-        self._events = events
-        self._examples_per_step = examples_per_step
+    console: Console
+    metrics: Metrics
+    events: EventLog
+    examples_per_step: float
 
     def progress(self, *, step: int, epoch: int, step_in_epoch: int, metrics: Mapping[str, Any], rate: float) -> None:
         """Shows how far the run has come."""
-        self._console.update(
+        self.console.update(
             Progress(
                 step=step,
                 epoch=epoch + 1,
                 step_in_epoch=step_in_epoch,
                 metrics=metrics,
-                examples_per_second=rate * self._examples_per_step,
+                examples_per_second=rate * self.examples_per_step,
             )
         )
 
     def point(self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float) -> None:
         """Logs the metrics of a step."""
-        self._metrics.log(step=step, epoch=epoch + 1, split=split, metrics=metrics, learning_rate=learning_rate)
+        self.metrics.log(step=step, epoch=epoch + 1, split=split, metrics=metrics, learning_rate=learning_rate)
 
     def epoch_end(
         self,
@@ -59,24 +53,24 @@ class Reporter:
         rate: float | None,
     ) -> None:
         """Shows an epoch that has ended and was evaluated."""
-        self._console.end_epoch(
+        self.console.end_epoch(
             EpochSummary(
                 step=step,
                 epoch=epoch + 1,
                 metrics=train,
                 eval_metrics=evaluation,
                 seconds=seconds,
-                examples_per_second=None if rate is None else rate * self._examples_per_step,
+                examples_per_second=None if rate is None else rate * self.examples_per_step,
             )
         )
 
     def report_overflow(self, *, step: int, steps: int, scale: float) -> None:
         """Warns of float16 gradients that overflowed."""
-        self._events.warning("gradient_overflow", step=step, steps=steps, loss_scale=scale)
+        self.events.warning("gradient_overflow", step=step, steps=steps, loss_scale=scale)
 
     def report_zero_weight(self, *, step: int) -> None:
         """Warns of a batch whose examples have no weight."""
-        self._events.warning(
+        self.events.warning(
             "weightless_step",
             step=step,
             message=f"Up to step {step} there was a batch whose examples weigh nothing in all (sample weights, class "
@@ -86,7 +80,7 @@ class Reporter:
     def report_unused(self, *, step: int, variables: list[str]) -> None:
         """Warns of variables that the loss does not depend on."""
         shown = ", ".join(variables[:SHOWN_VARIABLES]) + (", …" if len(variables) > SHOWN_VARIABLES else "")
-        self._events.warning(
+        self.events.warning(
             "variables_unused",
             step=step,
             message=f"The loss does not depend on {len(variables)} trainable variables; they stay as they are: {shown}",
@@ -96,16 +90,16 @@ class Reporter:
     def input_wait(self, *, step: int, epoch: int, waited: Any) -> None:
         """Logs how long workers waited for input in an epoch."""
         text = f"epoch {epoch + 1}: {_format_wait(waited)}" if waited.is_notable else None
-        self._events.info("input_wait", step=step, message=text, epoch=epoch + 1, **_figures(waited))
+        self.events.info("input_wait", step=step, message=text, epoch=epoch + 1, **_figures(waited))
 
     def input_bound(self, *, step: int, waited: Any, hint: str) -> None:
         """Warns that training waits for its input."""
         message = f"Training: {_format_wait(waited)}. {hint}".strip()
-        self._events.warning("input_bound", step=step, message=message, **_figures(waited))
+        self.events.warning("input_bound", step=step, message=message, **_figures(waited))
 
     def straggler(self, *, step: int, worker: int, seconds: float, median: float) -> None:
         """Warns of a worker that holds up the others."""
-        self._events.warning(
+        self.events.warning(
             "straggler",
             step=step,
             message=f"worker {worker} holds up the others: a step takes it {_milliseconds(seconds)}, where the median "
@@ -118,7 +112,7 @@ class Reporter:
     def report_rounding(self, *, step: int, workers: Sequence[int]) -> None:
         """Warns of workers whose weights differ in their last digits."""
         who = ", ".join(map(str, workers))
-        self._events.warning(
+        self.events.warning(
             "workers_round_differently",
             step=step,
             message=f"Worker {who} rounds otherwise than the others, as another kind of processor does, or "
@@ -134,7 +128,7 @@ class Reporter:
             f"{each.input_share:.0%} waiting for input, {each.idle_share:.0%} for other workers"
             for worker, each in enumerate(times)
         ]
-        self._events.info(
+        self.events.info(
             "workers",
             step=step,
             message="\n".join(["the workers:", *rows]),

@@ -27,6 +27,7 @@ class JsonLog(Console):
     """`Console` of any worker; the chief alone logs epochs and progress."""
 
     def __init__(self, is_chief: bool) -> None:
+        super().__init__()
         self._is_chief = is_chief
         self._run: RunFacts | None = None
         self._last_time = time.monotonic()

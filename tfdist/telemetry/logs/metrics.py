@@ -18,9 +18,8 @@ from tfdist.storage import files
 from tfdist.storage.logs import Mirror
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.logs.guarded_log import GuardedLog
-from tfdist.telemetry.logs.records import POINT_KEYS, as_point
-from tfdist.telemetry.records import Warn, keep_damaged, parse_line
+from tfdist.telemetry.logs.events import GuardedLog
+from tfdist.telemetry.records import POINT_KEYS, Warn, as_point, keep_damaged, parse_line
 from tfdist.telemetry.run_directory import RunDirectory
 
 PREFIX = "events.out.tfevents."

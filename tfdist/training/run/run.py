@@ -38,8 +38,7 @@ from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.facts import Phase, RunFacts, Sample, now
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics, MetricsLog
-from tfdist.telemetry.logs.records import read_samples
-from tfdist.telemetry.records import Unreadable, Warn, with_line_count
+from tfdist.telemetry.records import Unreadable, Warn, read_samples, with_line_count
 from tfdist.telemetry.result import Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED, SinkDispatcher

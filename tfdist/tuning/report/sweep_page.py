@@ -16,9 +16,8 @@ import numpy as np
 from tfdist.report.page import Cell, Plot, Section, Table, build_page
 from tfdist.report.report import check_can_draw, store_page
 from tfdist.report.run_data import Curve
-from tfdist.report.words import count_text, duration_text, short_names, value_text
 from tfdist.storage import files
-from tfdist.telemetry.console.console_text import number_text
+from tfdist.telemetry.console.console_text import count_text, duration_text, number_text, short_names, value_text
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.schedule.journal import Sweep, Trial, read_sweep
 

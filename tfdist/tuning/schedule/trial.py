@@ -27,8 +27,7 @@ from tfdist.errors import (
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
 from tfdist.storage.troubles import DISK_FAILURES
-from tfdist.telemetry.logs.records import as_point
-from tfdist.telemetry.records import parse_line
+from tfdist.telemetry.records import as_point, parse_line
 from tfdist.telemetry.registry import larger_is_better
 from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
