@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -11,8 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
 
 import pytest
 from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, both_launchers
@@ -438,10 +440,14 @@ def test_a_worker_that_is_given_up_while_its_host_shows_something_passes_that_on
     monkeypatch.setattr(threading, "excepthook", failures.append)
 
     class Host:
-        def look(self, seconds: float) -> WorkerUpdate:
+        inherited: ClassVar[Mapping[str, str]] = {}
+
+        def call(self, method: str, *arguments: Any) -> Any:
+            assert method == "look"
             looks.set()
             is_given_up.wait(DEADLINE_SECONDS)
-            return WorkerUpdate(0, 1, "Z", [(STDOUT, "its last words\n")], {}, time.monotonic())
+            update = WorkerUpdate(0, 1, "Z", [(STDOUT, "its last words\n")], {}, time.monotonic())
+            return dataclasses.asdict(update)
 
     with (tmp_path / "said").open("wb") as said:
         output = Output(said.fileno(), said.fileno())

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tfdist.errors import TfdistError
 from tfdist.launch import local
@@ -85,8 +85,8 @@ class WorkerHost:
             self._readers.append(reader)
             reader.start()
 
-    def look(self, seconds: float) -> WorkerUpdate:
-        """What is new; waits so long for something to be."""
+    def look(self, seconds: float) -> dict[str, Any]:
+        """The fields of a `WorkerUpdate` with what is new; waits so long for something to be."""
         assert self._process is not None
         with self._news:
             if not self._written and self._process.poll() is None:
@@ -101,7 +101,8 @@ class WorkerHost:
         for path in self._heartbeat.parent.iterdir():
             if not path.name.endswith(".part"):
                 shown[path.name.removeprefix(self._heartbeat.name)] = path.read_text("latin-1")
-        return WorkerUpdate(status, self._process.pid, self._process.state, written, shown, time.monotonic())
+        pid, state, now = self._process.pid, self._process.state, time.monotonic()
+        return dataclasses.asdict(WorkerUpdate(status, pid, state, written, shown, now))
 
     def send(self, signal_number: int) -> None:
         """Signals the process."""
@@ -132,8 +133,7 @@ def main() -> None:
             host.send(*request["arguments"])
             continue
         try:
-            value = getattr(host, request["name"])(*request["arguments"])
-            answer = {"value": dataclasses.asdict(value) if isinstance(value, WorkerUpdate) else value}
+            answer = {"value": getattr(host, request["name"])(*request["arguments"])}
         except (OSError, TfdistError) as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)

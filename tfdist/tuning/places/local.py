@@ -24,6 +24,8 @@ from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
+import psutil
+
 from tfdist.errors import EXIT_BUG, TfdistError
 from tfdist.launch.child import die_with_parent
 from tfdist.launch.processes import GPU_VARIABLE, cpu_shares, deal, send_to_group, shell_status
@@ -65,7 +67,7 @@ class LocalSlots(trials.Slots):
         self._cpus = cpu_shares(count) if count > 1 else [[]] * count
         self._gpus = deal(gpus, count) if gpus else [[]] * count
         self._running: list[_Running | None] = [None] * count
-        self._logs: tempfile.TemporaryDirectory[str] | None = None
+        self._logs = tempfile.TemporaryDirectory(prefix="tfdist-trials-")  # of trials in a bucket
 
     @property
     def num_free(self) -> int:
@@ -105,7 +107,7 @@ class LocalSlots(trials.Slots):
         for number, run in enumerate(self._running):
             if run is None or (returncode := run.process.exitcode) is None:
                 continue
-            if returncode == _LOST_STATUS and _is_alive(run.process.pid):
+            if returncode == _LOST_STATUS and psutil.pid_exists(run.process.pid or 0):
                 raise TfdistError(_NO_FORK_SERVER)
             self._kill(run)  # what it left behind
             run.process.close()
@@ -121,8 +123,7 @@ class LocalSlots(trials.Slots):
             self._kill(run)
         for run in left:
             run.process.join()
-        if self._logs is not None:
-            self._logs.cleanup()
+        self._logs.cleanup()
 
     def _kill(self, run: _Running) -> None:
         pid = run.process.pid
@@ -134,8 +135,6 @@ class LocalSlots(trials.Slots):
         if not files.is_remote(directory.path):
             files.make_dirs(directory.path)
             return files.join(directory.path, trials.LOG)
-        if self._logs is None:
-            self._logs = tempfile.TemporaryDirectory(prefix="tfdist-trials-")
         return os.path.join(self._logs.name, f"{name}.log")
 
 
@@ -146,14 +145,6 @@ def find_gpus() -> list[str]:
     count = len(tf.config.list_physical_devices("GPU"))
     named = (environment.current().get(GPU_VARIABLE) or "").split(",")
     return named[:count] if len(named) >= count and all(named[:count]) else [str(index) for index in range(count)]
-
-
-def _is_alive(pid: int | None) -> bool:
-    try:
-        os.kill(pid or 0, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def run_trial(command: Sequence[str], log: str, variables: Mapping[str, str], cpus: Sequence[int]) -> NoReturn:
