@@ -38,7 +38,7 @@ from tfdist.storage import files as stored
 from tfdist.storage import lease
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.console.console import Console
-from tfdist.telemetry.logs.events import EventLog
+from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
 
 PARTS = ("watching", "files", "bucket")

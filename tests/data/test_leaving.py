@@ -13,7 +13,7 @@ import sys, threading, time
 import tensorflow as tf
 from tfdist.data.order.batches import BatchPlan
 from tfdist.data.sources.columns import Columns
-from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.pipeline import build_pipeline
 from tfdist.data.formats.tfrecord import TFRecordSource
 from tfdist.strategies.base import Topology
 

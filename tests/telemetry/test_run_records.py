@@ -20,9 +20,9 @@ from tensorboard.util.tensor_util import make_ndarray
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.console.console import Console, PlainConsole
+from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.logs.events import EventLog
-from tfdist.telemetry.logs.metrics import MetricsLog
+from tfdist.telemetry.metrics import MetricsLog
 from tfdist.telemetry.result import RunResult, Start, versions, write_result
 from tfdist.telemetry.run_directory import RunDirectory
 

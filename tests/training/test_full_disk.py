@@ -14,7 +14,7 @@ from training.test_resume import BASE, Once, send
 from training.trainings import Trained, run
 
 from tfdist.errors import EXIT_NOT_SAVED, EXIT_PREEMPTED, NotSavedError, PreemptedError
-from tfdist.telemetry.logs import events
+from tfdist.telemetry import events
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from equivalence.cases import digits
 from training.trainings import run
 
 from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources.source import RandomAccessSource
 from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice

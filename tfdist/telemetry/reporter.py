@@ -8,8 +8,8 @@ from typing import Any
 
 from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.console.console_text import EpochSummary, Progress
-from tfdist.telemetry.logs.events import EventLog
-from tfdist.telemetry.logs.metrics import Metrics
+from tfdist.telemetry.events import EventLog
+from tfdist.telemetry.metrics import Metrics
 
 SHOWN_VARIABLES = 5
 

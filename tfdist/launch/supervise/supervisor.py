@@ -104,8 +104,8 @@ class Journal:
         self, level: Level, event: str, *, worker: int | None = None, step: int | None = None, **details: object
     ) -> None:
         """Keeps an event of this moment for `store`."""
+        from tfdist.telemetry.events import event_line
         from tfdist.telemetry.facts import Event
-        from tfdist.telemetry.logs.events import event_line
 
         self._lines.append(event_line(Event(name=event, level=level, worker=worker, step=step, details=details)))
 

@@ -18,9 +18,9 @@ import psutil
 import tensorflow as tf
 
 from tfdist.telemetry.account import time_account
+from tfdist.telemetry.events import GuardedLog, time_text
 from tfdist.telemetry.facts import RunFacts, Sample
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.logs.events import GuardedLog, time_text
 
 FIRST_SECONDS, EVERY_SECONDS, STORED_SHARE = 1.0, 10.0, 1 / 360
 LOW_UTILIZATION, LOW_SECONDS = 1 / 3, 300.0

@@ -35,9 +35,9 @@ from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.goodput import goodput
 from tfdist.telemetry.account.sampler import Sampler
 from tfdist.telemetry.console.console import Console
+from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.facts import Phase, RunFacts, Sample, now
-from tfdist.telemetry.logs.events import EventLog
-from tfdist.telemetry.logs.metrics import Metrics, MetricsLog
+from tfdist.telemetry.metrics import Metrics, MetricsLog
 from tfdist.telemetry.records import Unreadable, Warn, read_samples, with_line_count
 from tfdist.telemetry.result import Start, versions
 from tfdist.telemetry.run_directory import RunDirectory

@@ -10,10 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.pipeline.pipeline import dispose
+from tfdist.data.pipeline import dispose
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.console.console_text import Plan
-from tfdist.telemetry.logs.metrics import FINAL
+from tfdist.telemetry.metrics import FINAL
 from tfdist.telemetry.reporter import Reporter
 from tfdist.telemetry.result import RunResult, versions, write_result
 from tfdist.telemetry.sinks.sink import PAUSED

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline, digest_arrays, dispose
+from tfdist.data.pipeline import build_pipeline, digest_arrays, dispose
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
 from tfdist.strategies.agreement import gather_digests

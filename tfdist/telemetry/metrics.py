@@ -16,9 +16,9 @@ import numpy as np
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.logs import Mirror
+from tfdist.telemetry.events import GuardedLog
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.logs.events import GuardedLog
 from tfdist.telemetry.records import POINT_KEYS, Warn, as_point, keep_damaged, parse_line
 from tfdist.telemetry.run_directory import RunDirectory
 
