@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.order.batches import BatchPlan
+from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources.source import Source
 from tfdist.strategies.base import Topology

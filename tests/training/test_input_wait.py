@@ -12,7 +12,7 @@ import tensorflow as tf
 from equivalence.cases import digits
 from training.trainings import run
 
-from tfdist.data.order.batches import BatchPlan
+from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources.source import RandomAccessSource
 from tfdist.strategies.base import Topology

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.order.batches import BatchPlan
+from tfdist.data.batches import BatchPlan
 from tfdist.data.sources.source import Order, Source, Staged, example_seeds
 from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.errors import UserError

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.order.batches import BatchPlan
+from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import dispose
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy

@@ -20,7 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.order.batches import BatchPlan
+from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline, digest_arrays, dispose
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
