@@ -16,7 +16,7 @@ from tfdist.errors import printable, redact
 from tfdist.storage import files
 from tfdist.storage.logs import LogSink
 from tfdist.telemetry.console.console import Console
-from tfdist.telemetry.facts import Event, Level
+from tfdist.telemetry.facts import Event, Fact, Level
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -31,7 +31,7 @@ class EventLog:
       mode: as `RunFacts` has it.
       worker: whose log this is; 0 is the chief, which writes what all share.
       console: shows what has a message.
-      dispatch: takes each event, once it is written.
+      dispatch: takes each event, once it is written, and what else this process tells.
 
     Example:
 
@@ -46,12 +46,12 @@ class EventLog:
         worker: int,
         mode: str = "train",
         console: Console,
-        dispatch: Callable[[Event], None] = lambda event: None,
+        dispatch: Callable[[Fact], None] = lambda fact: None,
     ) -> None:
         self._log = GuardedLog(run.worker_events(worker) if mode == "train" else run.mode_events(mode, worker))
         self._worker = worker
         self._console = console
-        self._dispatch = dispatch
+        self.dispatch = dispatch
         self._lock = threading.Lock()  # what notes a signal tells from a thread of its own
 
     def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
@@ -83,7 +83,7 @@ class EventLog:
         line = event_line(event)
         with self._lock:
             problem = self._log.write_line(line)
-        self._dispatch(event)
+        self.dispatch(event)
         if problem:
             self.warning("log_not_written", message=problem)
 

@@ -24,6 +24,7 @@ from tfdist.errors import DivergedError, OutOfMemoryError, UserError
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.console.console_text import EpochSummary, Progress
+from tfdist.telemetry.facts import Point
 from tfdist.telemetry.records import as_type
 from tfdist.training.loop.best import find_best_metric
 from tfdist.training.loop.boundaries import NUM_VOTES, Outcome, Pace, Vote, mean_losses
@@ -451,8 +452,8 @@ class Loop:
             self._equality.check(self._outcome.step)
 
     def _point(self, split: str, metrics: dict[str, Any]) -> None:
-        step, epoch = self._outcome.step, self._epoch + 1
-        self._metrics.log(step=step, epoch=epoch, split=split, metrics=metrics, learning_rate=self.learning_rate)
+        step, epoch, rate = self._outcome.step, self._epoch + 1, self.learning_rate
+        self._metrics.log(Point(step=step, epoch=epoch, split=split, metrics=metrics, learning_rate=rate))
 
 
 def out_of_memory(step: int, error: tf.errors.ResourceExhaustedError) -> OutOfMemoryError:

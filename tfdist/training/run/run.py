@@ -341,14 +341,7 @@ def open_telemetry(
     events = EventLog(directory, worker=run.worker, mode=run.mode, console=console, dispatch=stream.dispatch)
     metrics: Metrics = Metrics()
     if run.is_chief:
-        metrics = MetricsLog(
-            directory,
-            tensorboard=keeps,
-            config_text=run.config_text,
-            dispatch=stream.dispatch,
-            warn=lambda message: events.warning("file_damaged", message=message),
-            report_loss=lambda message: events.warning("log_not_written", message=message),
-        )
+        metrics = MetricsLog(directory, tensorboard=keeps, config_text=run.config_text, events=events)
     with contextlib.ExitStack() as leaving:
         leaving.callback(events.close)
         leaving.callback(stream.close)
@@ -357,8 +350,7 @@ def open_telemetry(
             time_account.current().listen(functools.partial(_send_phase, stream, run.worker))
         if samples:
             path = directory.samples(run.worker) if keeps else None
-            warn = lambda event, message: events.warning(event, message=message)  # noqa: E731
-            leaving.callback(Sampler(run, path, dispatch=stream.dispatch, warn=warn).close)
+            leaving.callback(Sampler(run, path, events).close)
         yield events, metrics, stream
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.data.pipeline import dispose
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.console.console_text import Plan
+from tfdist.telemetry.facts import Point
 from tfdist.telemetry.metrics import FINAL
 from tfdist.telemetry.result import RunResult, versions, write_result
 from tfdist.telemetry.sinks.sink import PAUSED
@@ -189,7 +190,7 @@ class Trainer:
             outcome.eval_metrics, outcome.evaluated_at = results, outcome.step
             epoch = training.boundaries.epoch_of(outcome.step)
             training.run.metrics.log(
-                step=outcome.step, epoch=epoch, split=FINAL, metrics=results, learning_rate=learning_rate
+                Point(step=outcome.step, epoch=epoch, split=FINAL, metrics=results, learning_rate=learning_rate)
             )
 
     def _conclude(self, opened: Opened, outcome: Outcome, stopped_by: str | None, seconds: float) -> RunResult:
