@@ -96,8 +96,8 @@ class Sampler:
             self._low_since = float("inf")
             self._events.warning(
                 "gpu_util_low",
-                message=f"The GPUs of worker {self._run.worker} computed less than {LOW_UTILIZATION:.0%} of the time for "
-                f"{LOW_SECONDS / 60:.0f} minutes (now {utilization:.0%}). The report's time account says what they "
+                message=f"The GPUs of worker {self._run.worker} computed less than {LOW_UTILIZATION:.0%} of the time "
+                f"for {LOW_SECONDS / 60:.0f} minutes (now {utilization:.0%}). The report's time account says what they "
                 "wait for.",
             )
 

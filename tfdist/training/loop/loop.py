@@ -453,7 +453,7 @@ class Loop:
 
     def _point(self, split: str, metrics: dict[str, Any]) -> None:
         step, epoch, rate = self._outcome.step, self._epoch + 1, self.learning_rate
-        self._metrics.log(Point(step=step, epoch=epoch, split=split, metrics=metrics, learning_rate=rate))
+        self._metrics.log(Point(step=step, epoch=epoch, split=split, metrics=dict(metrics), learning_rate=rate))
 
 
 def out_of_memory(step: int, error: tf.errors.ResourceExhaustedError) -> OutOfMemoryError:
