@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -446,8 +445,7 @@ def test_a_worker_that_is_given_up_while_its_host_shows_something_passes_that_on
             assert method == "look"
             looks.set()
             is_given_up.wait(DEADLINE_SECONDS)
-            update = WorkerUpdate(0, 1, "Z", [(STDOUT, "its last words\n")], {}, time.monotonic())
-            return dataclasses.asdict(update)
+            return vars(WorkerUpdate(0, 1, "Z", [(STDOUT, "its last words\n")], {}, time.monotonic()))
 
     with (tmp_path / "said").open("wb") as said:
         output = Output(said.fileno(), said.fileno())

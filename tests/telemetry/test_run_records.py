@@ -33,6 +33,10 @@ def _open_metrics(run: RunDirectory, **options: Any) -> MetricsLog:
     return MetricsLog(run, events=EventLog(run, worker=0, console=Console()), **options)
 
 
+def _point(step: int, split: str, metrics: dict[str, Any], rate: float | None = None, *, epoch: int = 1) -> Point:
+    return Point(step=step, epoch=epoch, split=split, metrics=metrics, learning_rate=rate)
+
+
 def _read(path: pathlib.Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -81,10 +85,8 @@ def test_every_value_becomes_one_line_of_json_that_a_strict_parser_takes() -> No
 
 def test_a_point_is_one_object_with_every_metric_beside_the_keys_of_the_contract(tmp_path: pathlib.Path) -> None:
     log = _open_metrics(RunDirectory(str(tmp_path)), tensorboard=False)
-    log.log(Point(step=10, epoch=1, split="train", metrics={"loss": 0.5, "grad_norm": float("inf")}, learning_rate=0.1))
-    log.log(
-        Point(step=10, epoch=1, split="eval", metrics={"loss": np.float32(0.25), "per_class": np.array([0.5, 1.0])})
-    )
+    log.log(_point(10, "train", {"loss": 0.5, "grad_norm": float("inf")}, 0.1))
+    log.log(_point(10, "eval", {"loss": np.float32(0.25), "per_class": np.array([0.5, 1.0])}))
     log.close()
     assert _read(tmp_path / "metrics.jsonl") == [
         {"step": 10, "epoch": 1, "split": "train", "learning_rate": 0.1, "loss": 0.5, "grad_norm": "inf"},
@@ -96,10 +98,8 @@ def test_a_point_is_one_object_with_every_metric_beside_the_keys_of_the_contract
 def test_tensorboard_reads_the_scalars_of_every_split(tmp_path: pathlib.Path) -> None:
     log = _open_metrics(RunDirectory(str(tmp_path)))
     for step in (1, 2):
-        log.log(
-            Point(step=step, epoch=1, split="train", metrics={"loss": 1 / step, "vector": [1, 2]}, learning_rate=0.1)
-        )
-    log.log(Point(step=2, epoch=1, split="eval", metrics={"loss": float("nan")}))
+        log.log(_point(step, "train", {"loss": 1 / step, "vector": [1, 2]}, 0.1))
+    log.log(_point(2, "eval", {"loss": float("nan")}))
     log.close()
     assert _scalars(tmp_path / "tensorboard" / "train") == {
         "loss": [(1, 1.0), (2, 0.5)],
@@ -110,8 +110,8 @@ def test_tensorboard_reads_the_scalars_of_every_split(tmp_path: pathlib.Path) ->
 
 def test_a_bucket_gets_the_same_metrics_and_summaries(gcs: GcsServer, tmp_path: pathlib.Path) -> None:
     log = _open_metrics(RunDirectory("gs://bucket/run"), config_text="train.epochs = 2\n")
-    log.log(Point(step=1, epoch=1, split="train", metrics={"loss": 0.5}))
-    log.log(Point(step=1, epoch=1, split="eval", metrics={"loss": 0.25}))
+    log.log(_point(1, "train", {"loss": 0.5}))
+    log.log(_point(1, "eval", {"loss": 0.25}))
     log.close()
     for name in files.list_tree("gs://bucket/run"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -135,13 +135,13 @@ def test_a_resumed_run_takes_back_the_points_that_it_will_pass_again(tmp_path: p
     _open_metrics(run).discard_after(0)
     killed = _open_metrics(run, tensorboard=False)
     for step in (10, 20, 30):
-        killed.log(Point(step=step, epoch=1, split="train", metrics={"loss": 1.0}))
+        killed.log(_point(step, "train", {"loss": 1.0}))
     killed.close()
     with open(run.metrics, "a") as file:
         file.write('{"step": 4')
     resumed = _open_metrics(run, tensorboard=False)
     resumed.discard_after(20)
-    resumed.log(Point(step=30, epoch=1, split="train", metrics={"loss": 2.0}))
+    resumed.log(_point(30, "train", {"loss": 2.0}))
     resumed.close()
     assert [(point["step"], point["loss"]) for point in _read(tmp_path / "metrics.jsonl")] == [
         (10, 1.0),
@@ -153,7 +153,7 @@ def test_a_resumed_run_takes_back_the_points_that_it_will_pass_again(tmp_path: p
 def test_a_metric_that_takes_a_key_of_the_contract_is_refused(tmp_path: pathlib.Path) -> None:
     log = _open_metrics(RunDirectory(str(tmp_path)), tensorboard=False)
     with pytest.raises(UserError, match="may not be called 'step'"):
-        log.log(Point(step=1, epoch=1, split="train", metrics={"step": 1.0}))
+        log.log(_point(1, "train", {"step": 1.0}))
 
 
 @pytest.mark.slow
@@ -163,11 +163,7 @@ def test_memory_does_not_grow_with_the_points_that_are_logged(tmp_path: pathlib.
     def log_points(steps: range) -> None:
         for step in steps:
             metrics = {"loss": 1 / step, "accuracy": 1 - 1 / step}  # numbers that were never logged before
-            log.log(
-                Point(
-                    step=step, epoch=step, split=("eval", "train")[step % 2], metrics=metrics, learning_rate=0.1 / step
-                )
-            )
+            log.log(_point(step, ("eval", "train")[step % 2], metrics, 0.1 / step, epoch=step))
 
     log_points(range(1, 1001))
     before = _resident_bytes()
