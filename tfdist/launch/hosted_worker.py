@@ -25,7 +25,6 @@ from tfdist.telemetry import heartbeat
 
 LOOK_SECONDS = 0.25
 _LOST = 128 + signal.SIGKILL
-_DRAIN_SECONDS = 5.0
 
 
 class HostLostError(Exception):
@@ -156,7 +155,7 @@ def start_hosted(
             thread.join()
             for worker in workers:
                 worker.join()
-            output.drain(_DRAIN_SECONDS)
+            output.drain()
 
 
 def _start(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -18,17 +19,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.launch import local
 from tfdist.launch.plan import worker_environment
 from tfdist.launch.processes import Process
-from tfdist.launch.supervise.output import STDERR, STDOUT
+from tfdist.launch.supervise.output import DRAIN_SECONDS, STDERR, STDOUT, read_pipe
 from tfdist.telemetry import heartbeat
-
-_DRAIN_SECONDS = 5.0
-_CHUNK_BYTES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +79,7 @@ class WorkerHost:
         command = [sys.executable, *arguments]
         self._process = Process(index, command, worker_environment(os.environ) | own, heartbeat=self._heartbeat)
         for pipe, stream in zip(self._process.pipes, (STDOUT, STDERR), strict=True):
-            reader = threading.Thread(target=self._read, args=(pipe, stream), daemon=True)
-            self._readers.append(reader)
-            reader.start()
+            self._readers.append(read_pipe(pipe, functools.partial(self._take, stream)))
 
     def look(self, seconds: float) -> dict[str, Any]:
         """The fields of a `WorkerUpdate` with what is new; waits so long for something to be."""
@@ -94,7 +90,7 @@ class WorkerHost:
         status = self._process.poll()
         if status is not None:
             for reader in self._readers:
-                reader.join(_DRAIN_SECONDS)
+                reader.join(DRAIN_SECONDS)
         with self._news:
             written, self._written = self._written, []
         shown = {}
@@ -109,12 +105,9 @@ class WorkerHost:
         if self._process is not None:
             self._process.send(signal_number)
 
-    def _read(self, pipe: IO[bytes], stream: int) -> None:
-        while chunk := os.read(pipe.fileno(), _CHUNK_BYTES):
-            with self._news:
-                self._written.append((stream, chunk.decode("latin-1")))
-                self._news.notify_all()
+    def _take(self, stream: int, chunk: bytes) -> None:
         with self._news:
+            self._written += [(stream, chunk.decode("latin-1"))] if chunk else []
             self._news.notify_all()
 
 
