@@ -160,20 +160,16 @@ def value_text(value: Any, *, most: int | None = None) -> str:
     text = value if isinstance(value, str) else repr(value)
     if _GIN_REFERENCE.fullmatch(text):
         text = text[0] + re.split(r"[./]", text[1:])[-1]
-    return shorten("".join(sign if sign.isprintable() else " " for sign in text), most)
+    text = "".join(sign if sign.isprintable() else " " for sign in text)
+    if most is None or len(text) <= most:
+        return text
+    return f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"  # the ends tell things apart
 
 
 def values_text(values: Mapping[str, Any]) -> str:
     """`learning_rate 0.001  layers 3`."""
     names = short_names(list(values))
     return "  ".join(f"{names[path]} {value_text(value, most=24)}" for path, value in values.items())
-
-
-def shorten(text: str, most: int | None) -> str:
-    """The text in at most `most` signs, with `…` in the place of its middle: the ends tell things apart."""
-    if most is None or len(text) <= most:
-        return text
-    return f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
 
 
 def count_text(count: int, noun: str) -> str:

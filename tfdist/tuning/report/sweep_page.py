@@ -6,6 +6,7 @@ Invariant: only `sweep.jsonl` is read; each file is replaced whole; TensorFlow i
 
 from __future__ import annotations
 
+import collections
 import csv
 import io
 from collections.abc import Sequence
@@ -71,9 +72,7 @@ def _paths(sweep: Sweep) -> list[str]:
 
 
 def _summary(sweep: Sweep) -> list[tuple[str, str]]:
-    counts: dict[str, int] = {}
-    for trial in sweep.trials:
-        counts[trial.status] = counts.get(trial.status, 0) + 1
+    counts = collections.Counter(trial.status for trial in sweep.trials)
     of = f" of {sweep.max_trials}" if sweep.max_trials is not None else ""
     facts = {
         "search": sweep.search,
