@@ -198,7 +198,7 @@ class Watch:
                 if self.running:
                     time.sleep(POLL_SECONDS)
         outcome, cause = self.outcome, find_root_cause(self.endings)
-        if cause is not None:  # it may have ended another that follows from it before that ended by itself
+        if cause is not None:  # it may name another worker, which was ended before it ended by itself
             outcome.status, outcome.worker = cause.status, cause.worker if cause.cause is None else cause.cause
         if outcome.hang is not None:
             outcome.status, outcome.worker = EXIT_PEER_LOST, outcome.hang.suspects[0].worker
