@@ -67,7 +67,7 @@ class LocalSlots(trials.Slots):
         self._cpus = cpu_shares(count) if count > 1 else [[]] * count
         self._gpus = deal(gpus, count) if gpus else [[]] * count
         self._running: list[_Running | None] = [None] * count
-        self._logs = tempfile.TemporaryDirectory(prefix="tfdist-trials-")  # of trials in a bucket
+        self._logs: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def num_free(self) -> int:
@@ -123,7 +123,8 @@ class LocalSlots(trials.Slots):
             self._kill(run)
         for run in left:
             run.process.join()
-        self._logs.cleanup()
+        if self._logs is not None:
+            self._logs.cleanup()
 
     def _kill(self, run: _Running) -> None:
         pid = run.process.pid
@@ -135,6 +136,8 @@ class LocalSlots(trials.Slots):
         if not files.is_remote(directory.path):
             files.make_dirs(directory.path)
             return files.join(directory.path, trials.LOG)
+        if self._logs is None:
+            self._logs = tempfile.TemporaryDirectory(prefix="tfdist-trials-")
         return os.path.join(self._logs.name, f"{name}.log")
 
 
