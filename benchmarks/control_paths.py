@@ -37,8 +37,8 @@ from tfdist.launch.supervise.hangs import Deadlines, Watcher, look
 from tfdist.storage import files as stored
 from tfdist.storage import lease
 from tfdist.telemetry import heartbeat
-from tfdist.telemetry.console.console import NullConsole
-from tfdist.telemetry.logs.events import EventLog
+from tfdist.telemetry.console.console import Console
+from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
 
 PARTS = ("watching", "files", "bucket")
@@ -200,7 +200,7 @@ def write_part(path: str, part: Part) -> None:
 
 
 def tell_event(directory: RunDirectory, worker: int) -> None:
-    log = EventLog(directory, worker=worker, console=NullConsole())
+    log = EventLog(directory, worker=worker, console=Console())
     log.info("started", step=0)
     log.close()
 

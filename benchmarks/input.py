@@ -27,10 +27,10 @@ import numpy as np
 import tensorflow as tf
 from measuring import Figure, choose_size, make_ratio, measure_part, report, take_samples
 
+from tfdist.data.batches import BatchPlan
 from tfdist.data.formats.image_folder import ImageFolder
 from tfdist.data.formats.tfrecord import TFRecordSource
-from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline, dispose
+from tfdist.data.pipeline import build_pipeline, dispose
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order, Source

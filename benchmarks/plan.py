@@ -24,7 +24,7 @@ from tfdist.models.transformer import TransformerBlock
 from tfdist.planning.traced_step import trace_step
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
-from tfdist.telemetry.console.console import NullConsole
+from tfdist.telemetry.console.console import Console
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
 
@@ -56,7 +56,7 @@ def measure_memory(*cell: str) -> list[Figure]:
     """By how many MB the peak of this process grows in two steps of a training, its building included."""
     settings = build_settings(*cell)
     with tempfile.TemporaryDirectory() as scratch:
-        request = Request(os.path.join(scratch, "run"), keeps=False, console=lambda is_chief: NullConsole())
+        request = Request(os.path.join(scratch, "run"), keeps=False, console=lambda is_chief: Console())
         return measure_peak("measured", lambda: experiment.train(settings, request))
 
 

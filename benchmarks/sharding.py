@@ -32,7 +32,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.tasks.supervised import Supervised
-from tfdist.telemetry.console.console import NullConsole
+from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.json_text import from_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.request import Request
@@ -169,7 +169,7 @@ def checkpoint(writers: str) -> list[Figure]:
         steps=1,
         checkpoint=policy,
     )
-    train(settings, Request(run_dir=directory, console=lambda is_chief: NullConsole()))
+    train(settings, Request(run_dir=directory, console=lambda is_chief: Console()))
     if not strategy.topology.is_chief:
         return []
     events = [from_json(line) for line in files.read(RunDirectory(directory).events).splitlines()]

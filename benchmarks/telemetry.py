@@ -36,7 +36,7 @@ from tfdist.data.sources.arrays import ArraySource
 from tfdist.experiment import train
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
-from tfdist.telemetry.console.console import NullConsole
+from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.sinks.mlflow import MLflow
 from tfdist.telemetry.sinks.opentelemetry import OpenTelemetry
 from tfdist.telemetry.sinks.prometheus import Prometheus
@@ -154,7 +154,7 @@ def _train(sinks: Sequence[Sink], clock: Clock) -> list[float]:
             callbacks=[clock],
             sinks=sinks,
         )
-        result = train(settings, Request(run_dir=f"{scratch}/run", console=lambda is_chief: NullConsole()))
+        result = train(settings, Request(run_dir=f"{scratch}/run", console=lambda is_chief: Console()))
     assert result is not None
     return [1e3 * seconds / result.steps_per_epoch for seconds in clock.seconds]
 

@@ -16,8 +16,8 @@ import tensorflow as tf
 from measuring import choose_size, time_call
 from workloads import Workload, loss, metric, optimizer
 
-from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.batches import BatchPlan
+from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import recompute_layers

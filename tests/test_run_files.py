@@ -41,16 +41,14 @@ from tfdist.serving.settings import PredictSettings
 from tfdist.storage import files
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
-from tfdist.telemetry.logs.records import read_events
-from tfdist.telemetry.records import RUN_FILES, Policy, Unreadable
-from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.telemetry.records import Unreadable, read_events
+from tfdist.telemetry.run_directory import RUN_FILES, Policy, RunDirectory
 from tfdist.training.loop.callbacks import CallbackError
 from tfdist.training.recovery.rollback import Failure
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings
 from tfdist.tuning.find_rate import FindRateSettings, find_rate
-from tfdist.tuning.schedule.history import read_sweep
-from tfdist.tuning.schedule.journal import Journal
+from tfdist.tuning.schedule.journal import Journal, read_sweep
 
 pytestmark = pytest.mark.slow
 

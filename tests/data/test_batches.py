@@ -10,7 +10,7 @@ import random
 import pytest
 import tensorflow as tf
 
-from tfdist.data.order.batches import BatchPlan
+from tfdist.data.batches import BatchPlan
 from tfdist.data.sources.source import permute
 from tfdist.errors import UserError
 

@@ -11,9 +11,9 @@ from record_files_support import write_numbered
 PROGRAM = """
 import sys, threading, time
 import tensorflow as tf
-from tfdist.data.order.batches import BatchPlan
+from tfdist.data.batches import BatchPlan
 from tfdist.data.sources.columns import Columns
-from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.pipeline import build_pipeline
 from tfdist.data.formats.tfrecord import TFRecordSource
 from tfdist.strategies.base import Topology
 

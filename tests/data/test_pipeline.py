@@ -12,8 +12,8 @@ import pytest
 import support
 import tensorflow as tf
 
-from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline, dispose
+from tfdist.data.batches import BatchPlan
+from tfdist.data.pipeline import build_pipeline, dispose
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Order, Reader, Source, Staged

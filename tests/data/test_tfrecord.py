@@ -21,8 +21,8 @@ from record_files_support import (
 )
 
 from tfdist import user_code
+from tfdist.data.batches import BatchPlan
 from tfdist.data.formats.tfrecord import TFRecordSource
-from tfdist.data.order.batches import BatchPlan
 from tfdist.data.sources import failures
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order

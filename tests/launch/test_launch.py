@@ -11,8 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
 
 import pytest
 from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, both_launchers
@@ -440,10 +441,13 @@ def test_a_worker_that_is_given_up_while_its_host_shows_something_passes_that_on
     monkeypatch.setattr(threading, "excepthook", failures.append)
 
     class Host:
-        def look(self, seconds: float) -> WorkerUpdate:
+        inherited: ClassVar[Mapping[str, str]] = {}
+
+        def call(self, method: str, *arguments: Any) -> Any:
+            assert method == "look"
             looks.set()
             is_given_up.wait(DEADLINE_SECONDS)
-            return WorkerUpdate(0, 1, "Z", [(STDOUT, "its last words\n")], {}, time.monotonic())
+            return vars(WorkerUpdate(0, 1, "Z", [(STDOUT, "its last words\n")], {}, time.monotonic()))
 
     with (tmp_path / "said").open("wb") as said:
         output = Output(said.fileno(), said.fileno())

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from tfdist.errors import UserError
-from tfdist.planning.estimate import all_reduce_seconds
-from tfdist.planning.hardware import Group, apply_prices, parse_groups
-from tfdist.planning.planning import find_topology
+from tfdist.planning.estimate import Group, all_reduce_seconds
+from tfdist.planning.planning import apply_prices, find_topology, parse_groups
 from tfdist.tpu_compiler.devices import parse_slice, read_devices
 
 KNOWN = read_devices()

@@ -16,8 +16,7 @@ from support import REPOSITORY, clean_environment, run_python
 
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.schedule import FIRST_COST
-from tfdist.planning.estimate import Limits, Traced, Training, estimate_group, estimate_memory, plan_checkpoints
-from tfdist.planning.hardware import Group
+from tfdist.planning.estimate import Group, Limits, Traced, Training, estimate_group, estimate_memory, plan_checkpoints
 from tfdist.planning.planning import choose_plans
 from tfdist.planning.traced_step import Step
 from tfdist.tpu_compiler.devices import read_devices

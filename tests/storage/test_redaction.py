@@ -13,8 +13,8 @@ from tfdist.errors import EXIT_STORE_UNAVAILABLE, EXIT_USER_ERROR, UserError, re
 from tfdist.storage import gcs_requests
 from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry.console.console import PlainConsole
+from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.facts import Event
-from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import Sink, SinkDispatcher
 from tfdist.training.run.request import Request

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import platform
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +20,21 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.telemetry.console.console import NullConsole, PlainConsole
+from tfdist.telemetry.console.console import Console, PlainConsole
+from tfdist.telemetry.events import EventLog
+from tfdist.telemetry.facts import Point
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.logs.events import EventLog
-from tfdist.telemetry.logs.metrics import MetricsLog
+from tfdist.telemetry.metrics import MetricsLog
 from tfdist.telemetry.result import RunResult, Start, versions, write_result
 from tfdist.telemetry.run_directory import RunDirectory
+
+
+def _open_metrics(run: RunDirectory, **options: Any) -> MetricsLog:
+    return MetricsLog(run, events=EventLog(run, worker=0, console=Console()), **options)
+
+
+def _point(step: int, split: str, metrics: dict[str, Any], rate: float | None = None, *, epoch: int = 1) -> Point:
+    return Point(step=step, epoch=epoch, split=split, metrics=metrics, learning_rate=rate)
 
 
 def _read(path: pathlib.Path) -> list[dict[str, object]]:
@@ -52,7 +62,7 @@ def test_an_event_has_the_keys_of_the_contract_and_its_sentence_reaches_the_cons
 
 def test_another_worker_writes_its_own_file_and_only_when_it_has_something_to_tell(tmp_path: pathlib.Path) -> None:
     stderr = io.StringIO()
-    log = EventLog(RunDirectory(str(tmp_path)), worker=3, console=NullConsole(stderr))
+    log = EventLog(RunDirectory(str(tmp_path)), worker=3, console=Console(stderr))
     log.close()
     assert list(tmp_path.iterdir()) == []
     log.warning("slow", message="The disk is slow.")
@@ -74,9 +84,9 @@ def test_every_value_becomes_one_line_of_json_that_a_strict_parser_takes() -> No
 
 
 def test_a_point_is_one_object_with_every_metric_beside_the_keys_of_the_contract(tmp_path: pathlib.Path) -> None:
-    log = MetricsLog(RunDirectory(str(tmp_path)), tensorboard=False)
-    log.log(step=10, epoch=1, split="train", metrics={"loss": 0.5, "grad_norm": float("inf")}, learning_rate=0.1)
-    log.log(step=10, epoch=1, split="eval", metrics={"loss": np.float32(0.25), "per_class": np.array([0.5, 1.0])})
+    log = _open_metrics(RunDirectory(str(tmp_path)), tensorboard=False)
+    log.log(_point(10, "train", {"loss": 0.5, "grad_norm": float("inf")}, 0.1))
+    log.log(_point(10, "eval", {"loss": np.float32(0.25), "per_class": np.array([0.5, 1.0])}))
     log.close()
     assert _read(tmp_path / "metrics.jsonl") == [
         {"step": 10, "epoch": 1, "split": "train", "learning_rate": 0.1, "loss": 0.5, "grad_norm": "inf"},
@@ -86,10 +96,10 @@ def test_a_point_is_one_object_with_every_metric_beside_the_keys_of_the_contract
 
 
 def test_tensorboard_reads_the_scalars_of_every_split(tmp_path: pathlib.Path) -> None:
-    log = MetricsLog(RunDirectory(str(tmp_path)))
+    log = _open_metrics(RunDirectory(str(tmp_path)))
     for step in (1, 2):
-        log.log(step=step, epoch=1, split="train", metrics={"loss": 1 / step, "vector": [1, 2]}, learning_rate=0.1)
-    log.log(step=2, epoch=1, split="eval", metrics={"loss": float("nan")})
+        log.log(_point(step, "train", {"loss": 1 / step, "vector": [1, 2]}, 0.1))
+    log.log(_point(2, "eval", {"loss": float("nan")}))
     log.close()
     assert _scalars(tmp_path / "tensorboard" / "train") == {
         "loss": [(1, 1.0), (2, 0.5)],
@@ -99,9 +109,9 @@ def test_tensorboard_reads_the_scalars_of_every_split(tmp_path: pathlib.Path) ->
 
 
 def test_a_bucket_gets_the_same_metrics_and_summaries(gcs: GcsServer, tmp_path: pathlib.Path) -> None:
-    log = MetricsLog(RunDirectory("gs://bucket/run"), config_text="train.epochs = 2\n")
-    log.log(step=1, epoch=1, split="train", metrics={"loss": 0.5})
-    log.log(step=1, epoch=1, split="eval", metrics={"loss": 0.25})
+    log = _open_metrics(RunDirectory("gs://bucket/run"), config_text="train.epochs = 2\n")
+    log.log(_point(1, "train", {"loss": 0.5}))
+    log.log(_point(1, "eval", {"loss": 0.25}))
     log.close()
     for name in files.list_tree("gs://bucket/run"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -122,16 +132,16 @@ def _scalars(directory: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_a_resumed_run_takes_back_the_points_that_it_will_pass_again(tmp_path: pathlib.Path) -> None:
     run = RunDirectory(str(tmp_path))
-    MetricsLog(run).discard_after(0)
-    killed = MetricsLog(run, tensorboard=False)
+    _open_metrics(run).discard_after(0)
+    killed = _open_metrics(run, tensorboard=False)
     for step in (10, 20, 30):
-        killed.log(step=step, epoch=1, split="train", metrics={"loss": 1.0})
+        killed.log(_point(step, "train", {"loss": 1.0}))
     killed.close()
     with open(run.metrics, "a") as file:
         file.write('{"step": 4')
-    resumed = MetricsLog(run, tensorboard=False)
+    resumed = _open_metrics(run, tensorboard=False)
     resumed.discard_after(20)
-    resumed.log(step=30, epoch=1, split="train", metrics={"loss": 2.0})
+    resumed.log(_point(30, "train", {"loss": 2.0}))
     resumed.close()
     assert [(point["step"], point["loss"]) for point in _read(tmp_path / "metrics.jsonl")] == [
         (10, 1.0),
@@ -141,19 +151,19 @@ def test_a_resumed_run_takes_back_the_points_that_it_will_pass_again(tmp_path: p
 
 
 def test_a_metric_that_takes_a_key_of_the_contract_is_refused(tmp_path: pathlib.Path) -> None:
-    log = MetricsLog(RunDirectory(str(tmp_path)), tensorboard=False)
+    log = _open_metrics(RunDirectory(str(tmp_path)), tensorboard=False)
     with pytest.raises(UserError, match="may not be called 'step'"):
-        log.log(step=1, epoch=1, split="train", metrics={"step": 1.0})
+        log.log(_point(1, "train", {"step": 1.0}))
 
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_points_that_are_logged(tmp_path: pathlib.Path) -> None:
-    log = MetricsLog(RunDirectory(str(tmp_path)))
+    log = _open_metrics(RunDirectory(str(tmp_path)))
 
     def log_points(steps: range) -> None:
         for step in steps:
             metrics = {"loss": 1 / step, "accuracy": 1 - 1 / step}  # numbers that were never logged before
-            log.log(step=step, epoch=step, split=("eval", "train")[step % 2], metrics=metrics, learning_rate=0.1 / step)
+            log.log(_point(step, ("eval", "train")[step % 2], metrics, 0.1 / step, epoch=step))
 
     log_points(range(1, 1001))
     before = _resident_bytes()

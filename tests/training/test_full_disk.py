@@ -14,7 +14,7 @@ from training.test_resume import BASE, Once, send
 from training.trainings import Trained, run
 
 from tfdist.errors import EXIT_NOT_SAVED, EXIT_PREEMPTED, NotSavedError, PreemptedError
-from tfdist.telemetry.logs import guarded_log
+from tfdist.telemetry import events
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> pytest.CaptureFixture[str]:
     """What the run prints, which pytest keeps in a file otherwise."""
-    monkeypatch.setattr(guarded_log, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(events, "RETRY_SECONDS", 0.0)
     return capsys
 
 

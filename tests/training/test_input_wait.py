@@ -12,13 +12,13 @@ import tensorflow as tf
 from equivalence.cases import digits
 from training.trainings import run
 
-from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.batches import BatchPlan
+from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources.source import RandomAccessSource
 from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice
 from tfdist.training.watch import waiting
-from tfdist.training.watch.waiting import InputWait, Waited, timed_next
+from tfdist.training.watch.waiting import InputWait, timed_next
 
 
 class Slow(RandomAccessSource):
@@ -45,17 +45,19 @@ class Slow(RandomAccessSource):
 
 
 class Recorder:
-    """Takes what `InputWait` reports."""
+    """Takes the events of `InputWait`: the step and the details."""
 
     def __init__(self) -> None:
-        self.epochs: list[tuple[int, Waited]] = []
-        self.warnings: list[tuple[int, Waited, str]] = []
+        self.epochs: list[tuple[int, dict[str, Any]]] = []
+        self.warnings: list[tuple[int, dict[str, Any]]] = []
 
-    def input_wait(self, *, step: int, epoch: int, waited: Waited) -> None:
-        self.epochs.append((epoch, waited))
+    def info(self, event: str, *, step: int, **details: Any) -> None:
+        assert event == "input_wait"
+        self.epochs.append((step, details))
 
-    def input_bound(self, *, step: int, waited: Waited, hint: str) -> None:
-        self.warnings.append((step, waited, hint))
+    def warning(self, event: str, *, step: int, **details: Any) -> None:
+        assert event == "input_bound"
+        self.warnings.append((step, details))
 
 
 # Steps that compute a while with a batch that is there, on the only thread that the process has for operations.
@@ -137,7 +139,10 @@ def test_the_first_call_does_not_count_and_the_worker_that_waited_most_is_told(
     assert not recorder.epochs
     waits.observe(step=2, waited=1.0, seconds=10.0)
     waits.end_epoch(step=2, epoch=1)
-    ((epoch, waited),) = recorder.epochs
-    assert epoch == 1 and waited.by_worker == pytest.approx([0.1, 0.3])
-    assert (waited.worst, waited.share) == (1, pytest.approx(0.3))
-    assert [(step, hint) for step, _, hint in recorder.warnings] == [(2, "Hint.")]
+    text, figures = "worker 1 waited for input 30% of the time (3.0 s)", {"share": 0.3, "seconds": 3.0}
+    ((step, waited),) = recorder.epochs
+    assert (step, waited.pop("epoch"), waited.pop("message")) == (2, 2, f"epoch 2: {text}")
+    assert waited.pop("by_worker") == pytest.approx([0.1, 0.3]) and waited == pytest.approx(figures)
+    ((step, warned),) = recorder.warnings
+    assert (step, warned.pop("message")) == (2, f"Training: {text}. Hint.")
+    assert warned.pop("by_worker") == pytest.approx([0.1, 0.3]) and warned == pytest.approx(figures)

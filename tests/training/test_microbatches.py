@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from training.trainings import run
 
-from tfdist.data.order.batches import BatchPlan
+from tfdist.data.batches import BatchPlan
 from tfdist.strategies.cluster.environment import ALL_WORKERS_VARIABLE
 from tfdist.training.run.assembly import scale_microbatches
 

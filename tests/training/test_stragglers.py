@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any
 
 import pytest
 import support
 
 from tfdist.strategies.base import Topology
-from tfdist.training.watch.waiting import Stragglers, WorkerTimes
+from tfdist.training.watch.waiting import Stragglers
 
 SLOW_SECONDS = 0.4  # that a busy machine does not make the other worker seem slow too
 MODULE = f"""\
@@ -74,11 +75,9 @@ class Recorder:
     def __init__(self) -> None:
         self.named: list[tuple[int, int]] = []
 
-    def straggler(self, *, step: int, worker: int, seconds: float, median: float) -> None:
-        assert seconds > 1.5 * median
-        self.named.append((step, worker))
-
-    def workers(self, *, step: int, times: list[WorkerTimes]) -> None: ...
+    def warning(self, event: str, *, step: int, **details: Any) -> None:
+        assert event == "straggler" and details["step_seconds"] > 1.5 * details["median_seconds"]
+        self.named.append((step, details["slow_worker"]))
 
 
 class FourWorkers:

@@ -9,7 +9,7 @@ from support import run_python
 from sweep_journals import Journal, hyperband_sweep
 
 from tfdist.errors import UserError
-from tfdist.tuning.schedule.history import Point, read_sweep
+from tfdist.tuning.schedule.journal import Point, read_sweep
 
 
 def test_a_trial_is_read_with_its_values_its_curve_and_its_end(tmp_path: pathlib.Path) -> None:

@@ -11,7 +11,7 @@ from tuning.sweeps import ACCURACY, Sweep, arguments
 
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.report.progress import write_hparams
-from tfdist.tuning.schedule import history
+from tfdist.tuning.schedule import journal
 
 RATE, SIZE, CALLS = "keras.optimizers.SGD.learning_rate", "train.eval_batch_size", "train.steps_per_call"
 SPACE = f"""{{
@@ -57,6 +57,6 @@ def test_tensorboard_shows_each_trial_with_its_values_metrics_and_end(
 
 
 def test_a_trial_that_was_stopped_is_shown(tmp_path: pathlib.Path) -> None:
-    trial, directory = history.Trial(name="0000", values={"a.rate": 0.5}, status="stopped"), RunDirectory(str(tmp_path))
+    trial, directory = journal.Trial(name="0000", values={"a.rate": 0.5}, status="stopped"), RunDirectory(str(tmp_path))
     write_hparams(directory, trial, {"time": "2026-11-27T05:00:00+00:00", "seconds": 1.0}, {})
     assert list((tmp_path / "tensorboard").rglob("*hparams*"))

@@ -14,10 +14,10 @@ from sweep_journals import Journal, ended, hyperband_sweep
 
 from tfdist.commands.report import main
 from tfdist.errors import UserError
-from tfdist.report.words import short_names, value_text
 from tfdist.storage import files
+from tfdist.telemetry.console.console_text import short_names, value_text
 from tfdist.tuning.report.sweep_page import find_limits, write_sweep_report
-from tfdist.tuning.schedule.history import read_sweep
+from tfdist.tuning.schedule.journal import read_sweep
 
 
 class Page(html.parser.HTMLParser):

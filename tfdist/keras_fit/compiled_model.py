@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.pipeline.pipeline import digest_arrays
+from tfdist.data.pipeline import digest_arrays
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy

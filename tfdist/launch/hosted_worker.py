@@ -6,12 +6,14 @@ Invariant: what a process wrote is passed on before its end is told; a host that
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tfdist.errors import EXIT_BUG
 from tfdist.launch.local import tf_config
@@ -30,12 +32,15 @@ class HostLostError(Exception):
 
 
 class Host(Protocol):
-    """A `WorkerHost`, wherever it is. The methods raise HostLostError, `send` aside, which then does nothing."""
+    """A `WorkerHost`, wherever it is; a worker there has the launcher's variables that are `inherited`."""
 
-    def meet(self, address: str) -> str: ...
-    def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None: ...
-    def look(self, seconds: float) -> WorkerUpdate: ...
-    def send(self, signal_number: int) -> None: ...
+    inherited: Mapping[str, str]
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What a method of the `WorkerHost` returns; raises HostLostError."""
+
+    def send(self, signal_number: int) -> None:
+        """Signals the worker; does nothing where the host is lost."""
 
 
 class HostedWorker(Worker):
@@ -93,7 +98,7 @@ class HostedWorker(Worker):
         assert self._host is not None
         try:
             while self._status is None:
-                self._take(self._host.look(LOOK_SECONDS))
+                self._take(WorkerUpdate(**self._host.call("look", LOOK_SECONDS)))
         except HostLostError as error:
             self.fail(f"worker {self.index} was lost: {error}")
         for feed in self._feeds.values():
@@ -122,57 +127,63 @@ class HostedWorker(Worker):
                 self._status = seen.status if self._status is None else self._status
 
 
-class HostedStart:
-    """The workers of a plan, started and followed on threads of their own as soon as `thread` runs.
+@contextlib.contextmanager
+def start_hosted(
+    plan: Plan,
+    output: Output,
+    find_hosts: Callable[[Sequence[HostedWorker]], Sequence[tuple[str, Host]]],
+    assign: Callable[[Sequence[str]], list[dict[str, str]]] | None,
+    remove_hosts: Callable[[threading.Thread], None],
+) -> Iterator[Sequence[HostedWorker]]:
+    """The workers of a plan, which are started and followed on threads of their own.
 
     Args:
       find_hosts: gives the node and the host of each worker; nothing where they are not wanted any more.
       assign: gives the variables of each worker by the nodes; None: they find each other through TF_CONFIG.
+      remove_hosts: ends the hosts; gets the thread that starts the workers, which may wait for one.
     """
-
-    def __init__(
-        self,
-        plan: Plan,
-        output: Output,
-        directory: Path,
-        find_hosts: Callable[[Sequence[HostedWorker]], Sequence[tuple[str, Host]]],
-        assign: Callable[[Sequence[str]], list[dict[str, str]]] | None,
-    ) -> None:
-        self._plan, self._find_hosts, self._assign = plan, find_hosts, assign
-        self.workers = [HostedWorker(plan.first_index + n, directory, output) for n in range(len(plan.places))]
-        self.thread = threading.Thread(target=self._run, name="tfdist-hosts-start", daemon=True)
-
-    def kill(self) -> None:
-        """Ends the workers, those too that are not there yet."""
-        for worker in self.workers:
-            worker.send(signal.SIGKILL)
-
-    def join(self) -> None:
-        """Waits until nothing is started or followed any more."""
-        self.thread.join()
-        for worker in self.workers:
-            worker.join()
-
-    def _run(self) -> None:
-        worker = self.workers[0]
+    with tempfile.TemporaryDirectory(prefix="tfdist-launch-") as directory:
+        workers = [HostedWorker(plan.first_index + n, Path(directory), output) for n in range(len(plan.places))]
+        thread = threading.Thread(target=_start, args=(plan, workers, find_hosts, assign), daemon=True)
+        thread.start()
         try:
-            hosts = self._find_hosts(self.workers)
-            if not hosts:
-                return
-            addresses = []
-            for worker, (node, host) in zip(self.workers, hosts, strict=True):  # noqa: B007
-                addresses.append(host.meet(node))
-            own = [{"TF_CONFIG": tf_config(addresses, number)} for number in range(len(addresses))]
-            if self._assign is not None:
-                own = self._assign([node for node, _ in hosts])
-            for worker, (_, host), variables in zip(self.workers, hosts, own, strict=True):
-                variables = self._plan.launcher_variables | variables | self._plan.own_variables(worker.index)
-                if worker.begin(host):
-                    host.start(worker.index, self._plan.command[1:], variables)
-                    worker.follow()
-        except HostLostError as error:
-            worker.fail(f"worker {worker.index} could not be started: {error}")
-        except Exception as error:
-            for worker in self.workers:
-                worker.fail(f"worker {worker.index} could not be started: {error!r}", EXIT_BUG)
-            raise
+            yield workers
+        finally:
+            for worker in workers:  # those too that are not there yet
+                worker.send(signal.SIGKILL)
+            remove_hosts(thread)
+            thread.join()
+            for worker in workers:
+                worker.join()
+            output.drain()
+
+
+def _start(
+    plan: Plan,
+    workers: Sequence[HostedWorker],
+    find_hosts: Callable[[Sequence[HostedWorker]], Sequence[tuple[str, Host]]],
+    assign: Callable[[Sequence[str]], list[dict[str, str]]] | None,
+) -> None:
+    worker = workers[0]
+    try:
+        hosts = find_hosts(workers)
+        if not hosts:
+            return
+        addresses = []
+        for worker, (node, host) in zip(workers, hosts, strict=True):  # noqa: B007
+            addresses.append(host.call("meet", node))
+        own = [{"TF_CONFIG": tf_config(addresses, number)} for number in range(len(addresses))]
+        if assign is not None:
+            own = assign([node for node, _ in hosts])
+        for worker, (_, host), variables in zip(workers, hosts, own, strict=True):
+            common = plan.launcher_variables | dict(host.inherited)
+            if worker.begin(host):
+                variables = common | variables | plan.own_variables(worker.index)
+                host.call("start", worker.index, plan.command[1:], variables)
+                worker.follow()
+    except HostLostError as error:
+        worker.fail(f"worker {worker.index} could not be started: {error}")
+    except Exception as error:
+        for worker in workers:
+            worker.fail(f"worker {worker.index} could not be started: {error!r}", EXIT_BUG)
+        raise

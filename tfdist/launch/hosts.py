@@ -14,28 +14,24 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tfdist.errors import UserError
 from tfdist.launch import local
 from tfdist.launch.horovod import serve_rendezvous
-from tfdist.launch.hosted_worker import HostedStart, HostLostError
+from tfdist.launch.hosted_worker import HostLostError, start_hosted
 from tfdist.launch.plan import Plan, host_of
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.output import Output
-from tfdist.launch.worker_host import WorkerUpdate
 
 ASK_SECONDS = 1.0
 ANSWER_SECONDS = 30.0  # for the command
 LOOPBACK = ("localhost", "127.0.0.1")
 # What belongs to a host; a worker elsewhere has its own.
 OF_HOST = ("HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PATH", "PWD", "SHELL", "SHLVL", "TMPDIR", "USER", "_")
-_DRAIN_SECONDS = 5.0
 _END_SECONDS = 10.0
 
 
@@ -129,21 +125,20 @@ def start(plan: Plan, output: Output, *, remote_shell: str, is_horovod: bool = F
     """
     hosts = [host_of(slot) for slot in plan.slots]
     with contextlib.ExitStack() as at_end:
-        directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
-        at_end.callback(output.drain, _DRAIN_SECONDS)
         assign = None
         if is_horovod:
             address = _find_address(hosts)
             listens_on = address if address in LOOPBACK else ""
             assign = at_end.enter_context(serve_rendezvous(address, listens_on=listens_on))
         shells = [_ShellHost(host, remote_shell, plan.environment) for host in hosts]
-        starting = HostedStart(plan, output, directory, lambda _: list(zip(hosts, shells, strict=True)), assign)
-        at_end.callback(starting.join)
-        for shell in shells:
-            at_end.callback(shell.close)
-        at_end.callback(starting.kill)
-        starting.thread.start()
-        yield starting.workers
+
+        def close_shells(_: threading.Thread) -> None:
+            for shell in reversed(shells):
+                shell.close()
+
+        yield at_end.enter_context(
+            start_hosted(plan, output, lambda _: list(zip(hosts, shells, strict=True)), assign, close_shells)
+        )
 
 
 class _ShellHost:
@@ -155,19 +150,12 @@ class _ShellHost:
             line = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(agent)}"
             agent = [*shlex.split(remote_shell), host, line]
         self._host = host
-        self._inherited = {} if is_here(host) else {n: v for n, v in environment.items() if not _is_of_host(n)}
+        self.inherited: Mapping[str, str] = (
+            {} if is_here(host) else {n: v for n, v in environment.items() if not _is_of_host(n)}
+        )
         self._popen = subprocess.Popen(agent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._writing = threading.Lock()
         self._asking = threading.Lock()
-
-    def meet(self, address: str) -> str:
-        return str(self._ask("meet", address))
-
-    def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
-        self._ask("start", index, arguments, self._inherited | dict(variables))
-
-    def look(self, seconds: float) -> WorkerUpdate:
-        return WorkerUpdate(**self._ask("look", seconds))
 
     def send(self, signal_number: int) -> None:
         with contextlib.suppress(HostLostError):
@@ -184,9 +172,9 @@ class _ShellHost:
             os.killpg(self._popen.pid, signal.SIGKILL)
             self._popen.wait()
 
-    def _ask(self, name: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
         with self._asking:
-            self._write(name, arguments)
+            self._write(method, arguments)
             assert self._popen.stdout is not None
             line = self._popen.stdout.readline()
         try:

@@ -26,7 +26,6 @@ from tfdist.strategies.cluster.tf_config import read_tf_config
 from tfdist.telemetry.heartbeat import VARIABLE as HEARTBEAT_VARIABLE
 
 HOST = "127.0.0.1"
-_DRAIN_SECONDS = 5.0
 
 
 @contextlib.contextmanager
@@ -73,7 +72,7 @@ def start_each(plan: Plan, output: Output, own: Mapping[int, Mapping[str, str]])
     workers: list[Process] = []
     with contextlib.ExitStack() as at_end:
         directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
-        at_end.callback(output.drain, _DRAIN_SECONDS)
+        at_end.callback(output.drain)
         at_end.callback(_kill, workers)
         for (index, variables), cpus in zip(own.items(), plan.cpus, strict=True):
             heartbeat = directory / f"{index}.heartbeat"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -18,17 +19,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from tfdist.errors import TfdistError
 from tfdist.launch import local
 from tfdist.launch.plan import worker_environment
 from tfdist.launch.processes import Process
-from tfdist.launch.supervise.output import STDERR, STDOUT
+from tfdist.launch.supervise.output import DRAIN_SECONDS, STDERR, STDOUT, read_pipe
 from tfdist.telemetry import heartbeat
-
-_DRAIN_SECONDS = 5.0
-_CHUNK_BYTES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +79,10 @@ class WorkerHost:
         command = [sys.executable, *arguments]
         self._process = Process(index, command, worker_environment(os.environ) | own, heartbeat=self._heartbeat)
         for pipe, stream in zip(self._process.pipes, (STDOUT, STDERR), strict=True):
-            reader = threading.Thread(target=self._read, args=(pipe, stream), daemon=True)
-            self._readers.append(reader)
-            reader.start()
+            self._readers.append(read_pipe(pipe, functools.partial(self._take, stream)))
 
-    def look(self, seconds: float) -> WorkerUpdate:
-        """What is new; waits so long for something to be."""
+    def look(self, seconds: float) -> dict[str, Any]:
+        """The fields of a `WorkerUpdate` with what is new; waits so long for something to be."""
         assert self._process is not None
         with self._news:
             if not self._written and self._process.poll() is None:
@@ -94,26 +90,24 @@ class WorkerHost:
         status = self._process.poll()
         if status is not None:
             for reader in self._readers:
-                reader.join(_DRAIN_SECONDS)
+                reader.join(DRAIN_SECONDS)
         with self._news:
             written, self._written = self._written, []
         shown = {}
         for path in self._heartbeat.parent.iterdir():
             if not path.name.endswith(".part"):
                 shown[path.name.removeprefix(self._heartbeat.name)] = path.read_text("latin-1")
-        return WorkerUpdate(status, self._process.pid, self._process.state, written, shown, time.monotonic())
+        pid, state, now = self._process.pid, self._process.state, time.monotonic()
+        return dataclasses.asdict(WorkerUpdate(status, pid, state, written, shown, now))
 
     def send(self, signal_number: int) -> None:
         """Signals the process."""
         if self._process is not None:
             self._process.send(signal_number)
 
-    def _read(self, pipe: IO[bytes], stream: int) -> None:
-        while chunk := os.read(pipe.fileno(), _CHUNK_BYTES):
-            with self._news:
-                self._written.append((stream, chunk.decode("latin-1")))
-                self._news.notify_all()
+    def _take(self, stream: int, chunk: bytes) -> None:
         with self._news:
+            self._written += [(stream, chunk.decode("latin-1"))] if chunk else []
             self._news.notify_all()
 
 
@@ -132,8 +126,7 @@ def main() -> None:
             host.send(*request["arguments"])
             continue
         try:
-            value = getattr(host, request["name"])(*request["arguments"])
-            answer = {"value": dataclasses.asdict(value) if isinstance(value, WorkerUpdate) else value}
+            answer = {"value": getattr(host, request["name"])(*request["arguments"])}
         except (OSError, TfdistError) as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)

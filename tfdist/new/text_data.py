@@ -18,16 +18,16 @@ def inspect(request: DataRequest) -> DataDescription:
     """The lines of a file, of which nearly all are used to their end."""
     request.refuse_target()
     lines = read_lines(file_version(request.file))
-    labels = np.array(lines.labels)
+    labels = np.array([line.label for line in lines])
     classes = find_classes("label", labels, None)
     test = draw_test_mask(len(lines))
-    words = {word for text in lines.texts for word in text.lower().split()}
-    length = int(np.ceil(np.quantile(lines.lengths, 0.98) / 8)) * 8
+    words = {word for line in lines for word in line.text.lower().split()}
+    length = int(np.ceil(np.quantile([len(line.text.split()) for line in lines], 0.98) / 8)) * 8
 
     def write_data(directory: Path) -> None:
         directory.mkdir()
         for split, chosen in {"train": ~test, "test": test}.items():
-            rows = [f"{labels[i]}\t".encode() + lines.texts[i] + b"\n" for i in np.nonzero(chosen)[0]]
+            rows = [f"{labels[i]}\t".encode() + lines[i].text + b"\n" for i in np.nonzero(chosen)[0]]
             (directory / f"{split}.tsv").write_bytes(b"".join(rows))
 
     return DataDescription(

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.schedule import FIRST_COST, Schedule
 from tfdist.errors import UserError
-from tfdist.planning.hardware import Group
 from tfdist.planning.traced_step import ALLOCATED, Step
 from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.tpu_compiler.devices import Device
 
 USABLE = 0.9  # of a device's memory: an assumption; the driver, its libraries and workspaces of kernels need the rest
 MESSAGE_SECONDS = 10e-6  # of a message, however small: the assumption of benchmarks/scaling.md
@@ -26,6 +26,28 @@ HOROVOD = "horovod"
 ESTIMATED = "traced graph and the makers' figures"
 COMPILED = "the TPU's compiler"
 MEASURED = "measured in"
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """So many devices of one kind."""
+
+    device: Device
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.device.kind}:{self.count}"
+
+    @property
+    def num_machines(self) -> int:
+        """Machines, or slices of TPUs."""
+        return math.ceil(self.count / self.device.per_machine)
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of all of them; None: nobody said what one costs."""
+        price = self.device.usd_per_hour
+        return None if price is None else self.count * price
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,21 +9,22 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, suggest
 from tfdist.planning import documents
 from tfdist.planning.estimate import (
     OPTIMIZER,
     Choice,
     Estimate,
+    Group,
     Limits,
     Traced,
     Training,
     estimate_group,
     read_measured,
 )
-from tfdist.planning.hardware import Group, apply_prices, parse_groups
 from tfdist.planning.traced_step import Step, trace_step
 from tfdist.storage import files, lease
 from tfdist.strategies.horovod import Horovod
@@ -31,13 +32,14 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import remove_stale
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tpu_compiler.compiling import compile_programs
-from tfdist.tpu_compiler.devices import parse_slice, read_devices
+from tfdist.tpu_compiler.devices import Device, parse_slice, read_devices
 from tfdist.tpu_compiler.toolchain import Compiler, is_installed, open_compiler
 from tfdist.training.run.settings import TrainSettings
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 SMALLER = 8  # times: the smaller of the microbatches that are traced
 NEXT_BEST = 3
+COUNTS = (1, 2, 4, 8)  # devices that are looked at where no number is given
 
 
 def plan(
@@ -195,3 +197,30 @@ def find_topology(group: Group) -> str | None:
     ordered = sizes if num_axes == 2 else sizes[::-1]
     assert math.prod(ordered) == group.count
     return f"{group.device.kind}:{'x'.join(map(str, ordered))}"
+
+
+def parse_groups(texts: Sequence[str], known: Mapping[str, Device]) -> list[Group]:
+    """What `--devices` names, 'a100_40:8' or 'v5e' for several numbers of it; all, where it names nothing."""
+    found = []
+    for text in [part for given in texts for part in given.split(",")] or list(known):
+        kind, _, number = text.partition(":")
+        if kind not in known:
+            raise UserError(f"--devices={text} names none of {', '.join(known)}.{suggest(kind, known)}")
+        if number and not (number.isdecimal() and int(number)):
+            raise UserError(f"--devices={text}: {number!r} is no number of devices. Write, for example, {kind}:8")
+        counts = [int(number)] if number else [count for count in COUNTS if count <= known[kind].per_machine]
+        found += [Group(known[kind], count) for count in counts]
+    return found
+
+
+def apply_prices(texts: Sequence[str], known: Mapping[str, Device]) -> dict[str, Device]:
+    """The devices with what `--prices` says that one costs for an hour, in US dollars: 'a100_40=3.67'."""
+    found = dict(known)
+    for text in [part for given in texts for part in given.split(",")]:
+        kind, _, amount = text.partition("=")
+        if kind not in known:
+            raise UserError(f"--prices={text} names none of {', '.join(known)}.{suggest(kind, known)}")
+        if not re.fullmatch(r"\d+(\.\d*)?", amount):
+            raise UserError(f"--prices={text}: {amount!r} is no price. Write dollars for an hour of one, {kind}=1.20")
+        found[kind] = dataclasses.replace(known[kind], usd_per_hour=float(amount))
+    return found

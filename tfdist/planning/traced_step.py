@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import tensorflow as tf
 
-from tfdist.data.pipeline.pipeline import PREFETCHED_STEPS
+from tfdist.data.pipeline import PREFETCHED_STEPS
 from tfdist.planning.liveness import Buffer, MemoryTracer
 from tfdist.tpu_compiler.program import trace_programs
 from tfdist.training.run.settings import TrainSettings

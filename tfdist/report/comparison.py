@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from tfdist.report.figures import STEPS, Axis, choose_color, draw_curves
 from tfdist.report.page import Cell, Section, Table
 from tfdist.report.run_data import Run, is_metric
-from tfdist.report.words import duration_text, short_names
-from tfdist.telemetry.console.console_text import number_text
+from tfdist.telemetry.console.console_text import duration_text, number_text, short_names
 
 SEED = "train.seed"
 NOT_SET = "–"

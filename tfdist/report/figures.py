@@ -26,7 +26,7 @@ from bokeh.plotting import figure as new_bokeh_figure
 
 from tfdist.report.page import Plot
 from tfdist.report.run_data import Curve
-from tfdist.report.words import count_text
+from tfdist.telemetry.console.console_text import count_text
 
 INK, GRID = "#7a8490", "#8a94a033"
 STEPS, TIME = "step", "time"

@@ -19,10 +19,10 @@ import numpy as np
 
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.telemetry.account.goodput import Account, intervals, total
+from tfdist.telemetry.account import goodput
+from tfdist.telemetry.account.goodput import Account, total
 from tfdist.telemetry.facts import Event, Sample
-from tfdist.telemetry.logs.records import read_events, read_samples
-from tfdist.telemetry.records import DamagedFileError, Unreadable, load_record, read_lines
+from tfdist.telemetry.records import DamagedFileError, Unreadable, load_record, read_events, read_lines, read_samples
 from tfdist.telemetry.result import RunResult, Start, Starts
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -154,7 +154,7 @@ class Run:
     @functools.cached_property
     def accounts(self) -> dict[int, Account]:
         """Where each worker's wall clock went."""
-        return {worker: total(own) for worker, own in intervals(self.samples, self.starts).items()}
+        return goodput.accounts(self.samples, self.starts)
 
     @property
     def goodput(self) -> float | None:

@@ -15,9 +15,8 @@ from bokeh.palettes import Category10_10, Dark2_8
 from tfdist.report.figures import STEPS, TIME, Axis, draw_bars, draw_curves, draw_points, to_milliseconds
 from tfdist.report.page import Cell, Plot, Section, Table
 from tfdist.report.run_data import BEGIN, ENDS, GRADIENT_NORM, LEARNING_RATE, Curve, Run, is_metric
-from tfdist.report.words import count_text, duration_text
 from tfdist.telemetry.account.goodput import ALL_SHARES, total
-from tfdist.telemetry.console.console_text import number_text
+from tfdist.telemetry.console.console_text import count_text, duration_text, number_text
 from tfdist.telemetry.facts import Event, Sample
 
 MAX_WORKERS = 16

@@ -18,8 +18,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.batches import BatchPlan
+from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources.source import Preprocessing, Source
 from tfdist.errors import UserError, missing_extra
 from tfdist.serving import run_export

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import digest_examples, dispose
+from tfdist.data.batches import BatchPlan
+from tfdist.data.pipeline import digest_examples, dispose
 from tfdist.data.sources.source import Source
 from tfdist.serving.inputs import InputsAlone, name_outputs, without_compilation
 from tfdist.serving.prediction_files import PredictionFiles, check_columns, check_format

@@ -6,7 +6,6 @@ path that no store serves is a UserError. Everything that writes a run directory
 
 from __future__ import annotations
 
-import contextlib
 import os
 import posixpath
 import re
@@ -20,7 +19,7 @@ from tfdist.storage.local import LocalFiles
 from tfdist.storage.logs import LogSink, Mirror, MirroredLog
 
 StrPath = str | os.PathLike[str]
-
+limit_patience = gcs_requests.limit_patience  # of no effect on local paths
 
 _LOCAL = LocalFiles()
 _GCS = GcsFiles()
@@ -164,11 +163,6 @@ def replace_tree(path: StrPath, source: str, *, last: str) -> int:
     names = _LOCAL.list_tree(source)
     _store(path).replace_tree(os.fspath(path).rstrip("/"), source, names, last)
     return sum(_LOCAL.stat(join(source, name)).num_bytes for name in names)
-
-
-def limit_patience(seconds: float) -> contextlib.AbstractContextManager[None]:
-    """Within it a bucket that does not take a request is not asked again for longer than that."""
-    return gcs_requests.limit_patience(seconds)
 
 
 def join(path: StrPath, *parts: str) -> str:

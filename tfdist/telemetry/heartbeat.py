@@ -72,9 +72,9 @@ class Reading:
     turn: int
     step: int | None
     moment: float
-    recent_seconds: float
-    longest_seconds: float
-    shows_stacks: bool
+    recent_seconds: float = 0.0
+    longest_seconds: float = 0.0
+    shows_stacks: bool = False
     is_storing: bool = False
 
     @property
@@ -83,6 +83,22 @@ class Reading:
         phase = time_account.PHASES.get(self.phase)
         return self.phase if phase is None else phase.activity
 
+    def encode(self) -> bytes:
+        """The content of the file."""
+        numbers = self.pid, _NO_STEP if self.step is None else self.step, self.turn
+        times = self.moment, self.recent_seconds, self.longest_seconds
+        texts = self.phase.encode()[:24], self.host.encode()[:255]
+        return _RECORD.pack(_MAGIC, *numbers, *times, self.shows_stacks, self.is_storing, *texts)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Reading | None:
+        """`encode`, the other way; None where nothing, or something else, is written."""
+        if len(data) < _RECORD.size or not data.startswith(_MAGIC):
+            return None
+        _, pid, step, turn, *seen, phase, host = _RECORD.unpack(data[: _RECORD.size])
+        name, where = (text.rstrip(b"\0").decode(errors="replace") for text in (phase, host))
+        return cls(pid, where, name, turn, None if step == _NO_STEP else step, *seen)
+
 
 class Heartbeat:
     """The record of this process. Raises OSError where its file cannot be written."""
@@ -90,36 +106,36 @@ class Heartbeat:
     def __init__(self, path: str) -> None:
         self._path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._pid = os.getpid()
-        self._host = socket.gethostname().encode()[:255]
-        self._phase, self._step, self._moment, self._turn = STARTING, _NO_STEP, time.monotonic(), 1
+        self._reading = Reading(os.getpid(), socket.gethostname(), STARTING, 1, None, time.monotonic())
         self._recent: dict[str, collections.deque[float]] = {}
         self._longest: dict[str, float] = {}
         self._exit_info: dict[str, Any] = {}
         self._storing: set[int] = set()
         self._lock = threading.Lock()
-        self._shows_stacks = self._offer_stacks()
-        self._write()
+        self._write(shows_stacks=self._offer_stacks())
 
     def beat(self, phase: str, step: int | None = None) -> None:
         """A turn of the last phase is over, one of `phase` begins."""
         with self._lock:
-            now = time.monotonic()
-            seconds = now - self._moment
-            self._recent.setdefault(self._phase, collections.deque(maxlen=REMEMBERED)).append(seconds)
-            self._longest[self._phase] = max(seconds, self._longest.get(self._phase, 0.0))
-            self._phase, self._moment, self._turn = phase, now, self._turn + 1
-            if step is not None:
-                self._step = step
-            self._write()
+            now, ended = time.monotonic(), self._reading
+            seconds = now - ended.moment
+            self._recent.setdefault(ended.phase, collections.deque(maxlen=REMEMBERED)).append(seconds)
+            self._longest[ended.phase] = max(seconds, self._longest.get(ended.phase, 0.0))
+            self._write(
+                phase=phase,
+                moment=now,
+                turn=ended.turn + 1,
+                step=ended.step if step is None else step,
+                recent_seconds=max(self._recent.get(phase, (0.0,))),
+                longest_seconds=self._longest.get(phase, 0.0),
+            )
 
     def storing(self, is_storing: bool, *, writer: int) -> None:
         """A writer has checkpoints to write in the background, or no more; any thread may say so."""
         with self._lock:
-            was_storing = bool(self._storing)
             (self._storing.add if is_storing else self._storing.discard)(writer)
-            if bool(self._storing) != was_storing:
-                self._write()
+            if bool(self._storing) != self._reading.is_storing:
+                self._write(is_storing=bool(self._storing))
 
     def set_exit_info(self, **info: Any) -> None:
         """Leaves something for the supervisor to read when this process has ended."""
@@ -137,15 +153,10 @@ class Heartbeat:
             return False
         return True
 
-    def _write(self) -> None:
-        recent = max(self._recent.get(self._phase, (0.0,)))
-        longest = self._longest.get(self._phase, 0.0)
-        phase = self._phase.encode()[:24]
-        times = self._moment, recent, longest
-        numbers = self._pid, self._step, self._turn, *times
-        record = _RECORD.pack(_MAGIC, *numbers, self._shows_stacks, bool(self._storing), phase, self._host)
+    def _write(self, **changes: Any) -> None:
+        self._reading = dataclasses.replace(self._reading, **changes)
         with contextlib.suppress(OSError):  # a full disk must not end a training
-            os.pwrite(self._descriptor, record, 0)
+            os.pwrite(self._descriptor, self._reading.encode(), 0)
 
 
 _HEARTBEAT: Heartbeat | None = None
@@ -190,35 +201,15 @@ os.register_at_fork(after_in_child=_forget)
 def read(path: Path) -> Reading | None:
     """What the worker showed last; None before it showed anything."""
     try:
-        data = path.read_bytes()
+        return Reading.decode(path.read_bytes())
     except OSError:
         return None
-    if len(data) < _RECORD.size:
-        return None
-    magic, pid, step, turn, moment, recent, longest, shows, stores, phase, host = _RECORD.unpack(data[: _RECORD.size])
-    if magic != _MAGIC:
-        return None
-    return Reading(
-        pid=pid,
-        host=_text(host),
-        phase=_text(phase),
-        turn=turn,
-        step=None if step == _NO_STEP else step,
-        moment=moment,
-        recent_seconds=recent,
-        longest_seconds=longest,
-        shows_stacks=shows,
-        is_storing=stores,
-    )
 
 
 def shift_times(record: bytes, seconds: float) -> bytes:
     """The content of a heartbeat's file with its moment so much later: by the clock of another machine."""
-    if len(record) < _RECORD.size:
-        return record
-    values = list(_RECORD.unpack(record[: _RECORD.size]))
-    values[4] += seconds
-    return _RECORD.pack(*values)
+    reading = Reading.decode(record)
+    return record if reading is None else dataclasses.replace(reading, moment=reading.moment + seconds).encode()
 
 
 def read_exit_info(path: Path) -> dict[str, Any]:
@@ -233,7 +224,3 @@ def read_exit_info(path: Path) -> dict[str, Any]:
 def stacks_path(path: Path) -> Path:
     """Where the worker writes its stacks."""
     return path.with_name(path.name + ".stacks")
-
-
-def _text(data: bytes) -> str:
-    return data.rstrip(b"\0").decode(errors="replace")

@@ -1,15 +1,16 @@
 """Reads the JSON files of a run directory, and decides what becomes of one that is damaged.
 
 Invariant: a file is absent, damaged, of a newer format, or what its dataclass says; nothing else comes of its content.
-`RUN_FILES` says what a damaged one means for the run. Every reader of a run directory reads here.
+`RUN_FILES` says what a damaged one means for the run. Of a log what a crash left of a last line, or what somebody else
+wrote there, is passed over and counted, and never an error. Every reader of a run directory reads here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import enum
 import functools
+import math
 import re
 import types
 import typing
@@ -18,11 +19,15 @@ from typing import Any, TypeVar
 
 from tfdist.errors import UserError
 from tfdist.storage import files
+from tfdist.telemetry.facts import Event, Point, Sample
 from tfdist.telemetry.json_text import from_json
+from tfdist.telemetry.run_directory import RUN_FILES, Policy, RunDirectory, RunFile
 
 FORMAT = 1  # of every record; one without "format" has it
 T = TypeVar("T")
 Warn = Callable[[str], None]
+POINT_KEYS = frozenset({"step", "epoch", "split", "learning_rate"})  # of metrics.jsonl, beside metrics
+_COPY = "Restore it from a copy of the run"
 
 
 class DamagedFileError(UserError):
@@ -35,114 +40,6 @@ class NewerFormatError(UserError):
     """A file was written by a newer tfdist."""
 
 
-class Policy(enum.Enum):
-    """What becomes of a damaged file."""
-
-    REMAKE = "made again, with a warning"
-    KEEP = "kept as `NAME.damaged`, with a warning"
-    REFUSE = "refused with status 2; nothing is removed"
-
-
-@dataclasses.dataclass(frozen=True)
-class RunFile:
-    """A file of a run directory, or a directory of files, whose name ends with a slash.
-
-    Attributes:
-      content: what it holds.
-      advice: what is lost with it, or what to do.
-      mode: whose lease covers it.
-    """
-
-    name: str
-    content: str
-    policy: Policy
-    advice: str
-    mode: str = "train"
-
-
-_COPY = "Restore it from a copy of the run"
-RUN_FILES = (
-    RunFile(
-        "checkpoints/",
-        "the state of the training",
-        Policy.REFUSE,
-        "A damaged checkpoint is passed over for an older one, with a warning. Where none is whole: restore one, or "
-        "move checkpoints/ away to begin again.",
-    ),
-    RunFile(
-        "rollbacks.json",
-        "the steps that failed, and what the run does differently since",
-        Policy.REFUSE,
-        f"{_COPY}, or remove it: then the run trains as if no step had failed.",
-    ),
-    RunFile(
-        "fitted/",
-        "what was fitted to the training data",
-        Policy.REFUSE,
-        f"{_COPY}, or remove it: then it is fitted to the present data.",
-    ),
-    RunFile(
-        "hyperparameters.json",
-        "what build(hp) was called with",
-        Policy.REFUSE,
-        f"{_COPY}, or remove it and train again.",
-    ),
-    RunFile(
-        "config.gin", "the experiment", Policy.REFUSE, "A training does not read it. For other modes give --gin_file."
-    ),
-    RunFile(
-        "result.json",
-        "how the run ended",
-        Policy.REFUSE,
-        "Remove it to continue with the run in this directory, or give another --run_dir.",
-    ),
-    RunFile("export/model.keras", "the trained model", Policy.REFUSE, "Use weights = 'last'."),
-    RunFile("export/adapter.npz", "the adapter of the trained model", Policy.REFUSE, "Use model.keras."),
-    RunFile(
-        "sweep.jsonl",
-        "what happened in the sweep",
-        Policy.REFUSE,
-        f"{_COPY}, or give another --run_dir. Half a last line is removed.",
-        mode="tune",
-    ),
-    RunFile("best.gin", "the best trial's experiment", Policy.REMAKE, "Nothing is lost.", mode="tune"),
-    RunFile("trials.csv", "the trials as a table", Policy.REMAKE, "Nothing is lost.", mode="tune"),
-    RunFile(
-        "run.json", "the starts of the run", Policy.KEEP, "Goodput and the rate of failures count from this start on."
-    ),
-    RunFile("metrics.jsonl", "the logged points", Policy.KEEP, "Lines that can be read stay."),
-    RunFile(
-        "events*.jsonl",
-        "the events, a file for each worker and mode",
-        Policy.KEEP,
-        "Readers skip lines that cannot be read; nothing is removed.",
-    ),
-    RunFile(
-        "telemetry/",
-        "what each process used, and the run's ID",
-        Policy.KEEP,
-        "As events. Without run_id, trackers see another run.",
-    ),
-    RunFile("tuned.json", "what 'auto' came to", Policy.REMAKE, "The run chooses again."),
-    RunFile("xla_cache/", "what XLA has compiled", Policy.REMAKE, "XLA compiles again."),
-    RunFile("fast_check/", "a check in progress", Policy.REMAKE, "Emptied before each check.", mode="fast_check"),
-    RunFile("find_rate/", "a range test in progress", Policy.REMAKE, "Emptied before each test.", mode="find_rate"),
-    RunFile("find_rate.json", "the last range test", Policy.REMAKE, "Repeat the test.", mode="find_rate"),
-    RunFile("evaluation.json", "the last evaluation", Policy.REMAKE, "Evaluate again.", mode="evaluate"),
-    RunFile(
-        "predictions/",
-        "the last predictions",
-        Policy.REMAKE,
-        "Parts that are not as they were written are predicted again.",
-        mode="predict",
-    ),
-    RunFile("export/saved_model/", "the model for servers", Policy.REMAKE, "Export again.", mode="export"),
-    RunFile("export/model.tflite", "the model for LiteRT", Policy.REMAKE, "Export again.", mode="export"),
-    RunFile("export/model.onnx", "the model for ONNX", Policy.REMAKE, "Export again.", mode="export"),
-    RunFile("export/report.json", "how far exports are from the model", Policy.REMAKE, "Export again.", mode="export"),
-    RunFile("plan.json", "the last plan", Policy.REMAKE, "Plan again.", mode="plan"),
-    RunFile("plan.gin", "the same as settings", Policy.REMAKE, "Plan again.", mode="plan"),
-)
 _BY_NAME = {file.name.rstrip("/").rpartition("/")[2]: file for file in RUN_FILES}
 
 
@@ -320,3 +217,53 @@ def _file_of(path: str) -> RunFile:
     known = [_BY_NAME[each] for each in folders if each in _BY_NAME and _BY_NAME[each].name.endswith("/")]
     other = RunFile(name, "what a run left there", Policy.REFUSE, f"{_COPY}.")
     return _BY_NAME.get(name) or [other, *known][-1]
+
+
+def read_events(run: RunDirectory, unreadable: Unreadable) -> list[Event]:
+    """The events of all workers, by time."""
+    return sorted(_build_record(_event, run.all_events(), unreadable), key=lambda event: event.time)
+
+
+def read_samples(run: RunDirectory, unreadable: Unreadable) -> list[Sample]:
+    """The samples of all workers, by time."""
+    return sorted(_build_record(_sample, run.all_samples(), unreadable), key=lambda sample: sample.time)
+
+
+def as_point(line: Mapping[str, Any] | None) -> Point | None:
+    """The point that a line of metrics.jsonl holds; None for anything else."""
+    if line is None:
+        return None
+    own = {name: line[name] for name in POINT_KEYS if name in line}
+    metrics = {name: value for name, value in line.items() if name not in POINT_KEYS}
+    try:
+        return as_type(Point, own | {"metrics": metrics}, "the line")
+    except (ValueError, OverflowError):
+        return None
+
+
+def _build_record(make: Callable[[dict[str, Any]], T], paths: list[str], unreadable: Unreadable) -> Iterator[T]:
+    for path in paths:
+        for line in read_lines(path, unreadable):
+            try:
+                yield make(line)
+            except (ValueError, OverflowError, NewerFormatError):
+                unreadable.lines += 1
+
+
+def _event(line: dict[str, Any]) -> Event:
+    details = as_type(dict[str, Any], line.get("details") or {})
+    message = details.pop("message", None)
+    fields = {"name": line.get("event"), "time": line.get("time"), "message": message, "details": details}
+    return as_type(Event, line | fields)
+
+
+def _sample(line: dict[str, Any]) -> Sample:
+    fields = {"step": line.get("step"), "time": line.get("time"), "values": line.get("values") or {}}
+    sample = as_type(Sample, line | fields)
+    if sample.start < 0:
+        raise ValueError(f"its start is {sample.start}")
+    return dataclasses.replace(sample, seconds=_finite(sample.seconds), values=_finite(sample.values))
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if math.isfinite(value)}

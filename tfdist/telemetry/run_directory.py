@@ -1,4 +1,4 @@
-"""The names in a run directory: the contract that other programs read.
+"""The names in a run directory: the contract that other programs read, and what a damaged file means for the run.
 
 Invariant: no other module spells one of these names. Whoever writes or reads a run gets its paths here.
 """
@@ -6,6 +6,7 @@ Invariant: no other module spells one of these names. Whoever writes or reads a 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import os
 
 from tfdist.errors import UserError
@@ -130,3 +131,113 @@ def _expand_pattern(path: str) -> str:
 def _list_worker_files(directory: str, beginning: str) -> list[str]:
     names = [name for name in files.list_names(directory) if name.startswith(beginning) and name.endswith(".jsonl")]
     return [files.join(directory, name) for name in names]
+
+
+class Policy(enum.Enum):
+    """What becomes of a damaged file."""
+
+    REMAKE = "made again, with a warning"
+    KEEP = "kept as `NAME.damaged`, with a warning"
+    REFUSE = "refused with status 2; nothing is removed"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFile:
+    """A file of a run directory, or a directory of files, whose name ends with a slash.
+
+    Attributes:
+      content: what it holds.
+      advice: what is lost with it, or what to do.
+      mode: whose lease covers it.
+    """
+
+    name: str
+    content: str
+    policy: Policy
+    advice: str
+    mode: str = "train"
+
+
+_COPY = "Restore it from a copy of the run"
+RUN_FILES = (
+    RunFile(
+        "checkpoints/",
+        "the state of the training",
+        Policy.REFUSE,
+        "A damaged checkpoint is passed over for an older one, with a warning. Where none is whole: restore one, or "
+        "move checkpoints/ away to begin again.",
+    ),
+    RunFile(
+        "rollbacks.json",
+        "the steps that failed, and what the run does differently since",
+        Policy.REFUSE,
+        f"{_COPY}, or remove it: then the run trains as if no step had failed.",
+    ),
+    RunFile(
+        "fitted/",
+        "what was fitted to the training data",
+        Policy.REFUSE,
+        f"{_COPY}, or remove it: then it is fitted to the present data.",
+    ),
+    RunFile(
+        "hyperparameters.json",
+        "what build(hp) was called with",
+        Policy.REFUSE,
+        f"{_COPY}, or remove it and train again.",
+    ),
+    RunFile(
+        "config.gin", "the experiment", Policy.REFUSE, "A training does not read it. For other modes give --gin_file."
+    ),
+    RunFile(
+        "result.json",
+        "how the run ended",
+        Policy.REFUSE,
+        "Remove it to continue with the run in this directory, or give another --run_dir.",
+    ),
+    RunFile("export/model.keras", "the trained model", Policy.REFUSE, "Use weights = 'last'."),
+    RunFile("export/adapter.npz", "the adapter of the trained model", Policy.REFUSE, "Use model.keras."),
+    RunFile(
+        "sweep.jsonl",
+        "what happened in the sweep",
+        Policy.REFUSE,
+        f"{_COPY}, or give another --run_dir. Half a last line is removed.",
+        mode="tune",
+    ),
+    RunFile("best.gin", "the best trial's experiment", Policy.REMAKE, "Nothing is lost.", mode="tune"),
+    RunFile("trials.csv", "the trials as a table", Policy.REMAKE, "Nothing is lost.", mode="tune"),
+    RunFile(
+        "run.json", "the starts of the run", Policy.KEEP, "Goodput and the rate of failures count from this start on."
+    ),
+    RunFile("metrics.jsonl", "the logged points", Policy.KEEP, "Lines that can be read stay."),
+    RunFile(
+        "events*.jsonl",
+        "the events, a file for each worker and mode",
+        Policy.KEEP,
+        "Readers skip lines that cannot be read; nothing is removed.",
+    ),
+    RunFile(
+        "telemetry/",
+        "what each process used, and the run's ID",
+        Policy.KEEP,
+        "As events. Without run_id, trackers see another run.",
+    ),
+    RunFile("tuned.json", "what 'auto' came to", Policy.REMAKE, "The run chooses again."),
+    RunFile("xla_cache/", "what XLA has compiled", Policy.REMAKE, "XLA compiles again."),
+    RunFile("fast_check/", "a check in progress", Policy.REMAKE, "Emptied before each check.", mode="fast_check"),
+    RunFile("find_rate/", "a range test in progress", Policy.REMAKE, "Emptied before each test.", mode="find_rate"),
+    RunFile("find_rate.json", "the last range test", Policy.REMAKE, "Repeat the test.", mode="find_rate"),
+    RunFile("evaluation.json", "the last evaluation", Policy.REMAKE, "Evaluate again.", mode="evaluate"),
+    RunFile(
+        "predictions/",
+        "the last predictions",
+        Policy.REMAKE,
+        "Parts that are not as they were written are predicted again.",
+        mode="predict",
+    ),
+    RunFile("export/saved_model/", "the model for servers", Policy.REMAKE, "Export again.", mode="export"),
+    RunFile("export/model.tflite", "the model for LiteRT", Policy.REMAKE, "Export again.", mode="export"),
+    RunFile("export/model.onnx", "the model for ONNX", Policy.REMAKE, "Export again.", mode="export"),
+    RunFile("export/report.json", "how far exports are from the model", Policy.REMAKE, "Export again.", mode="export"),
+    RunFile("plan.json", "the last plan", Policy.REMAKE, "Plan again.", mode="plan"),
+    RunFile("plan.gin", "the same as settings", Policy.REMAKE, "Plan again.", mode="plan"),
+)

@@ -21,7 +21,7 @@ from tfdist.errors import DivergedError, UserError
 from tfdist.settings.checks import POSITIVE, whole_number
 from tfdist.settings.declaration import Settings, setting
 from tfdist.storage import files
-from tfdist.telemetry.console.console import NullConsole
+from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.weights import list_checkpoint_dirs
@@ -120,7 +120,7 @@ def find_rate(
         start_from=directory.path if has_weights else training.start_from,
     )
     with contextlib.suppress(DivergedError):  # the last rates were too high
-        train(short, Request(run_dir=scratch, keeps=False, begins_empty=True, console=lambda is_chief: NullConsole()))
+        train(short, Request(run_dir=scratch, keeps=False, begins_empty=True, console=lambda is_chief: Console()))
     result = range_test(settings, recorder.losses)
     if training.strategy.topology.is_chief:
         files.remove_tree(scratch)

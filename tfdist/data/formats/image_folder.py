@@ -6,11 +6,11 @@ worker opens the files of its own batches only.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import io
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from tfdist.data.formats.input_files import IMAGE_SUFFIXES
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
-from tfdist.data.sources.failures import call_python
-from tfdist.data.sources.source import Order, RandomAccessSource, Reader
+from tfdist.data.sources.indexed import IndexedSource
+from tfdist.data.sources.source import Order, Reader, Staged
 from tfdist.errors import UnreadableError, UserError, is_whole_number, missing_extra
 from tfdist.settings.checks import one_of
 from tfdist.storage import files
@@ -28,10 +28,9 @@ from tfdist.storage import files
 METHODS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 FITS = ("stretch", "crop")
 MODES = {1: ("grayscale", "L"), 3: ("rgb", "RGB"), 4: ("rgba", "RGBA")}  # Keras's and Pillow's names
-IMAGES_AT_A_TIME = 8  # by one thread: to hand over each by itself costs a tenth of decoding it
 
 
-class ImageFolder(RandomAccessSource):
+class ImageFolder(IndexedSource):
     """`(image, label)` of the images below a directory: float32 [height, width, channels] and int32. For a gin file:
 
         TRAIN_DATA = @train/image_folder.ImageFolder
@@ -56,7 +55,7 @@ class ImageFolder(RandomAccessSource):
       UserError: a setting is wrong, or there are no such images.
     """
 
-    calls_python = True
+    waits = True  # so that several batches are decoded at a time
 
     def __init__(
         self,
@@ -78,20 +77,19 @@ class ImageFolder(RandomAccessSource):
             raise UserError(f"channels is {channels!r}; write one of {', '.join(map(str, MODES))}.")
         one_of(*METHODS)("method", method)
         one_of(*FITS)("fit", fit)
-        self._shape, self._method, self._fit = (*size, channels), method, fit
-        self._root = root
+        self._root, self._scale = root, float(scale)
         self.classes = _classes(root, classes)
         listed = [_list_images(files.join(root, name)) for name in self.classes]
-        self.paths = [path for of_class in listed for path in of_class]
         self.labels = np.repeat(np.arange(len(listed)), [len(of_class) for of_class in listed]).astype(np.int32)
-        if not self.paths:
+        if not len(self.labels):
             raise UserError(
                 f"No images in {root}/CLASS/ for the classes {self.classes}; they end in {', '.join(IMAGE_SUFFIXES)}.",
                 error_id="no-examples",
             )
-        self.num_examples = len(self.paths)
-        self._scale = float(scale)
-        self.structure = (tf.TensorSpec([None, *self._shape], tf.float32), tf.TensorSpec([None], tf.int32))
+        images = _Images(
+            [path for of_class in listed for path in of_class], self.labels, (*size, channels), method, fit
+        )
+        super().__init__(images, transform=self._scale_pixels, num_threads=max(4, len(os.sched_getaffinity(0))))
         self._layers = Augmentation(augmentation, self.structure) if augmentation else None
         if self._layers is not None:
             self.augment = self._augment_images
@@ -100,23 +98,10 @@ class ImageFolder(RandomAccessSource):
         """Reads pixels 0 … 255 where they are augmented, which scales them afterwards."""
         if self.augment is None or order.seed is None:  # nothing is augmented without a seed
             return super().reader(order)
-        gather = self._build_pixel_gatherer()
-
-        def read(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
-            images, labels = gather(self.indices(order, positions, epoch))
-            return tf.cast(images, tf.float32), labels
-
-        return read
-
-    def gatherer(self) -> Callable[[tf.Tensor], Any]:
-        """Decodes images in threads, and scales their pixels."""
-        gather = self._build_pixel_gatherer()
-
-        def scale_pixels(indices: tf.Tensor) -> Any:
-            images, labels = gather(indices)
-            return tf.cast(images, tf.float32) * self._scale, labels
-
-        return scale_pixels
+        return Staged(
+            lambda positions, epoch: self._fetch(self.indices(order, positions, epoch)),
+            lambda examples: (tf.cast(examples[0], tf.float32), examples[1]),
+        )
 
     def describe(self) -> list[str]:
         """Counts the images of each class."""
@@ -130,27 +115,26 @@ class ImageFolder(RandomAccessSource):
         images, labels = self._layers(examples, seeds)
         return images * self._scale, labels
 
-    def _build_pixel_gatherer(self) -> Callable[[tf.Tensor], Any]:
-        """Indices to (uint8 images, labels)."""
-        threads = ThreadPoolExecutor(max(4, len(os.sched_getaffinity(0))), thread_name_prefix="tfdist-images")
-        shape = self._shape
+    def _scale_pixels(self, examples: Any) -> Any:
+        images, labels = examples
+        return tf.cast(images, tf.float32) * self._scale, labels
 
-        def load(indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            images = np.empty((len(indices), *shape), np.uint8)
 
-            def fill(first: int) -> None:
-                for place in range(first, min(first + IMAGES_AT_A_TIME, len(indices))):
-                    images[place] = self._read(self.paths[indices[place]])
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Images:
+    """The pixels, uint8 of `shape`, and the label of each file."""
 
-            for _ in threads.map(fill, range(0, len(indices), IMAGES_AT_A_TIME)):
-                pass
-            return images, self.labels[indices]
+    paths: Sequence[str]
+    labels: np.ndarray
+    shape: tuple[int, int, int]
+    method: str
+    fit: str
 
-        pixels = (tf.TensorSpec([None, *shape], tf.uint8), self.structure[1])
-        return lambda indices: call_python(load, [indices], pixels)
+    def __len__(self) -> int:
+        return len(self.paths)
 
-    def _read(self, path: str) -> np.ndarray:
-        height, width, channels = self._shape
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.int32]:
+        path, (height, width, channels) = self.paths[number], self.shape
         color_mode, mode = MODES[channels]
         try:
             data = files.read(path)
@@ -158,9 +142,10 @@ class ImageFolder(RandomAccessSource):
             raise UserError(f"The image {path!r} cannot be read: {error.strerror or error}.") from error
         try:
             image = keras.utils.load_img(
-                io.BytesIO(data), color_mode, (height, width), self._method, keep_aspect_ratio=self._fit == "crop"
+                io.BytesIO(data), color_mode, (height, width), self.method, keep_aspect_ratio=self.fit == "crop"
             )
-            return np.asarray(image.convert(mode), np.uint8).reshape(self._shape)  # of 16 bits, it is not converted yet
+            pixels = np.asarray(image.convert(mode), np.uint8)  # of 16 bits, it is not converted yet
+            return pixels.reshape(self.shape), self.labels[number]
         except Exception as error:  # Pillow raises many kinds for what is no image, or a damaged one
             raise UnreadableError(f"The image {path!r} cannot be decoded: {error}. Replace or remove it.") from error
 

@@ -24,7 +24,7 @@ import google_crc32c
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.order.block_order import BlockOrder, Run, WindowReader, as_array
+from tfdist.data.formats.block_order import BlockOrder, Run, WindowReader, as_array
 from tfdist.data.sources.failures import call_python
 from tfdist.data.sources.source import Order, Reader, Source, Staged, trace_structure
 from tfdist.errors import UnreadableError, UserError

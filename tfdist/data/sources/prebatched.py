@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.order.batches import BatchPlan
+from tfdist.data.batches import BatchPlan
 from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.errors import UserError
 from tfdist.strategies.base import Topology

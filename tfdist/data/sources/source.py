@@ -68,12 +68,10 @@ class Order:
       batch_size: examples of a global batch; file sources lay their streams so that a worker's part of every batch
         comes from the same ones.
       seed: of the permutation, another one each epoch; None keeps the examples in their own order.
-      drop_remainder: whether an epoch's last batch is left out if it is smaller.
     """
 
     batch_size: int
     seed: int | None
-    drop_remainder: bool = False
 
 
 class Source(abc.ABC):

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfdist.data.order.batches import BatchPlan
+from tfdist.data.batches import BatchPlan
 from tfdist.data.sources.failures import record_errors
 from tfdist.data.sources.source import Order, Reader, Source
 from tfdist.errors import UserError

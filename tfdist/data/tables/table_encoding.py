@@ -254,16 +254,3 @@ def _to_plain(column: Any) -> Any:
 def _format(values: Sequence[Any]) -> str:
     shown = ", ".join(repr(value) for value in values[:8])
     return f"{shown}, …" if len(values) > 8 else shown
-
-
-def check_vocabulary(name: str, kind: str, given: Any) -> tuple[Any, ...]:
-    """A vocabulary as it was given, if it can belong to such a column."""
-    wanted = str if kind == STRING else int
-    if not isinstance(given, (list, tuple)) or not given or not all(isinstance(value, wanted) for value in given):
-        raise UserError(
-            f"Table.vocabularies gives {given!r} for {name!r}, a column of {kind}. Write a list of "
-            f"{'strings' if wanted is str else 'whole numbers'}."
-        )
-    if len(set(given)) != len(given):
-        raise UserError(f"Table.vocabularies gives a value of {name!r} more than once: {list(given)}.")
-    return tuple(given)

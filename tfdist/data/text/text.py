@@ -9,9 +9,10 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import functools
+import itertools
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -39,26 +40,13 @@ class _FittedText:
     vocabulary: list[str]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class TextFile:
-    """The lines of one file that are not empty.
+class Line(NamedTuple):
+    """A line of a file, which are counted from 1."""
 
-    Attributes:
-      file: where it lies.
-      texts: without labels and ends of lines.
-      lengths: words or characters of each text: as many tokens as it has, or more.
-      labels: of each text.
-      numbers: on which line of the file each stands, from 1 on.
-    """
-
-    file: FileVersion
-    texts: list[bytes]
-    lengths: list[int]
-    labels: list[str]
-    numbers: list[int]
-
-    def __len__(self) -> int:
-        return len(self.texts)
+    path: str
+    number: int
+    label: str
+    text: bytes
 
 
 class TextLines(Source):
@@ -109,21 +97,21 @@ class TextLines(Source):
         whole_number(0)("TextLines.bucket_batches", bucket_batches)
         or_none(one_of(*STANDARDS))("TextLines.standardize", standardize)
         one_of(*SPLITS)("TextLines.split", split)
-        self._lines = [read_lines(file, split) for file in find_files(files, "TextLines.files")]
-        self._fit_lines = self._lines
+        self._files = find_files(files, "TextLines.files")
+        read = fit = [read_lines(file) for file in self._files]
         if fitted_on != files:
-            self._fit_lines = [read_lines(file, split) for file in find_files(fitted_on, "TextLines.fitted_on")]
-        self.file_sizes = tuple(map(len, self._lines))  # which workers compare
+            fit = [read_lines(file) for file in find_files(fitted_on, "TextLines.fitted_on")]
+        self.file_sizes = tuple(map(len, read))  # which workers compare
         self.num_examples = sum(self.file_sizes)
         if not self.num_examples:
             raise UserError(f"The files {files!r} have no lines.", error_id="no-examples")
-        self.labels = _check_labels(labels) or sorted({name for lines in self._fit_lines for name in lines.labels})
-        self._texts = np.array([text for lines in self._lines for text in lines.texts], dtype=object)
-        self._classes = np.array(
-            [index for lines in self._lines for index in _index_labels(lines, self.labels)], np.int32
-        )
-        lengths = np.array([length for lines in self._lines for length in lines.lengths], np.int32)
-        self._lengths = np.minimum(lengths, max_length)
+        self.labels = _check_labels(labels) or sorted({line.label for lines in fit for line in lines})
+        self._fit_texts = [line.text for lines in fit for line in lines]
+        self._texts = np.array([line.text for lines in read for line in lines], dtype=object)
+        self._classes = np.array(_index_labels(itertools.chain(*read), self.labels), np.int32)
+        # Words or characters: as many tokens as a text has, or more.
+        count = (lambda text: text.split()) if split == "whitespace" else (lambda text: text.decode("utf-8", "replace"))
+        self._lengths = np.minimum([len(count(text)) for text in self._texts], max_length).astype(np.int32)
         self._max_length, self._pad_to_max, self._bucket_batches = max_length, pad_to_max, bucket_batches
         self._settings = {"max_tokens": vocabulary_size, "standardize": standardize, "split": split}
         self._fitted_on = fitted_on
@@ -136,7 +124,7 @@ class TextLines(Source):
         """The words with the ids 2, 3, …, the frequent ones first; fitted the first time, unless `prepare` found it."""
         if self._vocabulary is None:
             self._vocabulary = self._fit()
-            self._fit_lines = []  # which may be other files, and need no memory any more
+            self._fit_texts = []  # which may be other files, and need no memory any more
         return self._vocabulary
 
     def prepare(self, directory: str) -> None:
@@ -150,7 +138,7 @@ class TextLines(Source):
                 f"The run was begun with the labels {fitted.labels} ({path}), but the files now give {self.labels}. "
                 "Write TextLines.labels in the run's order, or take another --run_dir."
             )
-        self._vocabulary, self._fit_lines = fitted.vocabulary, []
+        self._vocabulary, self._fit_texts = fitted.vocabulary, []
 
     def reader(self, order: Order) -> Reader:
         """Reads lines by Python, and turns them into ids by `TextVectorization`."""
@@ -203,7 +191,7 @@ class TextLines(Source):
         """Counts lines, and lists vocabulary and labels."""
         counts = np.bincount(self._classes, minlength=len(self.labels))
         return [
-            f"{len(self._lines)} files, {sum(lines.file.num_bytes for lines in self._lines):,} bytes; lines of up to "
+            f"{len(self._files)} files, {sum(file.num_bytes for file in self._files):,} bytes; lines of up to "
             f"{int(self._lengths.max())} tokens, {self._lengths.mean():.1f} in the mean",
             f"ids 0 (padding), 1 (unknown) … {len(self.vocabulary) + 1}: {', '.join(self.vocabulary[:6])}, …",
             "labels: "
@@ -212,8 +200,7 @@ class TextLines(Source):
 
     def _fit(self) -> list[str]:
         layer = keras.layers.TextVectorization(**self._settings)
-        texts = [text for lines in self._fit_lines for text in lines.texts]
-        layer.adapt(tf.data.Dataset.from_tensor_slices(texts).batch(FIT_LINES))
+        layer.adapt(tf.data.Dataset.from_tensor_slices(self._fit_texts).batch(FIT_LINES))
         return [str(word) for word in layer.get_vocabulary(include_special_tokens=False)]
 
 
@@ -248,25 +235,26 @@ def _check_labels(labels: Any) -> list[str] | None:
     return [str(label) for label in labels]
 
 
-def _index_labels(lines: TextFile, labels: Sequence[str]) -> list[int]:
-    """The labels of a file's lines as indices into `labels`."""
-    known = {name: index for index, name in enumerate(labels)}
-    for name, number in zip(lines.labels, lines.numbers, strict=True):
+def _index_labels(lines: Iterable[Line], labels: Sequence[str]) -> list[int]:
+    """The labels of lines as indices into `labels`."""
+    known, indices = {name: index for index, name in enumerate(labels)}, []
+    for path, number, name, _ in lines:
         if name not in known:
             raise UserError(
-                f"{lines.file.path}:{number}: the label {name!r} is not among the training lines' {list(labels)}."
+                f"{path}:{number}: the label {name!r} is not among the training lines' {list(labels)}."
                 f"{suggest(name, labels)}"
             )
-    return [known[name] for name in lines.labels]
+        indices.append(known[name])
+    return indices
 
 
-def read_lines(file: FileVersion, split: str = "whitespace") -> TextFile:
-    """Reads a file of lines `label<TAB>text`.
+def read_lines(file: FileVersion) -> list[Line]:
+    """The lines `label<TAB>text` of a file that are not empty.
 
     Raises:
       UserError: the file cannot be read, or a line has no tab, no label or no text.
     """
-    lines = TextFile(file, [], [], [], [])
+    lines = []
     for number, line in enumerate(read_whole(file).removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
         if not line.strip():
             continue
@@ -278,8 +266,5 @@ def read_lines(file: FileVersion, split: str = "whitespace") -> TextFile:
                 f"{file.path}:{number} has {problem}: {line[:60].decode('utf-8', 'replace')!r}. A line is a label, a "
                 "tab and a text."
             )
-        lines.texts.append(text)
-        lines.lengths.append(len(text.split()) if split == "whitespace" else len(text.decode("utf-8", "replace")))
-        lines.labels.append(sys.intern(label.decode("utf-8", "replace")))
-        lines.numbers.append(number)
+        lines.append(Line(file.path, number, sys.intern(label.decode("utf-8", "replace")), text))
     return lines

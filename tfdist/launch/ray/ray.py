@@ -10,53 +10,43 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tfdist.launch.horovod import serve_rendezvous
-from tfdist.launch.hosted_worker import HostedStart, HostedWorker, HostLostError
+from tfdist.launch.hosted_worker import HostedWorker, HostLostError, start_hosted
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
 from tfdist.launch.ray import cluster
 from tfdist.launch.ray.cluster import Resources
 from tfdist.launch.supervise.output import Output
-from tfdist.launch.worker_host import WorkerHost, WorkerUpdate
+from tfdist.launch.worker_host import WorkerHost
 
 ASK_SECONDS = 0.5
 FIRST_WORD_SECONDS, NEXT_WORD_SECONDS = 10.0, 60.0  # that Ray has no place yet
 PLACE_SECONDS = 30.0  # after which a run that may continue with fewer workers does
-_DRAIN_SECONDS = 5.0
 _CALLS_AT_ONCE = 4  # of one actor
 
 
 class _RayHost:
     """The actor of a worker."""
 
+    inherited: Mapping[str, str] = {}  # Ray's own environment stays
+
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray = ray
         self._actor = actor
 
-    def meet(self, address: str) -> str:
-        return str(self._call(self._actor.meet, address))
-
-    def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
-        self._call(self._actor.start, index, arguments, variables)
-
-    def look(self, seconds: float) -> WorkerUpdate:
-        seen: WorkerUpdate = self._call(self._actor.look, seconds)
-        return seen
+    def call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return self._ray.get(getattr(self._actor, method).remote(*arguments))
+        except self._ray.exceptions.RayError as error:
+            raise HostLostError(cluster.reason(error)) from error
 
     def send(self, signal_number: int) -> None:
         self._actor.send.remote(signal_number)
-
-    def _call(self, method: Any, *arguments: Any) -> Any:
-        try:
-            return self._ray.get(method.remote(*arguments))
-        except self._ray.exceptions.RayError as error:
-            raise HostLostError(cluster.reason(error)) from error
 
 
 @contextlib.contextmanager
@@ -84,20 +74,12 @@ def start(
     """
     with contextlib.ExitStack() as at_end:
         ray = at_end.enter_context(cluster.connect("A run on Ray", working_dir=working_dir))
-        directory = Path(at_end.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-launch-")))
         assign = None
         if is_horovod:
             assign = at_end.enter_context(serve_rendezvous(ray.util.get_node_ip_address(), listens_on=""))
-        at_end.callback(output.drain, _DRAIN_SECONDS)
         started_in = os.getcwd() if working_dir is None else None
         places = _RayPlacement(ray, resources, output.report, may_shrink, started_in)
-        starting = HostedStart(plan, output, directory, places.find, assign)
-        at_end.callback(starting.join)
-        at_end.callback(places.remove)
-        at_end.callback(starting.thread.join)
-        at_end.callback(starting.kill)
-        starting.thread.start()
-        yield starting.workers
+        yield at_end.enter_context(start_hosted(plan, output, places.find, assign, places.remove))
 
 
 class _RayPlacement:
@@ -131,8 +113,9 @@ class _RayPlacement:
         self._report(f"Ray placed {hosts}.")
         return [(nodes[number], _RayHost(ray, self._actors[number])) for number in order]
 
-    def remove(self) -> None:
-        """Ends the actors, and gives the places back."""
+    def remove(self, finding: threading.Thread) -> None:
+        """Ends the actors, all of which are known when the thread has ended, and gives the places back."""
+        finding.join()
         for actor in self._actors:
             self._ray.kill(actor)
         if self._group is not None:

@@ -16,6 +16,7 @@ from typing import IO
 
 STDOUT, STDERR = 1, 2
 _LONGEST_LINE_BYTES = 1 << 20
+DRAIN_SECONDS = 5.0
 
 
 class Output:
@@ -33,9 +34,7 @@ class Output:
 
     def follow(self, pipe: IO[bytes], stream: int, worker: int) -> None:
         """Passes on what a worker writes to `pipe` until its end, on a thread of its own."""
-        pump = threading.Thread(target=self._pump, args=(pipe, stream, worker), daemon=True)
-        self._pumps.append(pump)
-        pump.start()
+        self._pumps.append(read_pipe(pipe, self.open_feed(stream, worker)))
 
     def open_feed(self, stream: int, worker: int) -> Callable[[bytes], None]:
         """What takes a worker's bytes, and passes on each line that is whole; b"" is the end."""
@@ -50,18 +49,11 @@ class Output:
 
         return feed
 
-    def drain(self, timeout_seconds: float) -> None:
+    def drain(self, timeout_seconds: float = DRAIN_SECONDS) -> None:
         """Waits until every pipe has ended and everything is written."""
         for pump in self._pumps:
             pump.join(timeout_seconds)
         self._pumps = [pump for pump in self._pumps if pump.is_alive()]
-
-    def _pump(self, pipe: IO[bytes], stream: int, worker: int) -> None:
-        feed = self.open_feed(stream, worker)
-        with pipe:
-            while chunk := os.read(pipe.fileno(), 1 << 16):
-                feed(chunk)
-        feed(b"")
 
     def _pass_on(self, lines: list[bytes], stream: int, worker: int) -> None:
         with self._lock:
@@ -74,3 +66,17 @@ class Output:
                 data = data[os.write(file_descriptor, data) :]
             except OSError:  # nobody reads any more
                 del self._file_descriptors[stream]
+
+
+def read_pipe(pipe: IO[bytes], take: Callable[[bytes], None]) -> threading.Thread:
+    """The thread that hands over what is written to a pipe, and b"" at its end."""
+
+    def read() -> None:
+        with pipe:
+            while chunk := os.read(pipe.fileno(), 1 << 16):
+                take(chunk)
+        take(b"")
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread

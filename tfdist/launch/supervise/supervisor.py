@@ -20,13 +20,7 @@ from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.restarts import GiveUp, Restart, Restarts, Rules
-from tfdist.launch.supervise.watch import (
-    FATAL,
-    POLL_SECONDS,
-    Outcome,
-    Watch,
-    describe,
-)
+from tfdist.launch.supervise.watch import FATAL, POLL_SECONDS, Outcome, Watch, describe
 
 if TYPE_CHECKING:
     from tfdist.telemetry.facts import Level
@@ -110,8 +104,8 @@ class Journal:
         self, level: Level, event: str, *, worker: int | None = None, step: int | None = None, **details: object
     ) -> None:
         """Keeps an event of this moment for `store`."""
+        from tfdist.telemetry.events import event_line
         from tfdist.telemetry.facts import Event
-        from tfdist.telemetry.logs.events import event_line
 
         self._lines.append(event_line(Event(name=event, level=level, worker=worker, step=step, details=details)))
 
@@ -125,13 +119,9 @@ class Journal:
         try:
             if not files.is_dir(run_dir):
                 return
-            directory = RunDirectory(run_dir)
-            log = files.open_log(directory.worker_events(self._worker))
-            try:
+            with contextlib.closing(files.open_log(RunDirectory(run_dir).worker_events(self._worker))) as log:
                 for line in self._lines:
                     log.write_line(line)
-            finally:
-                log.close()
             self._lines.clear()
         except (OSError, UserError) as error:
             self._report(f"The events of {run_dir} could not be written: {error}")

@@ -81,19 +81,19 @@ class Ending:
         return self.status in PEER_LOST or self.cause is not None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Outcome:
     """What came of a start.
 
     Attributes:
-      status: of the whole.
+      status: of the whole, when all workers have ended.
       worker: the one that it comes from; None when all is well.
       hang: if that was the failure.
       error_id: of the error, where a worker left one.
       vital: of `worker`, when it was last seen.
       step: the last one that any worker has done; None where none showed one.
       exit_info: what the workers left for the launcher.
-      was_interrupted: the launcher, or a worker, received a signal to end.
+      was_interrupted: the launcher, or a worker, received a signal to end, and the workers were asked to save.
       first_signal: that the launcher received; None where none came.
       noticed: when the failure was, by `time.monotonic`.
       left_hosts: the workers were asked to save and end because the hosts have changed.
@@ -102,8 +102,8 @@ class Outcome:
     then `is_certain` is False.
     """
 
-    status: int
-    worker: int | None
+    status: int = EXIT_DONE
+    worker: int | None = None
     hang: Hang | None = None
     error_id: str | None = None
     vital: Vital | None = None
@@ -169,7 +169,6 @@ class Watch:
         have_hosts_changed: Callable[[], bool],
     ) -> None:
         self.have_hosts_changed = have_hosts_changed
-        self.leaves_hosts = False  # the workers were asked to save and end because the hosts have changed
         self.workers = tuple(workers)
         self.running = list(workers)
         self.signals = signals
@@ -177,17 +176,14 @@ class Watch:
         self.deadlines = deadlines
         self.endings: list[Ending] = []
         self.sweep = 0
-        self.was_interrupted = False  # the workers were asked to save and end
-        self.first_signal: int | None = None  # to the launcher
+        self.outcome = Outcome()
         self.is_ending = False  # the survivors of a failure were told to end
         self.killed: set[int] = set()
         self.watcher = Watcher(deadlines)
         self.last_look = -math.inf
         self.seen: dict[int, Vital] = {}
         self.reported: set[int] = set()  # who was said to hang
-        self.hang: Hang | None = None
         self.to_store: Callable[[str], str | None] | None = None
-        self.noticed = 0.0
         self.end_at = self.kill_at = self.ended_at = math.inf
 
     def run(self) -> Outcome:
@@ -198,33 +194,24 @@ class Watch:
                 if profiles:
                     profiles.clear()
                     self._ask_for_profiles()
-                if not (self.was_interrupted or self.is_ending) and self.have_hosts_changed():
+                if not (self.outcome.was_interrupted or self.is_ending) and self.have_hosts_changed():
                     self._leave_hosts()
                 self._collect()
                 self._look(time.monotonic())
                 self._act(time.monotonic())
                 if self.running:
                     time.sleep(POLL_SECONDS)
-        cause = find_root_cause(self.endings)
-        status, worker = (cause.status, cause.worker) if cause else (EXIT_DONE, None)
-        if cause is not None and cause.cause is not None:  # and that one was ended before it ended by itself
-            worker = cause.cause
-        if self.hang is not None:
-            status, worker = EXIT_PEER_LOST, self.hang.suspects[0].worker
+        outcome, cause = self.outcome, find_root_cause(self.endings)
+        if cause is not None:  # it may name another worker, which was ended before it ended by itself
+            outcome.status, outcome.worker = cause.status, cause.worker if cause.cause is None else cause.cause
+        if outcome.hang is not None:
+            outcome.status, outcome.worker = EXIT_PEER_LOST, outcome.hang.suspects[0].worker
         self._see(self.workers)
-        return Outcome(
-            status,
-            worker,
-            hang=self.hang,
-            error_id=None if cause is None or self.hang is not None else cause.error_id,
-            vital=None if worker is None else self.seen.get(worker),
-            step=max((vital.step for vital in self.seen.values() if vital.step is not None), default=None),
-            exit_info=self._exit_info(),
-            was_interrupted=self.was_interrupted,
-            first_signal=self.first_signal,
-            noticed=self.noticed,
-            left_hosts=self.leaves_hosts,
-        )
+        outcome.vital = None if outcome.worker is None else self.seen.get(outcome.worker)
+        outcome.step = max((vital.step for vital in self.seen.values() if vital.step is not None), default=None)
+        outcome.error_id = None if cause is None or outcome.hang is not None else cause.error_id
+        outcome.exit_info = self._exit_info()
+        return outcome
 
     def _see(self, workers: Sequence[Worker]) -> list[Vital]:
         vitals = look(workers)
@@ -244,7 +231,7 @@ class Watch:
             return
         if not {vital.worker for vital in hang.suspects} & self.reported:
             hang = self._report_hang(hang, now)
-        if self.deadlines.end_hangs and not self.was_interrupted:
+        if self.deadlines.end_hangs and not self.outcome.was_interrupted:
             self._end_hang(hang, now)
         else:
             self._store_stacks()
@@ -268,27 +255,27 @@ class Watch:
         return hang
 
     def _end_hang(self, hang: Hang, now: float) -> None:
-        self.hang, self.noticed = hang, now
+        self.outcome.hang, self.outcome.noticed = hang, now
         for worker in self.running:
-            if worker.index == self.hang.suspects[0].worker:
+            if worker.index == self.outcome.hang.suspects[0].worker:
                 worker.send(signal.SIGKILL)  # a stopped process hears nothing else
         self._end_survivors(now)
 
     def _pass_on_signals(self) -> None:
         while self.signals:
             number = self.signals.popleft()
-            if number == signal.SIGINT and self.first_signal is not None:
+            if number == signal.SIGINT and self.outcome.first_signal is not None:
                 self.report("Killing the workers.")
                 self._send_all(signal.SIGKILL)
             else:
                 self._pass_on(number)
-                self.first_signal = self.first_signal or number
-            self.was_interrupted = True
+                self.outcome.first_signal = self.outcome.first_signal or number
+            self.outcome.was_interrupted = True
 
     def _leave_hosts(self) -> None:
         self.report("The hosts have changed. The workers save and end, to continue on those that there are now.")
         self._send_all(signal.SIGTERM)
-        self.was_interrupted = self.leaves_hosts = True
+        self.outcome.was_interrupted = self.outcome.left_hosts = True
         self.kill_at = time.monotonic() + SAVE_SECONDS
 
     def _ask_for_profiles(self) -> None:
@@ -315,20 +302,20 @@ class Watch:
                 named = info.get("failed_worker"), info.get("error_id")
                 self.endings.append(Ending(worker.index, status, self.sweep, self.is_ending, *named))
                 if status != EXIT_DONE and not self.is_ending:
-                    self.noticed = self.noticed or time.monotonic()
+                    self.outcome.noticed = self.outcome.noticed or time.monotonic()
                     self._plan_after(self.endings[-1])
 
     def _plan_after(self, ending: Ending) -> None:
         """Decides what a worker's failure means for the others."""
         now = time.monotonic()
-        if self.was_interrupted and ending.status in ENDED_ON_REQUEST + PEER_LOST:
+        if self.outcome.was_interrupted and ending.status in ENDED_ON_REQUEST + PEER_LOST:
             self.kill_at = min(self.kill_at, now + SAVE_SECONDS)
             return
         if ending.status in LEFT and self.running:
             how = describe(ending.status)
             self.report(f"worker {ending.worker} ended with {how}; asking the others to save and end.")
             self._send_all(signal.SIGTERM)
-            self.was_interrupted = True
+            self.outcome.was_interrupted = True
             self.kill_at = now + SAVE_SECONDS
             return
         settle = SETTLE_SECONDS if ending.is_symptom else 0.0
@@ -371,7 +358,7 @@ class Watch:
 
     def _end_survivors(self, now: float) -> None:
         cause = find_root_cause(self.endings)
-        if self.hang is None and cause and self.running:
+        if self.outcome.hang is None and cause and self.running:
             self._report_failure(cause, now)
         self.is_ending = True
         self.ended_at, self.kill_at = time.monotonic(), math.inf
@@ -385,7 +372,7 @@ class Watch:
         self.seen[cause.worker] = dead
         missing = find_missing(vitals) if cause.status in PEER_LOST else None
         if missing is not None:
-            self.hang = missing
+            self.outcome.hang = missing
             worker = next(worker for worker in self.running if worker.index == missing.suspects[0].worker)
             self.report(f"{missing.suspects[0].name} is lost: {missing.why}; {missing.suspects[0].doing(now)}.")
         where = f" ({dead.doing(now)})" if dead.reading else ""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 
 from tfdist.telemetry.account.time_account import SHARES
 from tfdist.telemetry.facts import Sample
@@ -38,17 +39,8 @@ class Account:
         return self.seconds.get(COMPUTE, 0.0) / self.wall_seconds if self.wall_seconds > 0 else None
 
 
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """Some seconds of a worker, and the shares of ALL_SHARES that they went into."""
-
-    begin: datetime.datetime
-    end: datetime.datetime
-    seconds: Mapping[str, float]
-
-
-def intervals(samples: Iterable[Sample], starts: Sequence[Start]) -> dict[int, list[Interval]]:
-    """What each worker did, sample by sample, and between its processes.
+def accounts(samples: Iterable[Sample], starts: Sequence[Start]) -> dict[int, Account]:
+    """The account of each worker.
 
     Args:
       samples: of all workers and starts, each worker's by time.
@@ -56,23 +48,16 @@ def intervals(samples: Iterable[Sample], starts: Sequence[Start]) -> dict[int, l
     """
     by_worker = {}
     for worker, processes in _processes(samples).items():
-        by_worker[worker] = own = list[Interval]()
-        for process in processes:
-            of_process = list(_intervals(process, starts))
-            if own and own[-1].end < of_process[0].begin:
-                begin, end = own[-1].end, of_process[0].begin
-                own.append(Interval(begin, end, {DOWN: (end - begin).total_seconds()}))
-            own += of_process
+        parts: list[Account] = []
+        for before, process in itertools.pairwise([[], *processes]):
+            pause = (_began(process[0]) - before[-1].time).total_seconds() if before else 0.0
+            parts += [Account({DOWN: max(pause, 0.0)}), _count_process(process, starts)]
+        by_worker[worker] = total(parts)
     return by_worker
 
 
-def accounts(samples: Iterable[Sample], starts: Sequence[Start]) -> dict[int, Account]:
-    """The account of each worker."""
-    return {worker: total(own) for worker, own in intervals(samples, starts).items()}
-
-
-def total(parts: Iterable[Account | Interval]) -> Account:
-    """The account of intervals, or of several workers together, in worker-seconds."""
+def total(parts: Iterable[Account]) -> Account:
+    """The account of all parts together; of several workers in worker-seconds."""
     seconds: dict[str, float] = {}
     for part in parts:
         for share, value in part.seconds.items():
@@ -96,20 +81,20 @@ def _processes(samples: Iterable[Sample]) -> dict[int, list[list[Sample]]]:
     return {worker: by_worker[worker] for worker in sorted(by_worker)}
 
 
-def _intervals(process: Sequence[Sample], starts: Sequence[Start]) -> Iterator[Interval]:
+def _count_process(process: Sequence[Sample], starts: Sequence[Start]) -> Account:
+    """The account of one process, without the steps that a later start did again."""
     start = process[0].start
     known = [sample.step for sample in process if sample.step is not None]
     step = starts[start].step if start < len(starts) else min(known, default=0)
     kept = min((each.step for each in starts[start + 1 :]), default=None)
-    begin, before = _began(process[0]), dict[str, float]()
+    seconds, before = dict(process[-1].seconds), 0.0
     for sample in process:
         here = step if sample.step is None else sample.step
-        spent = {share: value - before.get(share, 0.0) for share, value in sample.seconds.items()}
-        counted = 1.0 if kept is None else _count_steps(step, here, kept)
-        computed = spent.get(COMPUTE, 0.0)
-        split = {COMPUTE: computed * counted, REDONE: computed * (1 - counted)}
-        yield Interval(begin, sample.time, spent | split)
-        begin, step, before = sample.time, here, dict(sample.seconds)
+        computed = sample.seconds.get(COMPUTE, 0.0)
+        lost = 0.0 if kept is None else (computed - before) * (1 - _count_steps(step, here, kept))
+        seconds[COMPUTE], seconds[REDONE] = seconds.get(COMPUTE, 0.0) - lost, seconds.get(REDONE, 0.0) + lost
+        step, before = here, computed
+    return Account(seconds)
 
 
 def _count_steps(first: int, last: int, kept: int) -> float:

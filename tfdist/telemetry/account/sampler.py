@@ -11,17 +11,16 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
 import tensorflow as tf
 
 from tfdist.telemetry.account import time_account
+from tfdist.telemetry.events import EventLog, GuardedLog, time_text
 from tfdist.telemetry.facts import RunFacts, Sample
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.logs.events import time_text
-from tfdist.telemetry.logs.guarded_log import GuardedLog
 
 FIRST_SECONDS, EVERY_SECONDS, STORED_SHARE = 1.0, 10.0, 1 / 360
 LOW_UTILIZATION, LOW_SECONDS = 1 / 3, 300.0
@@ -33,21 +32,12 @@ class Sampler:
     Args:
       run: whose process it is.
       path: of the file for its samples; None keeps none.
-      dispatch: takes each sample; called from the sampler's thread and, for the last one, from `close`.
-      warn: hears an event's name and a sentence.
+      events: pass on each sample, from the sampler's thread and, for the last one, from `close`; get warnings.
     """
 
-    def __init__(
-        self,
-        run: RunFacts,
-        path: str | None,
-        *,
-        dispatch: Callable[[Sample], None],
-        warn: Callable[[str, str], None],
-    ) -> None:
+    def __init__(self, run: RunFacts, path: str | None, events: EventLog) -> None:
         self._run = run
-        self._dispatch = dispatch
-        self._warn = warn
+        self._events = events
         self._log = None if path is None else GuardedLog(path)
         self._resources = Resources()
         self._low_since: float | None = None
@@ -85,12 +75,12 @@ class Sampler:
         if self._log is not None and moment >= self._store_at:
             self._warn_of(self._log.write_line(sample_line(sample)))
             self._store_at = moment + (moment - self._begun) * STORED_SHARE
-        self._dispatch(sample)
+        self._events.dispatch(sample)
         self._watch(sample.values)
 
     def _warn_of(self, problem: str) -> None:
         if problem:
-            self._warn("log_not_written", problem)
+            self._events.warning("log_not_written", message=problem)
 
     def _watch(self, values: Mapping[str, float]) -> None:
         """Warns once of GPUs that have had little to do for some minutes."""
@@ -104,10 +94,10 @@ class Sampler:
             self._low_since = now
         elif now - self._low_since >= LOW_SECONDS:
             self._low_since = float("inf")
-            self._warn(
+            self._events.warning(
                 "gpu_util_low",
-                f"The GPUs of worker {self._run.worker} computed less than {LOW_UTILIZATION:.0%} of the time for "
-                f"{LOW_SECONDS / 60:.0f} minutes (now {utilization:.0%}). The report's time account says what they "
+                message=f"The GPUs of worker {self._run.worker} computed less than {LOW_UTILIZATION:.0%} of the time "
+                f"for {LOW_SECONDS / 60:.0f} minutes (now {utilization:.0%}). The report's time account says what they "
                 "wait for.",
             )
 

@@ -24,7 +24,10 @@ EPOCH_LINE_SECONDS, PROGRESS_LINE_SECONDS = 5.0, 10.0
 
 
 class Console:
-    """What a run tells. This one shows nothing."""
+    """What a run tells. This one, of a worker that is not the chief, is silent but for errors."""
+
+    def __init__(self, stderr: TextIO | None = None) -> None:
+        self._stderr = stderr or sys.stderr
 
     def belongs_to(self, run: RunFacts) -> None:
         """The run is known from now on."""
@@ -40,6 +43,8 @@ class Console:
 
     def message(self, text: str, level: Level = "info") -> None:
         """A sentence; possible before `start` and after `close`, too."""
+        if level == "error":
+            write_line(self._stderr, text, level)
 
     def event(self, event: Event) -> None:
         """Something happened; shown where it has a message."""
@@ -81,8 +86,8 @@ class PlainConsole(Console):
     """
 
     def __init__(self, stdout: TextIO, stderr: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stderr)
         self._stdout = stdout
-        self._stderr = stderr
         self._clock = clock
         self._plan = Plan()
         self._first: tuple[int, float] | None = None  # the step and the moment of the first report
@@ -136,14 +141,3 @@ class PlainConsole(Console):
         if held is not None:
             self._shown_at = self._last_line_time = self._clock()
             self.message(epoch_line(self._plan, held))
-
-
-class NullConsole(Console):
-    """`Console` of a worker that is not the chief: silent but for errors."""
-
-    def __init__(self, stderr: TextIO | None = None) -> None:
-        self._stderr = stderr or sys.stderr
-
-    def message(self, text: str, level: Level = "info") -> None:
-        if level == "error":
-            write_line(self._stderr, text, level)

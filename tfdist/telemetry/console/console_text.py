@@ -1,15 +1,18 @@
-"""Words and figures of the console: lines for an epoch and for the way through it, sizes in bytes, curves.
+"""Words and figures for people: lines for an epoch and for the way through it, sizes, durations, values, curves.
 
-Invariant: pure functions of numbers, without control characters; columns stay where they are from line to line.
-The plain console and the progress bar share them, and the training loop fills the dataclasses.
+Invariant: pure functions of numbers and names, without control characters, whatever a user's choice holds; columns stay
+where they are from line to line. Consoles, pages and sweeps share them; the training loop fills the dataclasses.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+_GIN_REFERENCE = re.compile(r"[@%][\w./]+(\(\))?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,10 +104,7 @@ def number_text(number: float) -> str:
 def rate_text(examples_per_second: float, seconds_left: float | None) -> str:
     """`12,345 examples/s  0:00:12 left`."""
     rate = f"{examples_per_second:,.0f} examples/s"
-    if seconds_left is None:
-        return rate
-    minutes, seconds = divmod(round(seconds_left), 60)
-    return f"{rate}  {minutes // 60}:{minutes % 60:02d}:{seconds:02d} left"
+    return rate if seconds_left is None else f"{rate}  {duration_text(seconds_left)} left"
 
 
 UNITS = ("KiB", "MiB", "GiB", "TiB")
@@ -134,3 +134,50 @@ def curve(values: Sequence[float]) -> list[str]:
     for row in reversed(range(HEIGHT)):
         lines.append("".join(BLOCKS[min(max(each - row * (len(BLOCKS) - 1), 0), len(BLOCKS) - 1)] for each in filled))
     return [line.rstrip() for line in lines]
+
+
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """For each path the shortest end of it that no other of them shares."""
+
+    def end(path: str, count: int) -> str:
+        return ".".join(path.split(".")[-count:])
+
+    names = {}
+    for path in paths:
+        counts = range(1, path.count(".") + 2)
+        alone = (count for count in counts if sum(end(other, count) == end(path, count) for other in paths) == 1)
+        names[path] = end(path, next(alone, path.count(".") + 1))
+    return names
+
+
+def value_text(value: Any, *, most: int | None = None) -> str:
+    """A parameter's value: floats to three digits, text without quotes, the rest as Python has it; cut to `most`.
+
+    Of a reference such as `@keras.optimizers.Adam()` the last component is left: `@Adam()`.
+    """
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    text = value if isinstance(value, str) else repr(value)
+    if _GIN_REFERENCE.fullmatch(text):
+        text = text[0] + re.split(r"[./]", text[1:])[-1]
+    text = "".join(sign if sign.isprintable() else " " for sign in text)
+    if most is None or len(text) <= most:
+        return text
+    return f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"  # the ends tell things apart
+
+
+def values_text(values: Mapping[str, Any]) -> str:
+    """`learning_rate 0.001  layers 3`."""
+    names = short_names(list(values))
+    return "  ".join(f"{names[path]} {value_text(value, most=24)}" for path, value in values.items())
+
+
+def count_text(count: int, noun: str) -> str:
+    """`1 trial`, `2 trials`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def duration_text(seconds: float) -> str:
+    """`0:12:05`: hours, minutes, seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

@@ -15,9 +15,9 @@ from typing import Any
 from tfdist.telemetry.account.sampler import device_memory_bytes
 from tfdist.telemetry.console.console import PROGRESS_LINE_SECONDS, Console, write_line
 from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress
+from tfdist.telemetry.events import time_text
 from tfdist.telemetry.facts import Event, Level, RunFacts, now
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.logs.events import time_text
 
 LEVELS = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
 FATAL = ("training_diverged", "run_failed", "left_unsaved")
@@ -27,6 +27,7 @@ class JsonLog(Console):
     """`Console` of any worker; the chief alone logs epochs and progress."""
 
     def __init__(self, is_chief: bool) -> None:
+        super().__init__()
         self._is_chief = is_chief
         self._run: RunFacts | None = None
         self._last_time = time.monotonic()

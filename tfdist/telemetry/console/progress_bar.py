@@ -16,7 +16,7 @@ import rich.progress
 from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
-from tfdist.telemetry.console.console import Console, NullConsole, PlainConsole, outliving_terminal, write_line
+from tfdist.telemetry.console.console import Console, PlainConsole, outliving_terminal, write_line
 from tfdist.telemetry.console.console_text import Plan, Progress, progress_line
 from tfdist.telemetry.facts import Level
 
@@ -89,5 +89,5 @@ def open_console(is_chief: bool, *, stdout: TextIO | None = None, stderr: TextIO
     """The console of this process: a progress bar on a terminal, lines elsewhere, silence on other workers."""
     stdout, stderr = stdout or sys.stdout, stderr or sys.stderr
     if not is_chief:
-        return NullConsole(stderr)
+        return Console(stderr)
     return (ProgressBarConsole if stdout.isatty() and can_move_cursor(stdout) else PlainConsole)(stdout, stderr)

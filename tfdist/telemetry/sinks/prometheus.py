@@ -75,10 +75,7 @@ class Prometheus(Sink):
         self._registry = prometheus_client.CollectorRegistry()
         self._labels = {"job_id": run.run_id, "worker": str(run.worker)}
         self._metrics = {name: self._series(metric) for name, metric in METRICS.items()}
-        for name, (
-            level,
-            _,
-        ) in EVENTS.items():  # from 0 on: Prometheus sees no growth in what begins with 1
+        for name, (level, _) in EVENTS.items():  # Prometheus sees no growth in what begins with 1
             self._metrics["events_total"].labels(**self._labels, event=name, level=level)
         if self._directory is not None:
             self._textfile = os.path.join(self._directory, f"tfdist-{run.run_id}-{run.worker}.prom")

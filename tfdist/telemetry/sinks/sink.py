@@ -106,8 +106,8 @@ class SinkDispatcher:
         self._warn = warn
         self.status = FAILED
 
-    def dispatch(self, fact: Fact) -> None:
-        """Gives the fact to each sink's thread."""
+    def dispatch(self, fact: Fact | str) -> None:
+        """Gives the fact, or at the end the status, to each sink's thread."""
         for thread in list(self._threads):
             trouble = thread.put(fact)
             if trouble is not None:
@@ -116,9 +116,9 @@ class SinkDispatcher:
     def close(self) -> None:
         """Waits until the sinks have taken all, together for CLOSE_SECONDS at most."""
         deadline = time.monotonic() + CLOSE_SECONDS
-        threads = [thread for thread in self._threads if thread.end(self.status)]
+        self.dispatch(self.status)
         for thread in self._threads:
-            trouble = thread.wait(deadline) if thread in threads else "it has too much to do"
+            trouble = thread.wait(deadline)
             if trouble is not None:
                 self._drop(thread, trouble)
         self._threads = []
@@ -144,7 +144,7 @@ class _SinkThread:
         self._thread = threading.Thread(target=self._work, args=(run,), name=f"tfdist-{self.name}", daemon=True)
         self._thread.start()
 
-    def put(self, fact: Fact) -> str | None:
+    def put(self, fact: Fact | str) -> str | None:
         """What is wrong with the sink; None: nothing is, and the fact waits for it."""
         busy_since = self._busy_since
         if self._error is not None:
@@ -156,14 +156,6 @@ class _SinkThread:
         except queue.Full:
             return f"{MAX_WAITING:,} facts wait for it"
         return None
-
-    def end(self, status: str) -> bool:
-        """Has the sink close after all that waits; whether there was room to say so."""
-        try:
-            self._facts.put_nowait(status)
-        except queue.Full:
-            return False
-        return True
 
     def wait(self, deadline: float) -> str | None:
         """What is wrong with a sink that was to end by a moment; None: it has."""

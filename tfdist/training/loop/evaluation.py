@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import dispose
+from tfdist.data.batches import BatchPlan
+from tfdist.data.pipeline import dispose
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import ROWS, Objective, Task

@@ -23,8 +23,9 @@ from tfdist.data.sources import failures
 from tfdist.errors import DivergedError, OutOfMemoryError, UserError
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
+from tfdist.telemetry.console.console_text import EpochSummary, Progress
+from tfdist.telemetry.facts import Point
 from tfdist.telemetry.records import as_type
-from tfdist.telemetry.reporter import Reporter
 from tfdist.training.loop.best import find_best_metric
 from tfdist.training.loop.boundaries import NUM_VOTES, Outcome, Pace, Vote, mean_losses
 from tfdist.training.loop.callbacks import Callbacks
@@ -37,6 +38,8 @@ from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.equality import Equality, compare_first_batch
 from tfdist.training.watch.profiler import Profiler
 from tfdist.training.watch.waiting import InputWait, Stragglers
+
+SHOWN_VARIABLES = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +63,6 @@ class Loop:
       evaluator: None trains without evaluation.
       iterator: local batches, from the step on where it begins.
       callbacks: the user's.
-      reporter: told what happens.
       profiler: entered; may have calls end, and sees each.
     """
 
@@ -72,11 +74,13 @@ class Loop:
         evaluator: Evaluator | None,
         iterator: Iterator[Any],
         callbacks: Callbacks,
-        reporter: Reporter,
         profiler: Profiler,
     ) -> None:
         strategy, settings, source = training.run.strategy, training.settings, training.source
+        plan, events = training.plan, training.run.events
         self._strategy = strategy
+        self._console, self._metrics, self._events = training.run.console, training.run.metrics, events
+        self._examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
         self._learner = training.learner
         self._rate_factor = training.rate_factor
         self._boundaries = training.boundaries
@@ -87,13 +91,12 @@ class Loop:
         self._iterator = iterator
         self._evaluator = evaluator
         self._callbacks = callbacks
-        self._reporter = reporter
         self._pace = Pace(strategy, 1 if callbacks.act_on_batches else settings.steps_per_call)
         self._profiler = profiler
         self._equality: Equality | None = None
         if strategy.topology.num_workers > 1:
             compare = functools.partial(compare_first_batch, strategy, source, "training")
-            self._equality = Equality(strategy, opened.state.replicated, reporter, compare)
+            self._equality = Equality(strategy, opened.state.replicated, events, compare)
         self._watched = find_best_metric(settings)
         self._sums = [0.0] * (3 + len(step.term_names))  # as in `Totals`
         self._has_reported_unused = False
@@ -103,8 +106,8 @@ class Loop:
         self._stops_after_batch = False
         self._diverged: DivergedError | None = None
         self._gradient_norm: dict[str, float] = {}  # empty where it is not logged
-        self._input_wait = InputWait(strategy, reporter, hint=source.input_hint)
-        self._stragglers = Stragglers(strategy, reporter)
+        self._input_wait = InputWait(strategy, events, hint=source.input_hint)
+        self._stragglers = Stragglers(strategy, events)
         self._epoch_started, self._timed_from = time.perf_counter(), 0
         self._evaluation_seconds = 0.0
 
@@ -298,7 +301,13 @@ class Loop:
         weightless = int(self._sums[2] - weightless_before)
         self._outcome.step += done
         if weightless and not self._outcome.weightless:
-            self._reporter.report_zero_weight(step=self._outcome.step)
+            self._events.warning(
+                "weightless_step",
+                step=self._outcome.step,
+                message=f"Up to step {self._outcome.step} there was a batch whose examples weigh nothing in all "
+                "(sample weights, class weights or a mask are 0). Such a step changes nothing; how many there were is "
+                "said at the end.",
+            )
         self._outcome.weightless += weightless
         heartbeat.beat(heartbeat.BETWEEN, self._outcome.step)
         self._account(seconds, float(totals.input_seconds), float(totals.peer_seconds))
@@ -306,7 +315,7 @@ class Loop:
         self._outcome.train_metrics = mean_losses(self._sums, self._step.term_names) | to_python(metrics)
         if self._step.unused and not self._has_reported_unused:
             self._has_reported_unused = True
-            self._reporter.report_unused(step=self._outcome.step, variables=self._step.unused)
+            self._report_unused(self._step.unused)
         gradient_norm = float(totals.gradient_norm)
         if not math.isnan(gradient_norm):
             self._gradient_norm = {"gradient_norm": gradient_norm}
@@ -325,15 +334,26 @@ class Loop:
             news=answers[NUM_VOTES:],
         )
         self._end_batch(done, overflowed)
-        self._reporter.progress(
-            step=self._outcome.step,
-            epoch=self._epoch,
-            step_in_epoch=self._steps_in_epoch,
-            metrics=self._outcome.train_metrics,
-            rate=done / seconds,
+        self._console.update(
+            Progress(
+                step=self._outcome.step,
+                epoch=self._epoch + 1,
+                step_in_epoch=self._steps_in_epoch,
+                metrics=self._outcome.train_metrics,
+                examples_per_second=done / seconds * self._examples_per_step,
+            )
         )
         if self._recovery is not None:
             self._recovery.check()
+
+    def _report_unused(self, variables: Sequence[str]) -> None:
+        shown = ", ".join(variables[:SHOWN_VARIABLES]) + (", …" if len(variables) > SHOWN_VARIABLES else "")
+        self._events.warning(
+            "variables_unused",
+            step=self._outcome.step,
+            message=f"The loss does not depend on {len(variables)} trainable variables; they stay as they are: {shown}",
+            variables=variables,
+        )
 
     def _account(self, seconds: float, input_seconds: float, peer_seconds: float) -> None:
         """Divides the time of a call; the first one traces and compiles."""
@@ -387,7 +407,7 @@ class Loop:
                 f"Training diverged at step {step}: gradients overflow float16 even at loss scale 1. Try "
                 "train.precision = 'bfloat16' or 'float32', or a lower learning rate."
             )
-        self._reporter.report_overflow(step=step, steps=overflowed, scale=scale)
+        self._events.warning("gradient_overflow", step=step, steps=overflowed, loss_scale=scale)
         return None
 
     def _evaluate(self) -> None:
@@ -408,13 +428,16 @@ class Loop:
         seconds = time.perf_counter() - self._epoch_started
         steps = outcome.step - self._timed_from  # of this process, which may have begun within the epoch
         self._point("train", outcome.train_metrics | self._gradient_norm)
-        self._reporter.epoch_end(
-            step=outcome.step,
-            epoch=self._epoch,
-            train=outcome.train_metrics,
-            evaluation=outcome.eval_metrics if outcome.evaluated_at == outcome.step else {},
-            seconds=seconds,
-            rate=steps / max(1e-9, seconds - self._evaluation_seconds) if steps else None,
+        rate = steps / max(1e-9, seconds - self._evaluation_seconds)
+        self._console.end_epoch(
+            EpochSummary(
+                step=outcome.step,
+                epoch=self._epoch + 1,
+                metrics=outcome.train_metrics,
+                eval_metrics=outcome.eval_metrics if outcome.evaluated_at == outcome.step else {},
+                seconds=seconds,
+                examples_per_second=rate * self._examples_per_step if steps else None,
+            )
         )
         heartbeat.beat(heartbeat.AGREEING)
         self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)
@@ -429,9 +452,8 @@ class Loop:
             self._equality.check(self._outcome.step)
 
     def _point(self, split: str, metrics: dict[str, Any]) -> None:
-        self._reporter.point(
-            step=self._outcome.step, epoch=self._epoch, split=split, metrics=metrics, learning_rate=self.learning_rate
-        )
+        step, epoch, rate = self._outcome.step, self._epoch + 1, self.learning_rate
+        self._metrics.log(Point(step=step, epoch=epoch, split=split, metrics=dict(metrics), learning_rate=rate))
 
 
 def out_of_memory(step: int, error: tf.errors.ResourceExhaustedError) -> OutOfMemoryError:

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.batches import BatchPlan
+from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Source

@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import user_code
-from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline
+from tfdist.data.batches import BatchPlan
+from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Order, Reader, Source

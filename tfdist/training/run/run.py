@@ -36,11 +36,10 @@ from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.goodput import goodput
 from tfdist.telemetry.account.sampler import Sampler
 from tfdist.telemetry.console.console import Console
+from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.facts import Phase, RunFacts, Sample, now
-from tfdist.telemetry.logs.events import EventLog
-from tfdist.telemetry.logs.metrics import Metrics, MetricsLog
-from tfdist.telemetry.logs.records import read_samples
-from tfdist.telemetry.records import Unreadable, Warn, with_line_count
+from tfdist.telemetry.metrics import Metrics, MetricsLog
+from tfdist.telemetry.records import Unreadable, Warn, read_samples, with_line_count
 from tfdist.telemetry.result import Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED, SinkDispatcher
@@ -345,14 +344,7 @@ def open_telemetry(
     events = EventLog(directory, worker=run.worker, mode=run.mode, console=console, dispatch=stream.dispatch)
     metrics: Metrics = Metrics()
     if run.is_chief:
-        metrics = MetricsLog(
-            directory,
-            tensorboard=keeps,
-            config_text=run.config_text,
-            dispatch=stream.dispatch,
-            warn=lambda message: events.warning("file_damaged", message=message),
-            report_loss=lambda message: events.warning("log_not_written", message=message),
-        )
+        metrics = MetricsLog(directory, tensorboard=keeps, config_text=run.config_text, events=events)
     with contextlib.ExitStack() as leaving:
         leaving.callback(events.close)
         leaving.callback(stream.close)
@@ -361,8 +353,7 @@ def open_telemetry(
             time_account.current().listen(functools.partial(_send_phase, stream, run.worker))
         if samples:
             path = directory.samples(run.worker) if keeps else None
-            warn = lambda event, message: events.warning(event, message=message)  # noqa: E731
-            leaving.callback(Sampler(run, path, dispatch=stream.dispatch, warn=warn).close)
+            leaving.callback(Sampler(run, path, events).close)
         yield events, metrics, stream
 
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import keras
 
 from tfdist.checkpoint.policy import AUTO, CHECKPOINT, CheckpointPolicy, resolve_policy
-from tfdist.data.order.batches import AUTO as BATCHES_AUTO
-from tfdist.data.order.batches import BatchPlan, BatchSettings
+from tfdist.data.batches import AUTO as BATCHES_AUTO
+from tfdist.data.batches import BatchPlan, BatchSettings
 from tfdist.errors import UserError, is_whole_number
 from tfdist.recipes.lengths import is_length
 from tfdist.recipes.recompute import AUTO as RECOMPUTE_AUTO

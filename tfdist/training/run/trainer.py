@@ -10,12 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.pipeline.pipeline import dispose
+from tfdist.data.pipeline import dispose
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.sampler import list_local_devices
 from tfdist.telemetry.console.console_text import Plan
-from tfdist.telemetry.logs.metrics import FINAL
-from tfdist.telemetry.reporter import Reporter
+from tfdist.telemetry.facts import Point
+from tfdist.telemetry.metrics import FINAL
 from tfdist.telemetry.result import RunResult, versions, write_result
 from tfdist.telemetry.sinks.sink import PAUSED
 from tfdist.training.loop.boundaries import Outcome, Vote, suspects_of_stop
@@ -67,7 +67,7 @@ class Trainer:
             iterator = assembly.stream(run, training.source, training.plan, first_step=first_step)
             callbacks = self._build_callbacks(None if opened.checkpoint is None else first_step)
             self._record_start(opened, first_step)
-            loop = Loop(training, opened, step, evaluator, iterator, callbacks, self._build_reporter(), profiler)
+            loop = Loop(training, opened, step, evaluator, iterator, callbacks, profiler)
             started = time.perf_counter()
             try:
                 with profiler:
@@ -104,13 +104,6 @@ class Trainer:
                 steps_per_epoch=boundaries.steps_per_epoch,
                 total_steps=max(boundaries.total_steps, first_step),
             )
-        )
-
-    def _build_reporter(self) -> Reporter:
-        run, plan = self._training.run, self._training.plan
-        examples_per_step = plan.num_examples_until(plan.steps_per_epoch) / plan.steps_per_epoch
-        return Reporter(
-            console=run.console, metrics=run.metrics, events=run.events, examples_per_step=examples_per_step
         )
 
     def _build_callbacks(self, resumed_from_step: int | None) -> Callbacks:
@@ -198,7 +191,7 @@ class Trainer:
             outcome.eval_metrics, outcome.evaluated_at = results, outcome.step
             epoch = training.boundaries.epoch_of(outcome.step)
             training.run.metrics.log(
-                step=outcome.step, epoch=epoch, split=FINAL, metrics=results, learning_rate=learning_rate
+                Point(step=outcome.step, epoch=epoch, split=FINAL, metrics=results, learning_rate=learning_rate)
             )
 
     def _conclude(self, opened: Opened, outcome: Outcome, stopped_by: str | None, seconds: float) -> RunResult:

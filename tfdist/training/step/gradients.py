@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from tfdist.data.order.batches import BatchPlan
+from tfdist.data.batches import BatchPlan
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.sums import ordered_sum_of_vector

@@ -20,13 +20,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.order.batches import BatchPlan
-from tfdist.data.pipeline.pipeline import build_pipeline, digest_arrays, dispose
+from tfdist.data.batches import BatchPlan
+from tfdist.data.pipeline import build_pipeline, digest_arrays, dispose
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
 from tfdist.strategies.agreement import gather_digests
 from tfdist.strategies.base import Strategy, Topology
-from tfdist.telemetry.reporter import Reporter
+from tfdist.telemetry.events import EventLog
 from tfdist.training.step.precision import traced
 
 ROUNDING = 1e-3  # of a variable's largest magnitude
@@ -39,7 +39,7 @@ class Equality:
     Args:
       strategy: connected, of several workers.
       variables: that are the same on every worker, by name.
-      reporter: told where workers round differently.
+      events: get a warning where workers round differently.
       compare_data: compares what was read with the other workers, once a step is done.
     """
 
@@ -47,14 +47,14 @@ class Equality:
         self,
         strategy: Strategy,
         variables: Mapping[str, keras.Variable],
-        reporter: Reporter,
+        events: EventLog,
         compare_data: Callable[[], object] = lambda: None,
     ) -> None:
         self._strategy = strategy
         self._compare_data: Callable[[], object] | None = compare_data
         self._first_step: int | None = None
         self._variables = variables
-        self._reporter = reporter
+        self._events = events
         self._compute_sums = traced(self._sums)
         self._rounds = False
 
@@ -95,7 +95,14 @@ class Equality:
                 apart.append(names[index])
         if not apart:
             if not self._rounds:
-                self._reporter.report_rounding(step=step, workers=others)
+                self._events.warning(
+                    "workers_round_differently",
+                    step=step,
+                    message=f"Worker {', '.join(map(str, others))} rounds otherwise than the others, as another kind "
+                    "of processor does, or TensorFlow's optimizer of graphs: its weights differ in their last digits. "
+                    "With train.deterministic = True, workers of one kind give the same bits.",
+                    workers=others,
+                )
             self._rounds = True
             return
         more = f" and {len(apart) - MAX_SHOWN} more" if len(apart) > MAX_SHOWN else ""

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.base import Strategy
-from tfdist.telemetry.reporter import Reporter
+from tfdist.telemetry.events import EventLog
 from tfdist.training.step.gradients import colocate_with
 from tfdist.training.step.randomness import is_deterministic
 
@@ -95,19 +95,29 @@ class Waited:
         """Whether it is worth a warning."""
         return self.share >= WARNED_SHARE and self.seconds[self.worst] >= WARNED_SECONDS
 
+    @property
+    def details(self) -> dict[str, Any]:
+        """For the log of events."""
+        several = {"by_worker": self.by_worker} if len(self.seconds) > 1 else {}
+        return {"share": self.share, "seconds": self.seconds[self.worst], **several}
+
+    def __str__(self) -> str:
+        who = f"worker {self.worst} " if len(self.seconds) > 1 else ""
+        return f"{who}waited for input {self.share:.0%} of the time ({self.seconds[self.worst]:.1f} s)"
+
 
 class InputWait:
     """Adds up what this worker waits, tells of each epoch, and warns once in a run.
 
     Args:
       strategy: connected.
-      reporter: told at the end of each epoch, and warned.
+      events: get what was waited at the end of each epoch, and a warning.
       hint: what would help with this data, as a sentence.
     """
 
-    def __init__(self, strategy: Strategy, reporter: Reporter, *, hint: str) -> None:
+    def __init__(self, strategy: Strategy, events: EventLog, *, hint: str) -> None:
         self._strategy = strategy
-        self._reporter = reporter
+        self._events = events
         self._hint = hint
         self._begun = False
         self._warned = False
@@ -129,14 +139,17 @@ class InputWait:
         figures = self._strategy.gather_from_workers([*self._epoch, *self._run])
         self._epoch[:] = 0
         if figures[:, 1].any():
-            self._reporter.input_wait(step=step, epoch=epoch, waited=_measure_wait(figures[:, :2]))
+            waited = _measure_wait(figures[:, :2])
+            message = f"epoch {epoch + 1}: {waited}" if waited.is_notable else None
+            self._events.info("input_wait", step=step, message=message, epoch=epoch + 1, **waited.details)
             if not self._warned:
                 self._warn(step, _measure_wait(figures[:, 2:]))
 
     def _warn(self, step: int, waited: Waited) -> None:
         if waited.is_alarming:
             self._warned = True
-            self._reporter.input_bound(step=step, waited=waited, hint=self._hint)
+            message = f"Training: {waited}. {self._hint}".strip()
+            self._events.warning("input_bound", step=step, message=message, **waited.details)
 
 
 def _measure_wait(figures: np.ndarray) -> Waited:
@@ -189,14 +202,14 @@ class Stragglers:
 
     Args:
       strategy: connected.
-      reporter: told of a worker that is slow for some seconds, again only after it was quick, and of all workers at the
-        end.
+      events: get a warning of a worker that is slow for some seconds, again only after it was quick, and the times of
+        all workers at the end.
     """
 
-    def __init__(self, strategy: Strategy, reporter: Reporter) -> None:
+    def __init__(self, strategy: Strategy, events: EventLog) -> None:
         self._topology = strategy.topology
         self._strategy = strategy
-        self._reporter = reporter
+        self._events = events
         self._begun = False
         self._last = 0.0  # own seconds a step in the last call; 0 is not known
         self._slow: set[int] = set()  # in the last comparison
@@ -233,7 +246,16 @@ class Stragglers:
         median = statistics.median_low(times)  # of two workers the quicker one
         slow = {worker for worker, own in enumerate(times) if own > SLOW_FACTOR * median}
         for worker in sorted((slow & self._slow) - self._told):
-            self._reporter.straggler(step=step, worker=worker, seconds=times[worker], median=median)
+            self._events.warning(
+                "straggler",
+                step=step,
+                message=f"worker {worker} holds up the others: a step takes it {_milliseconds(times[worker])}, where "
+                f"the median is {_milliseconds(median)}. Look at what else runs on its machine, its clock speed and "
+                "its input.",
+                slow_worker=worker,
+                step_seconds=times[worker],
+                median_seconds=median,
+            )
         self._told, self._slow = slow & self._slow, slow
 
     def end(self, step: int) -> None:
@@ -241,8 +263,26 @@ class Stragglers:
         if self._topology.num_workers == 1:
             return
         figures = self._strategy.gather_from_workers(self._sums)
-        if figures[:, 0].all():
-            self._reporter.workers(step=step, times=[_times(*row) for row in figures.tolist()])
+        if not figures[:, 0].all():
+            return
+        times = [_times(*row) for row in figures.tolist()]
+        rows = [
+            f"  worker {worker}: {_milliseconds(each.step_seconds)} a step of its own; of its time "
+            f"{each.input_share:.0%} waiting for input, {each.idle_share:.0%} for other workers"
+            for worker, each in enumerate(times)
+        ]
+        self._events.info(
+            "workers",
+            step=step,
+            message="\n".join(["the workers:", *rows]),
+            step_seconds=[each.step_seconds for each in times],
+            input_share=[each.input_share for each in times],
+            idle_share=[each.idle_share for each in times],
+        )
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
 
 
 def _times(steps: float, seconds: float, for_input: float, for_others: float) -> WorkerTimes:

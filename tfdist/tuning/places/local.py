@@ -24,6 +24,8 @@ from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
+import psutil
+
 from tfdist.errors import EXIT_BUG, TfdistError
 from tfdist.launch.child import die_with_parent
 from tfdist.launch.processes import GPU_VARIABLE, cpu_shares, deal, send_to_group, shell_status
@@ -105,7 +107,7 @@ class LocalSlots(trials.Slots):
         for number, run in enumerate(self._running):
             if run is None or (returncode := run.process.exitcode) is None:
                 continue
-            if returncode == _LOST_STATUS and _is_alive(run.process.pid):
+            if returncode == _LOST_STATUS and psutil.pid_exists(run.process.pid or 0):
                 raise TfdistError(_NO_FORK_SERVER)
             self._kill(run)  # what it left behind
             run.process.close()
@@ -146,14 +148,6 @@ def find_gpus() -> list[str]:
     count = len(tf.config.list_physical_devices("GPU"))
     named = (environment.current().get(GPU_VARIABLE) or "").split(",")
     return named[:count] if len(named) >= count and all(named[:count]) else [str(index) for index in range(count)]
-
-
-def _is_alive(pid: int | None) -> bool:
-    try:
-        os.kill(pid or 0, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def run_trial(command: Sequence[str], log: str, variables: Mapping[str, str], cpus: Sequence[int]) -> NoReturn:

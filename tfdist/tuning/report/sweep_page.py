@@ -6,6 +6,7 @@ Invariant: only `sweep.jsonl` is read; each file is replaced whole; TensorFlow i
 
 from __future__ import annotations
 
+import collections
 import csv
 import io
 from collections.abc import Sequence
@@ -16,11 +17,10 @@ import numpy as np
 from tfdist.report.page import Cell, Plot, Section, Table, build_page
 from tfdist.report.report import check_can_draw, store_page
 from tfdist.report.run_data import Curve
-from tfdist.report.words import count_text, duration_text, short_names, value_text
 from tfdist.storage import files
-from tfdist.telemetry.console.console_text import number_text
+from tfdist.telemetry.console.console_text import count_text, duration_text, number_text, short_names, value_text
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.schedule.history import Sweep, Trial, read_sweep
+from tfdist.tuning.schedule.journal import Sweep, Trial, read_sweep
 
 MAX_CURVES = 100  # of the best trials
 
@@ -72,9 +72,7 @@ def _paths(sweep: Sweep) -> list[str]:
 
 
 def _summary(sweep: Sweep) -> list[tuple[str, str]]:
-    counts: dict[str, int] = {}
-    for trial in sweep.trials:
-        counts[trial.status] = counts.get(trial.status, 0) + 1
+    counts = collections.Counter(trial.status for trial in sweep.trials)
     of = f" of {sweep.max_trials}" if sweep.max_trials is not None else ""
     facts = {
         "search": sweep.search,

@@ -23,8 +23,7 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.starts import find_checkpoint_dir
 from tfdist.tuning.places.trials import Slots, TrialExit
 from tfdist.tuning.schedule import journal as journals
-from tfdist.tuning.schedule.history import FAILED, INFEASIBLE, INTERRUPTED
-from tfdist.tuning.schedule.journal import Journal
+from tfdist.tuning.schedule.journal import FAILED, INFEASIBLE, INTERRUPTED, Journal
 from tfdist.tuning.schedule.trial import DISK_FAILED, ActiveTrial, Objective, Report
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.space import Space
@@ -135,7 +134,8 @@ class Chief:
             with self._handling_signals():
                 while True:
                     while not self._is_closing and self._slots.num_free and (trial := self._next_trial()) is not None:
-                        self._start(trial)
+                        if trial.status is None:
+                            self._slots.start(trial.directory, self._begin(trial))
                     if not self._running and (self._is_closing or not (self._pending or not self._oracle.is_over)):
                         break
                     self._slots.wait(POLL_SECONDS)
@@ -145,8 +145,7 @@ class Chief:
                     self._check_time()
         except TfdistError:
             for trial in self._running.values():
-                if trial.is_journaled:
-                    self._write_end(trial, INTERRUPTED, None, "the sweep ended")
+                self._record_end(trial, INTERRUPTED, "the sweep ended")
             raise
         if self._signal is not None:
             raise PreemptedError(
@@ -180,30 +179,22 @@ class Chief:
     # What was before
 
     def _replay(self, events: Sequence[Mapping[str, Any]]) -> None:
+        running: set[str] = set()
         for event in events:
-            kind, name = event["event"], event.get("trial", "")
-            if kind == journals.TRIAL_STARTED:
-                self._replay_start(event)
-                self._trials[name].is_journaled = True
-            elif kind == journals.TRIAL_REPORTED:
-                self._replay_report(event)
-            elif kind == journals.TRIAL_ENDED and event["status"] == INTERRUPTED:
-                self._trials[name].is_journaled = False
-            elif kind == journals.TRIAL_ENDED:
-                self._oracle.replay(event["asked"])
-                trial = self._trials[name]
-                trial.status, trial.objective, trial.message = event["status"], event["objective"], event["message"]
-                trial.is_journaled = False
-                self._plan.space.add_new(event.get("found", []))
-                trial.values |= event.get("values", {})
-                self._report_end(trial, event.get("found", []))
+            if event["event"] == journals.TRIAL_STARTED:
+                self._reopen(event)
+                running.add(event["trial"])
+            elif event["event"] == journals.TRIAL_ENDED:
+                running.discard(event["trial"])
+            self._apply(event)
         for trial in self._trials.values():
+            if trial.name in running:
+                self._record_end(trial, INTERRUPTED, "the sweep was interrupted")
             if trial.status is None:
-                if trial.is_journaled:
-                    self._write_end(trial, INTERRUPTED, None, "the sweep was interrupted")
                 self._pending.append(trial)
 
-    def _replay_start(self, event: Mapping[str, Any]) -> None:
+    def _reopen(self, event: Mapping[str, Any]) -> None:
+        """Gives the trial of a start the values that it had, once for each rung."""
         name, rung = event["trial"], event["rung"]
         known = self._trials.get(name)
         if known is not None and known.rung == rung and known.status is None:
@@ -219,22 +210,42 @@ class Chief:
         suggestion.hyperparameters.values.update(self._plan.space.encode(values))
         self._open(suggestion, values)
 
-    def _replay_report(self, event: Mapping[str, Any]) -> None:
-        trial = self._trials[event["trial"]]
-        value = float(event["objective"])
-        report = Report(event["epoch"], event["step"], value, event["metrics"])
-        trial.reports[report.step] = report
-        if self._plan.settings.search.STOPS:
+    # What happens
+
+    def _record(self, kind: str, trial: ActiveTrial, **details: Any) -> None:
+        """Adds an event to the journal, and then acts on it."""
+        event = {"event": kind, "trial": trial.name, **details, "asked": self._oracle.num_requests}
+        self._journal.write(**event)
+        self._apply(event)
+
+    def _apply(self, event: Mapping[str, Any]) -> None:
+        """Tells the trial and the oracle of an event, be it of now or of an earlier start."""
+        kind, trial = event["event"], self._trials.get(event.get("trial", ""))
+        if kind == journals.TRIAL_REPORTED and trial is not None:
+            report = Report(event["epoch"], event["step"], float(event["objective"]), event["metrics"])
+            trial.reports[report.step] = report
+            if self._plan.settings.search.STOPS:
+                self._oracle.replay(event["asked"])
+                trial.is_stop_requested |= self._oracle.report(trial.suggestion, report.objective, report.epoch)
+        elif kind == journals.TRIAL_ENDED and trial is not None and event["status"] != INTERRUPTED:
             self._oracle.replay(event["asked"])
-            self._report(trial, report)
+            trial.status, trial.objective, trial.message = event["status"], event["objective"], event["message"]
+            found = event.get("found", [])
+            self._plan.space.add_new(found)
+            trial.values |= event.get("values", {})
+            values, epochs = self._plan.space.encode(trial.values), trial.epochs or trial.epochs_done
+            self._oracle.end(trial.suggestion, trial.objective, epochs, trial.message, found, values)
 
     # What is to be started
 
     def _next_trial(self) -> ActiveTrial | None:
-        if self._is_closing:
-            return None
+        """One to be started; one that the oracle had stopped before the chief was killed has ended here."""
         if self._pending:
-            return self._pending.popleft()
+            trial = self._pending.popleft()
+            if trial.is_stop_requested and trial.reports:
+                trial.stop(self._plan.objective)
+                self._conclude(trial)
+            return trial
         if (suggestion := self._oracle.take()) is None:
             return None
         return self._open(suggestion, self._plan.space.decode(suggestion.hyperparameters.values))
@@ -256,30 +267,14 @@ class Chief:
         self._names[name_in_oracle] = trial.name
         return trial
 
-    def _start(self, trial: ActiveTrial) -> None:
-        if trial.is_stop_requested and trial.reports:  # the oracle had said so before the chief was killed
-            trial.stop(self._plan.objective)
-            self._conclude(trial)
-            return
-        if not trial.is_journaled:
-            self._write_start(trial)
+    def _begin(self, trial: ActiveTrial) -> list[str]:
+        """Records a start of a trial; the gin statements that it is trained with."""
+        host = self._slots.next_host
+        where = {} if host is None else {"host": host}
+        self._record(journals.TRIAL_STARTED, trial, values=trial.values, rung=trial.rung, epochs=trial.epochs, **where)
         self._running[trial.name] = trial
         statements = self._plan.space.statements(trial.values)
-        statements += [f"train.stop_after_epochs = {trial.epochs}"] if trial.is_partial else []
-        self._slots.start(trial.directory, statements)
-
-    def _write_start(self, trial: ActiveTrial) -> None:
-        trial.is_journaled = True
-        host = self._slots.next_host
-        self._journal.write(
-            journals.TRIAL_STARTED,
-            trial=trial.name,
-            values=trial.values,
-            rung=trial.rung,
-            epochs=trial.epochs,
-            **({} if host is None else {"host": host}),
-            asked=self._oracle.num_requests,
-        )
+        return statements + ([f"train.stop_after_epochs = {trial.epochs}"] if trial.is_partial else [])
 
     # What comes back
 
@@ -289,7 +284,7 @@ class Chief:
         self._read_reports(trial, anew=True)
         if not trial.end(ended.status, ended.log, self._plan.objective, lost=ended.lost):
             why = trial.message or "it was told to leave, and has saved"
-            self._write_end(trial, INTERRUPTED, None, why)
+            self._record_end(trial, INTERRUPTED, why)
             self._pending.appendleft(trial)
             if not self._is_closing:
                 self._interruptions.add(trial.directory, why)
@@ -305,11 +300,9 @@ class Chief:
         self._conclude(trial)
 
     def _conclude(self, trial: ActiveTrial) -> None:
-        """Notes the end of a trial that has ended, and tells the oracle."""
+        """Records the end of a trial that has ended."""
         assert trial.status is not None
-        more = self._read_hyperparameters(trial)
-        self._write_end(trial, trial.status, trial.objective, trial.message, **more)
-        self._report_end(trial, more.get("found", ()))
+        self._record_end(trial, trial.status, trial.message, **self._read_hyperparameters(trial))
         self._failures = self._failures + 1 if trial.status == FAILED else 0
         if self._failures >= MAX_FAILURES:
             raise TfdistError(f"{self._failures} trials in a row failed; the last, {trial.name}: {trial.message}")
@@ -326,25 +319,19 @@ class Chief:
         trial.values |= built.values
         return {"values": trial.values} | more
 
-    def _write_end(self, trial: ActiveTrial, status: str, objective: float | None, message: str, **more: Any) -> None:
-        self._journal.write(
+    def _record_end(self, trial: ActiveTrial, status: str, message: str, **more: Any) -> None:
+        seconds, trial.active_seconds = round(trial.active_seconds, 3), 0.0
+        self._record(
             journals.TRIAL_ENDED,
-            trial=trial.name,
+            trial,
             rung=trial.rung,
             status=status,
-            objective=objective,
+            objective=trial.objective,
             epochs=trial.epochs_done,
-            seconds=round(trial.active_seconds, 3),
+            seconds=seconds,
             message=message,
-            asked=self._oracle.num_requests,
             **more,
         )
-        trial.active_seconds, trial.is_journaled = 0.0, False
-
-    def _report_end(self, trial: ActiveTrial, found: Sequence[Mapping[str, Any]]) -> None:
-        values = self._plan.space.encode(trial.values)
-        epochs = trial.epochs or trial.epochs_done
-        self._oracle.end(trial.suggestion, trial.objective, epochs, trial.message, found, values)
 
     def _poll_reports(self) -> None:
         if time.monotonic() >= self._next_poll:
@@ -355,20 +342,9 @@ class Chief:
     def _read_reports(self, trial: ActiveTrial, *, anew: bool = False) -> None:
         for report in trial.new_reports(self._plan.objective, anew=anew):
             self._interruptions.reset()
-            self._journal.write(
-                journals.TRIAL_REPORTED,
-                trial=trial.name,
-                **dataclasses.asdict(report),
-                asked=self._oracle.num_requests,
-            )
-            if self._plan.settings.search.STOPS:
-                self._report(trial, report)
-
-    def _report(self, trial: ActiveTrial, report: Report) -> None:
-        """Reports an evaluation to the oracle, and stops the trial where that says so."""
-        if self._oracle.report(trial.suggestion, report.objective, report.epoch):
-            trial.is_stop_requested = True
-            if trial.name in self._running:
+            was_stop_requested = trial.is_stop_requested
+            self._record(journals.TRIAL_REPORTED, trial, **dataclasses.asdict(report))
+            if trial.is_stop_requested and not was_stop_requested and trial.name in self._running:
                 self._slots.stop(trial.name)
 
     def _check_time(self) -> None:

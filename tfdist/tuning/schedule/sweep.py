@@ -33,8 +33,7 @@ from tfdist.tuning.report.progress import SweepProgress, write_hparams
 from tfdist.tuning.report.sweep_page import write_sweep_report
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Chief, Plan
-from tfdist.tuning.schedule.history import INTERRUPTED, Sweep
-from tfdist.tuning.schedule.journal import Journal, check_identity
+from tfdist.tuning.schedule.journal import INTERRUPTED, Journal, Sweep, check_identity
 from tfdist.tuning.schedule.trial import build_objective
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.hypermodel import HyperModel
@@ -205,7 +204,7 @@ def _load_journal(plan: Plan, identity: Mapping[str, Any], journal: Journal) -> 
         except UserError:
             if _has_stored(plan.run_dir, events):
                 raise
-        files.remove(files.join(plan.run_dir, journals.NAME))
+        files.remove(RunDirectory(plan.run_dir).sweep)
         files.remove_tree(files.join(plan.run_dir, "trials"))
     journal.write(journals.STARTED, **identity, max_trials=plan.settings.max_trials)
     return []

@@ -27,14 +27,13 @@ from tfdist.errors import (
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
 from tfdist.storage.troubles import DISK_FAILURES
-from tfdist.telemetry.logs.records import as_point
-from tfdist.telemetry.records import parse_line
+from tfdist.telemetry.records import as_point, parse_line
 from tfdist.telemetry.registry import larger_is_better
 from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.best import OBJECTIVE, VALIDATION, not_evaluated, not_reported
 from tfdist.tuning.places.trials import EXIT_KILLED
-from tfdist.tuning.schedule.history import DONE, FAILED, INFEASIBLE, PAUSED, STOPPED
+from tfdist.tuning.schedule.journal import DONE, FAILED, INFEASIBLE, PAUSED, STOPPED
 
 DISK_FAILED = "its disk failed: "  # begins why a trial was interrupted
 MAX_CRASHES = 3  # of one trial, by its own doing, without an evaluation in between
@@ -123,7 +122,6 @@ class ActiveTrial:
       rung: counted from 0; 0 where the search has none.
       epochs: that it is to have done at the end of the rung; None: until it ends by itself.
       is_partial: whether its training does not come to its end in this rung.
-      is_journaled: whether the journal has it as running.
       active_seconds: that its processes ran in this rung.
       status: how it ended in this rung; None while it is to be run.
       message: why, or why its process was interrupted last; empty where that saved and left as it was told to.
@@ -138,7 +136,6 @@ class ActiveTrial:
     rung: int = 0
     epochs: int | None = None
     is_partial: bool = False
-    is_journaled: bool = False
     active_seconds: float = 0.0
     reports: dict[int, Report] = dataclasses.field(default_factory=dict)
     status: str | None = None

@@ -6,16 +6,21 @@ index, or name, and only with its first event. `open_run` makes one log a proces
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import threading
+import time
 from collections.abc import Callable
 
 from tfdist.errors import printable, redact
+from tfdist.storage import files
+from tfdist.storage.logs import LogSink
 from tfdist.telemetry.console.console import Console
-from tfdist.telemetry.facts import Event, Level
+from tfdist.telemetry.facts import Event, Fact, Level
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.logs.guarded_log import GuardedLog
 from tfdist.telemetry.run_directory import RunDirectory
+
+RETRY_SECONDS = 10.0  # a bucket takes its time to refuse
 
 
 class EventLog:
@@ -26,7 +31,7 @@ class EventLog:
       mode: as `RunFacts` has it.
       worker: whose log this is; 0 is the chief, which writes what all share.
       console: shows what has a message.
-      dispatch: takes each event, once it is written.
+      dispatch: takes each event, once it is written, and what else this process tells.
 
     Example:
 
@@ -41,12 +46,12 @@ class EventLog:
         worker: int,
         mode: str = "train",
         console: Console,
-        dispatch: Callable[[Event], None] = lambda event: None,
+        dispatch: Callable[[Fact], None] = lambda fact: None,
     ) -> None:
         self._log = GuardedLog(run.worker_events(worker) if mode == "train" else run.mode_events(mode, worker))
         self._worker = worker
         self._console = console
-        self._dispatch = dispatch
+        self.dispatch = dispatch
         self._lock = threading.Lock()  # what notes a signal tells from a thread of its own
 
     def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
@@ -78,7 +83,7 @@ class EventLog:
         line = event_line(event)
         with self._lock:
             problem = self._log.write_line(line)
-        self._dispatch(event)
+        self.dispatch(event)
         if problem:
             self.warning("log_not_written", message=problem)
 
@@ -98,6 +103,60 @@ def event_line(event: Event) -> str:
     )
 
 
-def time_text(time: datetime.datetime) -> str:
+def time_text(moment: datetime.datetime) -> str:
     """A moment of UTC as ISO 8601 with milliseconds."""
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class GuardedLog:
+    """A log of `files.open_log`, opened with its first line, that cannot end a run: no method raises OSError.
+
+    The first line that could not be written is said, and at the end how many there were: the methods return what the
+    user has to be told. The logs of events, metrics and samples write through one each.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._sink: LogSink | None = None
+        self._num_lost = 0
+        self._retry_at = 0.0
+
+    def write_line(self, line: str) -> str:
+        """Adds a line, unless one before it failed a moment ago."""
+        if time.monotonic() < self._retry_at:
+            self._num_lost += 1
+            return ""
+        try:
+            if self._sink is None:
+                self._sink = files.open_log(self._path)
+            self._sink.write_line(line)
+            return ""
+        except OSError as error:
+            self._num_lost += 1
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            with contextlib.suppress(OSError):
+                self._close_sink()  # opening it again ends a line that was written in part
+            if self._num_lost > 1:
+                return ""
+            return f"{self._path} cannot be written: {_reason(error)}. The run continues; this is said once."
+
+    def close(self) -> str:
+        """Leaves every line stored; a later line opens the log again."""
+        num_lost, self._num_lost, self._retry_at = self._num_lost, 0, 0.0
+        problems = []
+        if num_lost:
+            problems.append(f"{num_lost:,} line{'s' * (num_lost > 1)} of {self._path} could not be written.")
+        try:
+            self._close_sink()
+        except OSError as error:
+            problems.append(f"The last lines of {self._path} could not be stored: {_reason(error)}.")
+        return " ".join(problems)
+
+    def _close_sink(self) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.close()
+
+
+def _reason(error: OSError) -> str:
+    return " ".join((error.strerror or str(error)).split())

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.order.batches import BatchPlan
+from tfdist.data.batches import BatchPlan
 from tfdist.data.sources.source import Order, Source, Staged, example_seeds
 from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.errors import UserError
@@ -63,7 +63,7 @@ def build_pipeline(
 
 def _read_by_position(source: Source, plan: BatchPlan, topology: Topology, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The local batches with these numbers of a source that reads by position."""
-    read = source.reader(Order(plan.global_batch_size, plan.shuffle_seed, plan.drop_remainder))
+    read = source.reader(Order(plan.global_batch_size, plan.shuffle_seed))
     plain = tf.autograph.experimental.do_not_convert  # rewriting them takes half a second, and `map_inline` does not
     stages = read if isinstance(read, Staged) else Staged(read, lambda examples: examples)
     num_local = topology.num_local_replicas

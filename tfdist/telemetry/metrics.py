@@ -16,11 +16,10 @@ import numpy as np
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.logs import Mirror
+from tfdist.telemetry.events import EventLog, GuardedLog
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.logs.guarded_log import GuardedLog
-from tfdist.telemetry.logs.records import POINT_KEYS, as_point
-from tfdist.telemetry.records import Warn, keep_damaged, parse_line
+from tfdist.telemetry.records import POINT_KEYS, as_point, keep_damaged, parse_line
 from tfdist.telemetry.run_directory import RunDirectory
 
 PREFIX = "events.out.tfevents."
@@ -33,10 +32,8 @@ FINAL = "final"  # the split of the evaluation of what a run leaves, where no ot
 class Metrics:
     """Takes the figures of a run. This one, of a worker that is not the chief, keeps nothing."""
 
-    def log(
-        self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float | None = None
-    ) -> None:
-        """One point, `split` being "train", "eval" or FINAL. Metrics are numbers or arrays of them."""
+    def log(self, point: Point) -> None:
+        """Takes one point, whose split is "train", "eval" or FINAL."""
 
     def discard_after(self, step: int, *, logged_until: int = 0) -> int | None:
         """Takes back the points behind `step`, where a resumed run starts again; the last one's step, if any is known.
@@ -57,9 +54,7 @@ class MetricsLog(Metrics):
       run: whose directory it is.
       tensorboard: whether summaries are written.
       config_text: the configuration, for TensorBoard.
-      dispatch: takes each point, once it is written.
-      warn: takes what is wrong with the points of earlier starts.
-      report_loss: takes what could not be written.
+      events: pass on each point, once it is written, and get what could not be written.
     """
 
     def __init__(
@@ -68,33 +63,24 @@ class MetricsLog(Metrics):
         *,
         tensorboard: bool = True,
         config_text: str = "",
-        dispatch: Callable[[Point], None] = lambda point: None,
-        warn: Warn = lambda message: None,
-        report_loss: Warn = lambda message: None,
+        events: EventLog,
     ) -> None:
         self._run = run
-        self._warn = warn
-        self._dispatch = dispatch
-        self._report_loss = report_loss
+        self._events = events
         self._points = GuardedLog(run.metrics)
         self._summaries = Summaries(run.tensorboard, config_text) if tensorboard else None
 
-    def log(
-        self, *, step: int, epoch: int, split: str, metrics: Mapping[str, Any], learning_rate: float | None = None
-    ) -> None:
-        taken = sorted(POINT_KEYS & set(metrics))
+    def log(self, point: Point) -> None:
+        taken = sorted(POINT_KEYS & set(point.metrics))
         if taken:
             raise UserError(
                 f"A metric may not be called {taken[0]!r}: metrics.jsonl has that key. Give it another name."
             )
-        head = {"step": int(step), "epoch": int(epoch), "split": split, "learning_rate": learning_rate}
-        if problem := self._points.write_line(to_json({**head, **metrics})):
-            self._report_loss(problem)
-        self._dispatch(
-            Point(step=int(step), epoch=int(epoch), split=split, metrics=dict(metrics), learning_rate=learning_rate)
-        )
-        rate = {} if learning_rate is None else {"learning_rate": learning_rate}
-        self._summarize(lambda summaries: summaries.scalars(split, int(step), {**metrics, **rate}))
+        head = {"step": point.step, "epoch": point.epoch, "split": point.split, "learning_rate": point.learning_rate}
+        self._report_loss(self._points.write_line(to_json({**head, **point.metrics})))
+        self._events.dispatch(point)
+        rate = {} if point.learning_rate is None else {"learning_rate": point.learning_rate}
+        self._summarize(lambda summaries: summaries.scalars(point.split, point.step, {**point.metrics, **rate}))
 
     def discard_after(self, step: int, *, logged_until: int = 0) -> int | None:
         path = self._run.metrics
@@ -121,16 +107,19 @@ class MetricsLog(Metrics):
         if last < logged_until:
             problems.append(f"has no rows of the steps from {last + 1:,} to {logged_until:,}, which are lost")
         if problems:
-            self._warn(f"{path} {'; it '.join(problems)}.")
+            self._events.warning("file_damaged", message=f"{path} {'; it '.join(problems)}.")
         if len(kept) < len(lines) or torn:
             files.write_atomic(path, b"".join(line + b"\n" for line in kept))
         gone = [point.step for point in points if point and point.step > step]
         return max(gone, default=None)
 
     def close(self) -> None:
-        if problem := self._points.close():
-            self._report_loss(problem)
+        self._report_loss(self._points.close())
         self._summarize(Summaries.close)
+
+    def _report_loss(self, problem: str) -> None:
+        if problem:
+            self._events.warning("log_not_written", message=problem)
 
     def _summarize(self, act: Callable[[Summaries], None]) -> None:
         """Calls it; after a failure there are no more summaries, since TensorFlow does not say which ones it wrote."""
