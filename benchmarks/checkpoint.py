@@ -29,9 +29,8 @@ from workloads import heavy_mlp, loss, metric, optimizer
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints
-from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy, Schedule
 from tfdist.checkpoint.preemption import Preemption
-from tfdist.checkpoint.schedule import Schedule
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.snapshot import views
 from tfdist.strategies.one_device import OneDevice

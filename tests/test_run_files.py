@@ -1006,7 +1006,7 @@ PARSERS = {
         "between a process and its child",
     ),
     "telemetry.heartbeat": "of a launcher's temporary folder",
-    "checkpoint.write.parts": "between workers of one start; the manifest names what counts",
+    "checkpoint.write.writer": "between workers of one start; the manifest names what counts",
 }
 
 

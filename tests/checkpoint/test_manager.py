@@ -16,7 +16,7 @@ from storage import faulty
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints, verify
-from tfdist.checkpoint.state import State
+from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write import manager as manager_module
 from tfdist.errors import UserError
 from tfdist.storage import files

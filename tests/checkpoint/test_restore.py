@@ -15,7 +15,7 @@ from tfdist.checkpoint import restore
 from tfdist.checkpoint.callback_state import Baseline
 from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
-from tfdist.checkpoint.state import State
+from tfdist.checkpoint.restore import State
 from tfdist.errors import UserError
 
 TENSORS = {"kernel": np.zeros((2, 3), np.float32), "bias": np.zeros(3, np.float32), "old": np.zeros(4, np.int64)}

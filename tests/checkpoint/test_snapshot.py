@@ -14,7 +14,7 @@ from checkpoint.checkpoints import Listener, assert_same, new_manager, save_stat
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.format.tensor_files import FilePlan
-from tfdist.checkpoint.state import State
+from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write import snapshot
 from tfdist.checkpoint.write.snapshot import HostBuffer, SnapshotBuffer, views
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint, Manifest
-from tfdist.checkpoint.format.stored_files import read_files
+from tfdist.checkpoint.format.tensor_files import read_files
 from tfdist.errors import UserError
 from tfdist.storage import files
 

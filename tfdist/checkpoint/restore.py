@@ -6,17 +6,39 @@ loop restores through this; so do fine-tuning and `python -m tfdist.checkpoint`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tfdist.checkpoint.catalog import Entry, read_entry, read_newest_first
-from tfdist.checkpoint.format.manifest import DamagedCheckpoint
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint, Manifest
 from tfdist.checkpoint.format.slices import join_slices, whole_name
-from tfdist.checkpoint.format.stored_files import read_files
-from tfdist.checkpoint.state import EventSink, State
+from tfdist.checkpoint.format.tensor_files import read_files
 from tfdist.errors import UserError, suggest
+from tfdist.telemetry.logs.events import EventLog
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A run between two steps.
+
+    Attributes:
+      step: optimizer updates that were done.
+      tensors: by name. To save: a `tf.Variable` (also a distributed one), a Keras variable, a `tf.Tensor` or an
+        array; restored: NumPy arrays that must not be written to (they may stand on a mapped file).
+      values: what JSON can hold: position, sums of the epoch, the state of callbacks.
+      manifest: of the checkpoint that it was read from: identity, metrics, created; None on a state to be saved.
+      path: of that checkpoint.
+    """
+
+    step: int
+    tensors: Mapping[str, Any]
+    values: Mapping[str, Any]
+    manifest: Manifest | None = None
+    path: str | None = None
+
 
 Vote = Mapping[str, tuple[tuple[int, ...], Any]]  # name → shape, dtype
 _MOST_DIFFERENCES = 40  # in one message; `list_differences` gives all
@@ -25,7 +47,7 @@ _MOST_DIFFERENCES = 40  # in one message; `list_differences` gives all
 def load_newest(
     directory: str,
     *,
-    tell: EventSink,
+    tell: EventLog,
     before_step: int | None = None,
     wanted: Callable[[str], bool] = lambda name: True,
 ) -> State | None:

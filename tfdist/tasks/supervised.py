@@ -13,15 +13,17 @@ import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
 from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, compute_mean, symbolic_outputs, with_trailing_axes
-from tfdist.tasks.class_weight import check_class_weight, check_one_class, weigh_classes
 from tfdist.tasks.losses import (
     Loss,
     as_loss,
+    check_class_weight,
+    check_one_class,
     compute_losses,
     keras_mask,
     needs_whole_batch,
     takes_class_numbers,
     unwrap_loss,
+    weigh_classes,
 )
 from tfdist.tasks.names import call_symbolically, check_metric_name, outputs_by_name, resolve_loss, resolve_metric
 from tfdist.tasks.own_methods import OwnLoss, overrides, refuse_own_methods

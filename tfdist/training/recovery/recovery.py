@@ -17,13 +17,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint import restore
+from tfdist.checkpoint.policy import Schedule
 from tfdist.checkpoint.preemption import Preemption
-from tfdist.checkpoint.schedule import Schedule
-from tfdist.checkpoint.state import EventSink, State
+from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError, UserError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import heartbeat
+from tfdist.telemetry.logs.events import EventLog
 from tfdist.training.loop.boundaries import Vote
 from tfdist.training.step.randomness import read_generators, set_generators
 from tfdist.training.step.state import MODEL, OPTIMIZER, SEEDS, ModelState, TrainingState
@@ -233,7 +234,7 @@ def load_checkpoint(
     read: Callable[[], State | None],
     *,
     partial: bool,
-    tell: EventSink,
+    tell: EventLog,
     only_model: bool = False,
 ) -> Checkpoint | None:
     """Reads a checkpoint for every worker; None where there is none.
@@ -314,7 +315,7 @@ def _read_by_all(
 
 
 def _select(
-    found: State | None, state: TrainingState | ModelState, *, partial: bool, tell: EventSink, only_model: bool
+    found: State | None, state: TrainingState | ModelState, *, partial: bool, tell: EventLog, only_model: bool
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What of a checkpoint is to be put in place."""
     if found is None:
@@ -331,7 +332,7 @@ def _select(
     return {"step": found.step, "values": {} if only_model else dict(found.values)}, arrays
 
 
-def log_left_out(tell: EventSink, lines: Sequence[str], source: str) -> None:
+def log_left_out(tell: EventLog, lines: Sequence[str], source: str) -> None:
     """Says what a partial restore has left out of `source`; nothing where all fitted."""
     if not lines:
         return

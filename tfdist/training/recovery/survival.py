@@ -18,18 +18,17 @@ import keras
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
-from tfdist.checkpoint.metadata_server import find_address
-from tfdist.checkpoint.policy import ALL, CheckpointPolicy
-from tfdist.checkpoint.preemption import SIGNALS, Preemption
-from tfdist.checkpoint.schedule import Schedule
-from tfdist.checkpoint.state import EventSink, State
+from tfdist.checkpoint.policy import ALL, CheckpointPolicy, Schedule
+from tfdist.checkpoint.preemption import SIGNALS, Preemption, find_address
+from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write.manager import CheckpointManager
-from tfdist.checkpoint.write.parts import Part
+from tfdist.checkpoint.write.writer import Part
 from tfdist.errors import PreemptedError, UserError
 from tfdist.storage import files
 from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry import heartbeat
+from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.result import versions
 from tfdist.training.recovery.recovery import (
     Checkpoint,
@@ -287,7 +286,7 @@ def _load_on_all(run: Run, learner: Learner, path: str, *, partial: bool) -> Non
 
 
 def check_weights(
-    model: keras.Model, path: str, *, names: Mapping[str, str] | None = None, partial: bool, tell: EventSink
+    model: keras.Model, path: str, *, names: Mapping[str, str] | None = None, partial: bool, tell: EventLog
 ) -> None:
     """Raises UserError where what `start_from` names does not fit a model; the model's variables may change.
 
@@ -308,7 +307,7 @@ def check_weights(
     restore.match_tensors(of_model, specs, partial=partial)
 
 
-def _load_state(path: str, tell: EventSink) -> State:
+def _load_state(path: str, tell: EventLog) -> State:
     found = find_checkpoint(path, "train.start_from", tell=tell)
     if found is None:  # which `check_start_from` saw there
         raise UserError(f"No checkpoint in train.start_from = {path!r} is whole.")

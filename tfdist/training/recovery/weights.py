@@ -19,15 +19,16 @@ from tfdist.checkpoint import catalog, restore
 from tfdist.checkpoint.catalog import Entry, list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.checkpoint.state import EventSink, State
+from tfdist.checkpoint.restore import State
 from tfdist.errors import UserError
 from tfdist.recipes.lora import adapter_bytes, keep_adapters, read_adapter
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
+from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.recovery import load_checkpoint
+from tfdist.training.run.claim import find_checkpoint_dir
 from tfdist.training.run.run import Run
-from tfdist.training.run.starts import find_checkpoint_dir
 from tfdist.training.step.state import MODEL, ModelState
 from tfdist.user_code import format_exception
 
@@ -59,7 +60,7 @@ class Found:
         return f"step {self.step:,}{f' ({self.why})' if self.why else ''}, {self.path}"
 
 
-def find_checkpoint(path: str, setting: str, *, tell: EventSink) -> Found | None:
+def find_checkpoint(path: str, setting: str, *, tell: EventLog) -> Found | None:
     """One checkpoint, or the newest whole one of a run directory or a directory of checkpoints; None where there is
     none.
 
@@ -114,7 +115,7 @@ def _find_best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str)
     )
 
 
-def _find_newest(directory: str, otherwise: str, tell: EventSink) -> Found:
+def _find_newest(directory: str, otherwise: str, tell: EventLog) -> Found:
     state = restore.load_newest(directory, tell=tell)
     if state is None:
         raise UserError(otherwise)
@@ -227,7 +228,7 @@ def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy |
 
 
 def _find(
-    weights: str | int | None, run: RunDirectory, policy: CheckpointPolicy | None, tell: EventSink, setting: str
+    weights: str | int | None, run: RunDirectory, policy: CheckpointPolicy | None, tell: EventLog, setting: str
 ) -> Found:
     if weights is None:
         return find_exported(run, setting)

@@ -43,10 +43,9 @@ from tfdist.telemetry.records import Unreadable, Warn, with_line_count
 from tfdist.telemetry.result import Start, versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED, SinkDispatcher
-from tfdist.training.run.claim import Place, lock_run_directory
+from tfdist.training.run.claim import Place, find_checkpoint_dir, lock_run_directory
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TelemetrySettings, TrainSettings
-from tfdist.training.run.starts import find_checkpoint_dir
 
 RUN_ID_BYTES = 16  # all random, since samplers of traces decide by any of their bits
 MISMATCH = re.compile(  # of TensorFlow's collectives and of Horovod, where workers do not ask for the same

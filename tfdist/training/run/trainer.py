@@ -28,9 +28,9 @@ from tfdist.training.recovery.weights import export_model
 from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.checks import format_count
+from tfdist.training.run.claim import read_starts, record_start
 from tfdist.training.run.compiled import CallbackModel
 from tfdist.training.run.run import goodput_so_far
-from tfdist.training.run.starts import read_starts, record_start
 from tfdist.training.step.normalization import batch_norm_layers
 from tfdist.training.watch.profiler import Profiler
 

@@ -20,7 +20,7 @@ from tfdist.checkpoint import catalog
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PeerLostError, PreemptedError, TfdistError, UserError
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.run.starts import find_checkpoint_dir
+from tfdist.training.run.claim import find_checkpoint_dir
 from tfdist.tuning.places.trials import Slots, TrialExit
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.history import FAILED, INFEASIBLE, INTERRUPTED
