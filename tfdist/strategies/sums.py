@@ -1,7 +1,8 @@
 """Sums over the replicas in other ways than `Strategy.sum_gradients`: in one order, in 16 bits, and of rows.
 
 In the first two, every replica gets a piece of all tensors from all replicas, adds the pieces in the order of the
-replicas, and the sums are gathered: the bytes of a ring. Invariant: every replica gets the same bits, a sum's owner included.
+replicas, and the sums are gathered: the bytes of a ring. Invariant: every replica gets the same bits, a sum's owner
+included.
 
 **In one order** the bits do not depend on the number of replicas. What is summed are V parts, of which replica r of R
 has added up r, r + R, r + 2R … as a tree that adds the upper half of a list to its lower half. The replicas' sums are

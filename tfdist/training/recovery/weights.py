@@ -25,9 +25,9 @@ from tfdist.recipes.lora import adapter_bytes, keep_adapters, read_adapter
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.logs.events import EventLog
+from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.recovery import load_checkpoint
-from tfdist.training.run.claim import find_checkpoint_dir
 from tfdist.training.run.run import Run
 from tfdist.training.step.state import MODEL, ModelState
 from tfdist.user_code import format_exception

@@ -3,8 +3,6 @@
 Invariant: of the workers of a run only the chief looks, and all of them learn what it found. What decides whether it is
 the same experiment is the settings that say what is trained; those that say who computes, for how long, and how it is
 saved and told may change from one start to the next. `open_run` calls this.
-
-run.json says what settings a run has, and where each of its starts resumed; the chief alone writes it.
 """
 
 from __future__ import annotations
@@ -18,10 +16,8 @@ from tfdist.checkpoint.catalog import list_paths, read_newest_first
 from tfdist.errors import UserError
 from tfdist.storage import files, lease
 from tfdist.strategies.base import Strategy
-from tfdist.telemetry.facts import now
-from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.records import DamagedFileError, Warn, load_record, read_record, remove_stale
-from tfdist.telemetry.result import TRAIN, TUNE, RunResult, Start, Starts, read_mode, read_result
+from tfdist.telemetry.records import remove_stale
+from tfdist.telemetry.result import TRAIN, TUNE, RunResult, Start, Starts, read_mode, read_result, read_starts
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import BACKUP, KERAS_FILE
 from tfdist.training.run.request import Request
@@ -254,26 +250,3 @@ def _difference(name: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -
 def _may_change(name: str) -> bool:
     setting = name.rpartition("/")[2]
     return setting in MAY_CHANGE or setting.startswith(MAY_CHANGE_BELOW)
-
-
-def read_starts(directory: RunDirectory, warn: Warn) -> Starts:
-    """What earlier starts left; nothing where there was none, or the file is damaged."""
-    return read_record(directory.starts, Starts, warn) or Starts(settings={}, starts=())
-
-
-def find_checkpoint_dir(path: str) -> str | None:
-    """Where the last start of the run in `path` kept its checkpoints, where that is not in `path` itself."""
-    try:
-        found = load_record(RunDirectory(path).starts, Starts)
-    except DamagedFileError:  # of which whoever takes the directory warns
-        return None
-    return None if found is None else found.checkpoint_dir
-
-
-def record_start(
-    directory: RunDirectory, settings: Mapping[str, str], earlier: Sequence[Start], *, step: int, lost_steps: int
-) -> None:
-    """Adds a start to the `earlier` ones."""
-    starts = [*earlier, Start(now(), step, lost_steps)]
-    content = Starts(settings=dict(settings), starts=starts, checkpoint_dir=directory.checkpoint_dir)
-    files.write_atomic(directory.starts, to_json(content, indent=2) + "\n")

@@ -40,10 +40,10 @@ from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.logs.metrics import Metrics, MetricsLog
 from tfdist.telemetry.logs.records import read_samples
 from tfdist.telemetry.records import Unreadable, Warn, with_line_count
-from tfdist.telemetry.result import Start, versions
+from tfdist.telemetry.result import Start, find_checkpoint_dir, versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED, SinkDispatcher
-from tfdist.training.run.claim import Place, find_checkpoint_dir, lock_run_directory
+from tfdist.training.run.claim import Place, lock_run_directory
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TelemetrySettings, TrainSettings
 

@@ -15,7 +15,7 @@ from tfdist.telemetry.account import time_account
 from tfdist.telemetry.console.console_text import Plan
 from tfdist.telemetry.logs.metrics import FINAL
 from tfdist.telemetry.reporter import Reporter
-from tfdist.telemetry.result import RunResult, versions, write_result
+from tfdist.telemetry.result import RunResult, read_starts, record_start, versions, write_result
 from tfdist.telemetry.sinks.sink import PAUSED
 from tfdist.training.loop.boundaries import Outcome, Vote, suspects_of_stop
 from tfdist.training.loop.callbacks import Callbacks
@@ -28,7 +28,6 @@ from tfdist.training.recovery.weights import export_model
 from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.checks import format_count
-from tfdist.training.run.claim import read_starts, record_start
 from tfdist.training.run.compiled import CallbackModel
 from tfdist.training.run.run import goodput_so_far
 from tfdist.training.step.normalization import batch_norm_layers
