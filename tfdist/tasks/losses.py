@@ -12,33 +12,13 @@ from typing import Any, TypeAlias
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 
 from tfdist.errors import UserError, is_whole_number
 from tfdist.tasks.base import REDUCTIONS
-from tfdist.tasks.names import find_loss
+from tfdist.tasks.names import find_loss, resolve_loss
 
 SPARSE, ONE_HOT = "sparse_categorical_crossentropy", "categorical_crossentropy"
 Loss: TypeAlias = "keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
-
-
-class FunctionLoss(keras.losses.Loss):
-    """A plain function of (y_true, y_pred) as `compile` takes it: both as floats, and of one rank.
-
-    Args:
-      function: gives the loss of each example, [n, …], or one number for the batch.
-    """
-
-    def __init__(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> None:
-        super().__init__(name=getattr(function, "__name__", type(function).__name__))
-        self.needs_whole_batch = bool(getattr(function, "needs_whole_batch", False))
-        self.function = function
-
-    def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
-        """The function's value for targets and outputs of one rank."""
-        if not tf.nest.is_nested(y_true) and not tf.nest.is_nested(y_pred):
-            y_true, y_pred = squeeze_or_expand_to_same_rank(y_true, y_pred)
-        return self.function(y_true, y_pred)
 
 
 def as_loss(given: Any, where: str) -> keras.losses.Loss | str:
@@ -57,7 +37,9 @@ def as_loss(given: Any, where: str) -> keras.losses.Loss | str:
             "parentheses, its name, 'mean_squared_error', or a function of (y_true, y_pred)."
         )
     if not isinstance(given, keras.losses.Loss):
-        return FunctionLoss(given)
+        loss = resolve_loss(given)
+        loss.needs_whole_batch, loss.unwrapped = bool(getattr(given, "needs_whole_batch", False)), given
+        return loss
     if given.reduction not in REDUCTIONS:
         raise UserError(f"The loss for {where} has reduction = {given.reduction!r}; write one of {REDUCTIONS[:-1]}.")
     return given
@@ -65,7 +47,7 @@ def as_loss(given: Any, where: str) -> keras.losses.Loss | str:
 
 def unwrap_loss(loss: keras.losses.Loss) -> Loss:
     """Returns what `as_loss` took, a function if it was one."""
-    return loss.function if isinstance(loss, FunctionLoss) else loss
+    return getattr(loss, "unwrapped", loss)
 
 
 def needs_whole_batch(loss: keras.losses.Loss) -> bool:
@@ -109,11 +91,7 @@ def compute_losses(
 
 def takes_class_numbers(loss: keras.losses.Loss) -> bool:
     """True for Keras's sparse categorical crossentropy: an object, the name, or the function."""
-    return _function_of(loss) is keras.losses.sparse_categorical_crossentropy
-
-
-def _function_of(loss: keras.losses.Loss) -> Any:
-    return getattr(loss, "fn", getattr(loss, "function", None))
+    return getattr(loss, "fn", None) is keras.losses.sparse_categorical_crossentropy
 
 
 def _check_form(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> None:
@@ -132,7 +110,7 @@ def _check_form(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> None:
             f"The targets are one-hot, {num_classes} numbers an example, and {SPARSE} takes the number of the class. "
             f"Write {ONE_HOT!r} as the loss, or give np.argmax(y, axis=-1)."
         )
-    is_one_hot = _function_of(loss) is keras.losses.categorical_crossentropy
+    is_one_hot = getattr(loss, "fn", None) is keras.losses.categorical_crossentropy
     if is_one_hot and (len(targets) == len(outputs) - 1 or targets[-1:] == [1]):
         raise UserError(
             f"The targets are class numbers, and {ONE_HOT} takes one-hot ones, {num_classes} numbers an example. Write "
@@ -193,7 +171,7 @@ def check_one_class(loss: Any, labels: Any) -> None:
     """
     if isinstance(loss, str) and "sparse" in loss.lower():
         loss = keras.losses.get(loss)
-    function = getattr(loss, "function", getattr(loss, "fn", loss))
+    function = getattr(loss, "fn", loss)
     shape = getattr(labels, "shape", tf.TensorShape(None))
     if function is keras.losses.sparse_categorical_crossentropy and shape.rank == 2 and shape[-1] != 1:
         raise UserError(

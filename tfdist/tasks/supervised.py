@@ -123,7 +123,10 @@ class Supervised(Task):
                 "Supervised.loss is not given, and the model has no compute_loss of its own. Write a loss: "
                 "supervised.Supervised.loss = 'mean_squared_error'."
             )
-        if any(isinstance(one, str) for one in [*self._losses.values(), *(b for _, b in self._metrics)]):
+        if any(
+            isinstance(getattr(one, "build", one), str)
+            for one in [*self._losses.values(), *(b for _, b in self._metrics)]
+        ):
             self._resolve_names(model, structure)
 
     def _resolve_names(self, model: keras.Model, structure: Any) -> None:
@@ -133,13 +136,7 @@ class Supervised(Task):
         targets = self._targets(symbols)
         shapes = {name: (targets[name], outputs[name]) for name in self._names if name in targets}
         self._losses = {name: resolve_loss(one, *shapes[name]) for name, one in self._losses.items()}
-        for _, builder in self._metrics:
-            if isinstance(builder, str):
-                check_metric_name(builder)
-        self._metrics = [
-            (name, functools.partial(resolve_metric, b, *shapes[name]) if isinstance(b, str) else b)
-            for name, b in self._metrics
-        ]
+        self._metrics = [(name, _resolve_builder(b, shapes.get(name, ()))) for name, b in self._metrics]
 
     def inputs(self, examples: Any) -> Any:
         """x of (x, y, …)."""
@@ -390,6 +387,16 @@ def _apply_mask(weights: tf.Tensor | None, mask: tf.Tensor) -> tf.Tensor:
         return mask
     widest = max(mask.shape.rank, weights.shape.rank)
     return with_trailing_axes(mask, widest) * with_trailing_axes(weights, widest)
+
+
+def _resolve_builder(builder: Any, shapes: Sequence[Any]) -> Callable[[], keras.metrics.Metric]:
+    """The builder of a metric, of a name perhaps, for such symbolic targets and outputs."""
+    if isinstance(builder, Weighted):
+        return dataclasses.replace(builder, build=_resolve_builder(builder.build, shapes))
+    if not isinstance(builder, str):
+        return builder
+    check_metric_name(builder)
+    return functools.partial(resolve_metric, builder, *shapes)
 
 
 def _check_builder(builder: Any) -> Callable[[], keras.metrics.Metric] | str:
