@@ -22,12 +22,12 @@ from tensorflow.python.eager import context
 from tfdist.errors import UserError
 from tfdist.settings.checks import SECONDS, one_of, whole_number
 from tfdist.strategies import failure_report
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, with_device
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, static_replica_index, with_device
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.rendezvous import AddressTakenError, rendezvous
 from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config, split_address
 from tfdist.strategies.failure_report import FailureReport
-from tfdist.strategies.sums import pack_indices, static_replica_index
+from tfdist.strategies.sums import pack_indices
 from tfdist.telemetry import heartbeat
 
 DEFAULT_PACKING = 2**21  # bytes

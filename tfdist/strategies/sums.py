@@ -25,7 +25,15 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.strategies.base import Gradient, Strategy, sum_by_type, sum_repeated_rows, with_device
+from tfdist.strategies.base import (
+    Gradient,
+    Strategy,
+    num_replicas,
+    replica_index,
+    sum_by_type,
+    sum_repeated_rows,
+    with_device,
+)
 
 BFLOAT16, FLOAT16 = "bfloat16", "float16"
 PRECISIONS = (BFLOAT16, FLOAT16)
@@ -160,26 +168,6 @@ def _sum_of_slices(strategy: Strategy, slices: tf.IndexedSlices, precision: str)
 
 
 REDUCED_AS_THEY_ARE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
-
-
-def num_replicas() -> int:
-    """How many replicas compute at once; 1 outside of a replica context."""
-    context = tf.distribute.get_replica_context()
-    return 1 if context is None else context.num_replicas_in_sync
-
-
-def replica_index() -> tf.Tensor:
-    """int32 scalar, this replica's among all of the run."""
-    context = tf.distribute.get_replica_context()
-    return tf.constant(0) if context is None else tf.cast(tf.reshape(context.replica_id_in_sync_group, []), tf.int32)
-
-
-def static_replica_index() -> int:
-    """This replica's index among all of the run, while it is traced; every replica is traced by itself."""
-    context = tf.distribute.get_replica_context()
-    index = 0 if context is None else tf.get_static_value(context.replica_id_in_sync_group)
-    assert index is not None, "the strategy traces all replicas as one"
-    return int(index)
 
 
 def gather_rows(tensors: Sequence[tf.Tensor], *, room: int) -> list[tf.Tensor]:

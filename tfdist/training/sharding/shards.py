@@ -21,8 +21,7 @@ from keras.src.backend.common import global_state
 
 from tfdist.checkpoint.format.slices import mark_slice
 from tfdist.errors import UserError
-from tfdist.strategies.base import Strategy
-from tfdist.strategies.sums import static_replica_index
+from tfdist.strategies.base import Strategy, static_replica_index
 from tfdist.training.step.precision import traced
 
 _PENDING = "uninitialized_variables"

@@ -87,7 +87,7 @@ class Equality:
         apart: list[str] = []
         for index in np.flatnonzero((rows != rows[0]).any(axis=0)).tolist():
             mine = np.asarray(self._local(self._variables[names[index]]).numpy())
-            sent = self._strategy.broadcast_from(0, np.ascontiguousarray(mine).reshape(-1).view(np.uint8).data)
+            sent = self._strategy.broadcast(np.ascontiguousarray(mine).reshape(-1).view(np.uint8).data)
             theirs = np.frombuffer(sent, mine.dtype).reshape(mine.shape)
             change = np.max(np.abs(mine.astype(np.float64) - theirs), initial=0.0)
             largest = np.max(np.abs(theirs.astype(np.float64)), initial=0.0)
