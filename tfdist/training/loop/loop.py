@@ -29,7 +29,7 @@ from tfdist.training.loop.best import find_best_metric
 from tfdist.training.loop.boundaries import NUM_VOTES, Outcome, Pace, Vote, mean_losses
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, to_python
-from tfdist.training.recovery.recovery import Opened, Position, version_error
+from tfdist.training.recovery.recovery import Checkpoint, Opened, version_error
 from tfdist.training.run.assembly import Training, xla_trial
 from tfdist.training.run.tuned import Call
 from tfdist.training.step.optimizer import learning_rate
@@ -80,7 +80,7 @@ class Loop:
         self._learner = training.learner
         self._rate_factor = training.rate_factor
         self._boundaries = training.boundaries
-        self._recovery, self._start, self._checkpoint = opened.recovery, opened.start, opened.checkpoint
+        self._recovery, self._start = opened.recovery, opened.start
         self._saves_at_begin = settings.goes_back
         self._step = step
         self._xla_trial = xla_trial(training, step)
@@ -114,9 +114,8 @@ class Loop:
         if self._recovery is not None:
             self._recovery.begin()
         self._callbacks.train_begin(None if self._start is None else self._next_epoch_end(self._start))
-        if self._checkpoint is not None:
-            self._checkpoint.restore()
         if self._start is not None:
+            self._start.restore()
             self._continue_from(self._start)
         if self._saves_at_begin and self._recovery is not None and (self._start is None or not self._start.values):
             self._save()
@@ -151,13 +150,13 @@ class Loop:
             raise self._diverged  # no callback has put back weights of before
         return outcome
 
-    def _next_epoch_end(self, start: Position) -> int | None:
+    def _next_epoch_end(self, start: Checkpoint) -> int | None:
         """The epoch whose end callbacks see next, of a run that was begun before."""
         if not start.values or not start.step:
             return None
         return (start.step - bool(start.values.get("boundary_is_due"))) // self._boundaries.steps_per_epoch
 
-    def _continue_from(self, start: Position) -> None:
+    def _continue_from(self, start: Checkpoint) -> None:
         """Puts the loop where `_save` found it; the variables are there already."""
         values = dict(start.values)
         self._outcome.step = self._timed_from = start.step
@@ -227,7 +226,7 @@ class Loop:
             "stop": self._wanted.stop,
         }
         numbers = {name: value for name, value in self._logs().items() if isinstance(value, (int, float))}
-        self._recovery.save(Position(outcome.step, values, arrays), numbers)
+        self._recovery.save(outcome.step, values, arrays, numbers)
         self._wanted = Vote()
 
     def _leave(self, *, boundary_is_due: bool) -> NoReturn:

@@ -7,9 +7,9 @@ worker takes part in bringing the state together and in agreeing; the chief alon
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -32,15 +32,6 @@ from tfdist.training.step.state import MODEL, OPTIMIZER, SEEDS, ModelState, Trai
 RANDOM = "random"
 MOST_SHOWN = 20  # variables in one message
 OWN_PREFIXES = (MODEL, SEEDS, OPTIMIZER, "loss_scale/", "metrics/")
-
-
-@dataclasses.dataclass(frozen=True)
-class Position:
-    """What the loop has to know besides the variables; `arrays` are what `values` refers to by name."""
-
-    step: int
-    values: Mapping[str, Any]
-    arrays: Mapping[str, np.ndarray]
 
 
 class Recovery:
@@ -103,24 +94,28 @@ class Recovery:
         if self._manager is not None:
             self._manager.check()
 
-    def save(self, position: Position, metrics: Mapping[str, float]) -> None:
+    def save(
+        self, step: int, values: Mapping[str, Any], arrays: Mapping[str, np.ndarray], metrics: Mapping[str, float]
+    ) -> None:
         """Copies the state, to be written while training continues. A collective.
 
         Args:
-          position: with the variables, all that there is to save.
+          step: that is done.
+          values: with the variables, all that there is to save.
+          arrays: that `values` refers to by name.
           metrics: of this step, for what is kept as the best.
         """
         begun = time.monotonic()
         heartbeat.beat(heartbeat.SAVING)
         tensors = self._state.tensors()
         if self._manager is not None:
-            drawn, arrays = read_generators()
-            stored = self._share(self._with_arrays(tensors, {**position.arrays, **arrays}))
-            self._manager.save(State(position.step, stored, {**position.values, RANDOM: drawn}), metrics=metrics)
+            drawn, drawn_arrays = read_generators()
+            stored = self._share(self._with_arrays(tensors, {**arrays, **drawn_arrays}))
+            self._manager.save(State(step, stored, {**values, RANDOM: drawn}), metrics=metrics)
             self._schedule.note_write(self._manager.last_write_seconds)
         now = time.monotonic()
-        self._schedule.note_save(position.step, now, cost_seconds=now - begun)
-        self._saved_step = position.step
+        self._schedule.note_save(step, now, cost_seconds=now - begun)
+        self._saved_step = step
         heartbeat.beat(heartbeat.BETWEEN)
 
     def _with_arrays(self, tensors: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -189,19 +184,23 @@ class Recovery:
 
 
 class Checkpoint:
-    """A checkpoint that fits and whose variables are not in place yet; holds them in memory until they are.
+    """Where a run resumes; variables that are not in place yet are in memory until they are.
 
-    Attributes:
-      position: where it leaves the run.
-
-    Args:
-      position: the same.
+    Args, attributes:
+      step: that was done.
+      values: of the loop; empty where a step alone is given, and nothing was saved.
+      arrays: that `values` refers to by name.
       assign: puts the variables and the generators' states in place. A collective.
     """
 
-    def __init__(self, position: Position, assign: Callable[[], None]) -> None:
-        self.position = position
-        self._assign: Callable[[], None] | None = assign
+    def __init__(
+        self,
+        step: int,
+        values: Mapping[str, Any] = types.MappingProxyType({}),
+        arrays: Mapping[str, np.ndarray] = types.MappingProxyType({}),
+        assign: Callable[[], None] | None = None,
+    ) -> None:
+        self.step, self.values, self.arrays, self._assign = step, values, arrays, assign
 
     def restore(self, *, again: bool = False) -> None:
         """Puts the state in place, `again` if it will be called once more; later calls do nothing. A collective."""
@@ -215,17 +214,15 @@ class Opened(NamedTuple):
 
     Attributes:
       recovery: of the run; None saves nothing.
-      start: where it resumes; None begins it.
+      start: where it resumes, to restore once the callbacks have seen what the run began with; None begins it.
       lost_steps: how many steps after that are known to have been done before, on the chief.
       state: of the run.
-      checkpoint: of `start`, to restore once the callbacks have seen what the run began with; None where there is none.
     """
 
     recovery: Recovery | None
-    start: Position | None
+    start: Checkpoint | None
     lost_steps: int
     state: TrainingState
-    checkpoint: Checkpoint | None
 
 
 def load_checkpoint(
@@ -273,7 +270,7 @@ def load_checkpoint(
             except (KeyError, TypeError, ValueError) as error:
                 raise version_error(header["step"], error) from error
 
-    return Checkpoint(Position(header["step"], header["values"], others), assign)
+    return Checkpoint(header["step"], header["values"], others, assign)
 
 
 def version_error(step: int, error: Exception) -> UserError:

@@ -59,11 +59,11 @@ class Trainer:
         with open_recovery(training) as opened:
             first_step = opened.start.step if opened.start else 0
             self._rollbacks.check_start(opened.start)
-            if self._rollbacks.has_gone_back and opened.checkpoint is not None:
-                opened.checkpoint.restore(again=True)  # in place of the weights that failed
+            if self._rollbacks.has_gone_back and opened.start is not None:
+                opened.start.restore(again=True)  # in place of the weights that failed
             profiler = Profiler(run, training.boundaries.total_steps)
             iterator = assembly.stream(run, training.source, training.plan, first_step=first_step)
-            callbacks = self._build_callbacks(None if opened.checkpoint is None else first_step)
+            callbacks = self._build_callbacks(first_step if opened.start is not None and opened.start.values else None)
             self._record_start(opened, first_step)
             loop = Loop(training, opened, step, evaluator, iterator, callbacks, self._build_reporter(), profiler)
             started = time.perf_counter()
