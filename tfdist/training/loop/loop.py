@@ -267,8 +267,8 @@ class Loop:
         if self._stops_after_batch:
             return self._outcome.step + 1
         stops = [boundary, self._outcome.step + self._pace.steps_per_call]
-        if self._recovery is not None and (checkpoint := self._recovery.next_boundary(self._outcome.step)) is not None:
-            stops.append(checkpoint)
+        if self._recovery is not None:
+            stops.append(self._recovery.schedule.next_boundary(self._outcome.step) or boundary)
         if (edge := self._profiler.next_edge(self._outcome.step)) is not None:
             stops.append(edge)
         return min(stops)

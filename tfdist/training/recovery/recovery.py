@@ -63,7 +63,7 @@ class Recovery:
         self._strategy = strategy
         self._state = state
         self._manager = manager
-        self._schedule = schedule
+        self.schedule = schedule
         self._preemption = preemption
         self._exit_status = exit_status
         self._start_step = start_step
@@ -78,15 +78,11 @@ class Recovery:
 
     def begin(self) -> None:
         """The time to the next checkpoint counts from now on, not from when the run was built."""
-        self._schedule.begin(time.monotonic())
-
-    def next_boundary(self, step: int) -> int | None:
-        """The next step at which a call has to end for a checkpoint; the same on every worker."""
-        return self._schedule.next_boundary(step)
+        self.schedule.begin(time.monotonic())
 
     def votes(self, step: int) -> Vote:
         """What this worker wants once `step` steps are done."""
-        due = self._strategy.topology.is_chief and self._schedule.is_due(step, time.monotonic())
+        due = self._strategy.topology.is_chief and self.schedule.is_due(step, time.monotonic())
         return Vote(leave=self._preemption.reason is not None, save=due)
 
     def check(self) -> None:
@@ -112,9 +108,9 @@ class Recovery:
             drawn, drawn_arrays = read_generators()
             stored = self._share(self._with_arrays(tensors, {**arrays, **drawn_arrays}))
             self._manager.save(State(step, stored, {**values, RANDOM: drawn}), metrics=metrics)
-            self._schedule.note_write(self._manager.last_write_seconds)
+            self.schedule.note_write(self._manager.last_write_seconds)
         now = time.monotonic()
-        self._schedule.note_save(step, now, cost_seconds=now - begun)
+        self.schedule.note_save(step, now, cost_seconds=now - begun)
         self._saved_step = step
         heartbeat.beat(heartbeat.BETWEEN)
 

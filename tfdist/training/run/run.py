@@ -162,42 +162,50 @@ def open_run(
         events, metrics, stream = leaving.enter_context(opening)
         failures.clear_errors()  # what earlier runs of this process left
         run = Run(request, directory, strategy, topology, console, events, metrics, facts, stream, place, place.starts)
-        try:
+        with _record_end(run, mode):
             for message in warnings:
                 run.warn_of_file(message)
             if trains:
                 run.write_config()
             _announce(run, mode)
             yield run
-            heartbeat.beat(heartbeat.FINISHING)
-            strategy.any_worker(False)  # nobody leaves while another still needs it
-            if stream.status == FAILED:
-                stream.status = DONE
-        except PreemptedError as error:
-            heartbeat.set_exit_info(left_after_saving=True)
-            stream.status = PREEMPTED
-            events.warning("preempted", reason=str(error))
+
+
+@contextlib.contextmanager
+def _record_end(run: Run, mode: str) -> Iterator[None]:
+    """Says in the events, and to who started the process, how a run ends."""
+    strategy, events, stream = run.strategy, run.events, run.stream
+    try:
+        yield
+        heartbeat.beat(heartbeat.FINISHING)
+        strategy.any_worker(False)  # nobody leaves while another still needs it
+        if stream.status == FAILED:
+            stream.status = DONE
+    except PreemptedError as error:
+        heartbeat.set_exit_info(left_after_saving=True)
+        stream.status = PREEMPTED
+        events.warning("preempted", reason=str(error))
+        raise
+    except NotSavedError as error:
+        heartbeat.set_exit_info(left_unsaved=True)
+        events.error("left_unsaved", reason=str(error))
+        raise
+    except BaseException as error:
+        heartbeat.beat(heartbeat.LEAVING)
+        told = explain_failure(error, strategy)
+        if isinstance(told, PeerLostError):
+            events.error("nccl_timeout")
+        if isinstance(error, DivergedError):
+            events.error("training_diverged", step=error.step)
+        events.error(
+            "run_failed",
+            mode=mode,
+            error=f"{type(told or error).__name__}: {told or error}",
+            peer_lost=isinstance(told, PeerLostError),
+        )
+        if told is None or told is error:
             raise
-        except NotSavedError as error:
-            heartbeat.set_exit_info(left_unsaved=True)
-            events.error("left_unsaved", reason=str(error))
-            raise
-        except BaseException as error:
-            heartbeat.beat(heartbeat.LEAVING)
-            told = explain_failure(error, strategy)
-            if isinstance(told, PeerLostError):
-                events.error("nccl_timeout")
-            if isinstance(error, DivergedError):
-                events.error("training_diverged", step=error.step)
-            events.error(
-                "run_failed",
-                mode=mode,
-                error=f"{type(told or error).__name__}: {told or error}",
-                peer_lost=isinstance(told, PeerLostError),
-            )
-            if told is None or told is error:
-                raise
-            raise told from error
+        raise told from error
 
 
 def explain_failure(error: BaseException, strategy: Strategy) -> TfdistError | None:

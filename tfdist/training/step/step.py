@@ -24,7 +24,7 @@ from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.optimizer import Update
 from tfdist.training.step.precision import factor_of, traced
 from tfdist.training.step.state import Learner
-from tfdist.training.watch.waiting import Reduction, timed_next
+from tfdist.training.watch.waiting import read_clock, timed_next
 
 
 class Totals(NamedTuple):
@@ -214,9 +214,9 @@ class TrainStep:
         self._learning = [v for i, v in enumerate(variables) if i in used]
         self.unused = [v.path for i, v in enumerate(variables) if i not in used]
         scalars = tf.nest.flatten(sums)
-        reduction = Reduction(self._strategy, [*(g for _, _, g in own), *scalars])
+        began = read_clock(self._strategy, [*(g for _, _, g in own), *scalars])
         summed, scalars, total = self._sum_gradients([g for _, _, g in own], [variables[i] for _, i, _ in own], scalars)
-        peer_seconds = reduction.seconds_until([*summed, *scalars])
+        peer_seconds = read_clock(self._strategy, [*summed, *scalars]) - began
         if not self.update.takes_repeats:
             summed = [sum_repeated_rows(gradient) for gradient in summed]
         sums = tf.nest.pack_sequence_as(sums, scalars)
