@@ -996,7 +996,7 @@ PARSERS = {
     "strategies.cluster.tf_config": "TF_CONFIG",
     **dict.fromkeys(
         [
-            *("training.recovery.recovery", "strategies.agreement", "strategies.base", "commands.doctor"),
+            *("training.recovery.recovery", "training.watch.equality", "strategies.base", "commands.doctor"),
             *("launch.hosts", "launch.worker_host"),
         ],
         "between workers of one start",

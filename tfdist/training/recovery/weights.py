@@ -25,7 +25,6 @@ from tfdist.checkpoint.restore import State
 from tfdist.errors import UserError
 from tfdist.recipes.lora import adapter_bytes, keep_adapters, read_adapter
 from tfdist.storage import files
-from tfdist.strategies.agreement import check_agreement
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.logs.events import EventLog
 from tfdist.telemetry.result import find_checkpoint_dir
@@ -33,6 +32,7 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.recovery import load_checkpoint, log_left_out
 from tfdist.training.run.run import Run
 from tfdist.training.step.state import MODEL, ModelState, TrainingState
+from tfdist.training.watch.equality import check_agreement
 from tfdist.user_code import format_exception
 
 BEST, LAST = "best", "last"

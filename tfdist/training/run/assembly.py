@@ -20,7 +20,6 @@ from tfdist.errors import OutOfMemoryError, UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.recompute import recompute_layers
-from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.cluster import environment
 from tfdist.tasks.base import Task
@@ -53,7 +52,7 @@ from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import seed_generators, set_seeds
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
-from tfdist.training.watch.equality import check_same_batches
+from tfdist.training.watch.equality import check_agreement, check_same_batches
 
 REASSOCIATING = ("arithmetic_optimization", "constant_folding")  # of TensorFlow's optimizers of graphs
 

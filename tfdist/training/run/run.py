@@ -28,7 +28,6 @@ from tfdist.errors import (
     redact,
 )
 from tfdist.storage import files
-from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
@@ -46,6 +45,7 @@ from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED, SinkDispatcher
 from tfdist.training.run.claim import Place, lock_run_directory
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TelemetrySettings, TrainSettings
+from tfdist.training.watch.equality import check_agreement
 
 RUN_ID_BYTES = 16  # all random, since samplers of traces decide by any of their bits
 MISMATCH = re.compile(  # of TensorFlow's collectives and of Horovod, where workers do not ask for the same

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from tfdist.checkpoint.format.slices import mark_slice
+from tfdist.checkpoint.restore import mark_slice
 from tfdist.errors import UserError
 from tfdist.strategies.base import Strategy, static_replica_index
 from tfdist.training.step.precision import traced

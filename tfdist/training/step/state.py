@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.checkpoint.format.slices import cut_slice, whole_name, whole_shape
+from tfdist.checkpoint.restore import cut_slice, whole_name, whole_shape
 from tfdist.strategies.base import Strategy
 from tfdist.training.sharding.shards import Shards
 from tfdist.training.step.layer_state import moving_variables
