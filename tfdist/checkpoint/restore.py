@@ -45,14 +45,8 @@ Vote = Mapping[str, tuple[tuple[int, ...], Any]]  # name → shape, dtype
 _MOST_DIFFERENCES = 40  # in one message; `list_differences` gives all
 
 
-def load_newest(
-    directory: str,
-    *,
-    tell: EventLog,
-    before_step: int | None = None,
-    wanted: Callable[[str], bool] = lambda name: True,
-) -> State | None:
-    """The newest state that verifies (of a step below `before_step`), with what is `wanted`; None when there is none.
+def load_newest(directory: str, *, tell: EventLog, wanted: Callable[[str], bool] = lambda name: True) -> State | None:
+    """The newest state that verifies, with what is `wanted`; None when there is none.
 
     One warning for each damaged checkpoint that is passed over, naming the file and what was wrong. A directory without
     a manifest is no checkpoint, and not spoken of.
@@ -61,7 +55,7 @@ def load_newest(
       UserError: a newer tfdist wrote the newest one.
       OSError: the store does not answer; it is not known then what there is.
     """
-    for entry in read_newest_first(directory, before_step=before_step):
+    for entry in read_newest_first(directory):
         if entry.is_leftover:
             continue
         entry.check_format()

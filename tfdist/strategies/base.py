@@ -83,6 +83,9 @@ class Strategy(abc.ABC):
     is_one_program = False
     """Whether a whole step is one call of `run`, which may be nested in another: one program where each call is one."""
 
+    feeds_one_device = False
+    """Whether this process has one replica, whose batches are tensors and go to the first GPU, if there is one."""
+
     trains_alone = False
     """Whether it is for one process alone."""
 
@@ -250,6 +253,12 @@ class Strategy(abc.ABC):
           make: gives an endless dataset for the replicas of a topology, whose consecutive elements go to them. Called
             once for each host that feeds replicas of this process: this machine, or each host of a TPU.
         """
+
+        if self.feeds_one_device:
+            dataset, gpus = make(self.topology), tf.config.list_logical_devices("GPU")
+            if gpus:  # the next batch is there already
+                dataset = dataset.apply(tf.data.experimental.prefetch_to_device(gpus[0].name, buffer_size=1))
+            return iter(dataset)
 
         def build_for_host(context: tf.distribute.InputContext) -> tf.data.Dataset:
             num_hosts = context.num_input_pipelines
@@ -442,11 +451,6 @@ def static_replica_index() -> int:
 def find_connected(distribution: tf.distribute.Strategy) -> Strategy | None:
     """The strategy of this process that stands on `distribution`; None for one that somebody else made."""
     return _connected.get(id(distribution))
-
-
-def prefetch(dataset: tf.data.Dataset, device: str) -> tf.data.Dataset:
-    """The dataset with its next element in the memory of a device already."""
-    return dataset.apply(tf.data.experimental.prefetch_to_device(device, buffer_size=1))
 
 
 def with_device(tensor: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:

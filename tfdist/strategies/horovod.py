@@ -9,7 +9,7 @@ know Keras 3, stays out of it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.settings.checks import SECONDS
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, prefetch, refuse_others
+from tfdist.strategies.base import Notify, Strategy, Topology, refuse_others
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.horovod_rendezvous import get_failure, meet, put_failure, read_store
 from tfdist.strategies.failure_report import FailureReport
@@ -36,6 +36,7 @@ class Horovod(Strategy):
 
     name = "horovod"
     gathers_rows = True
+    feeds_one_device = True
     keeps_statistics_apart = True
 
     def __init__(self, peer_timeout_seconds: float = 600.0) -> None:
@@ -78,13 +79,6 @@ class Horovod(Strategy):
     def _gather(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         values = self._hvd.allgather(slices.values, **_name("values"))
         return tf.IndexedSlices(values, self._hvd.allgather(slices.indices, **_name("indices")), slices.dense_shape)
-
-    def distribute(self, make: MakeDataset) -> Iterator[Any]:
-        dataset = make(self.topology)
-        device = self.distribution.extended.worker_devices[0]
-        if "GPU" in device:
-            dataset = prefetch(dataset, device)
-        return iter(dataset)
 
     def from_first_replica(self, tensor: tf.Tensor) -> tf.Tensor:
         # Not a sum: its part on the others is a constant, and TensorFlow takes what is constant out of a loop, which

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
 from tfdist.errors import UserError
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, prefetch
+from tfdist.strategies.base import Notify, Strategy, Topology
 
 
 class OneDevice(Strategy):
@@ -25,6 +25,7 @@ class OneDevice(Strategy):
 
     name = "one_device"
     trains_alone = True
+    feeds_one_device = True
 
     def __init__(self, device: str = "auto") -> None:
         super().__init__()
@@ -39,11 +40,6 @@ class OneDevice(Strategy):
         use_only(self.device)
         # TensorFlow's default strategy: placement by device visibility, no wrapping of what is run.
         return tf.distribute.get_strategy(), Topology(worker_index=0, num_workers=1, num_local_replicas=1)
-
-    def distribute(self, make: MakeDataset) -> Iterator[Any]:
-        dataset = make(self.topology)
-        gpus = tf.config.list_logical_devices("GPU")
-        return iter(prefetch(dataset, gpus[0].name) if gpus else dataset)
 
 
 def use_only(device: str) -> None:

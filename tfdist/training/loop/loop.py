@@ -112,7 +112,7 @@ class Loop:
         """Trains; raises DivergedError when the loss or a gradient is not finite and nothing can skip it."""
         outcome, boundaries = self._outcome, self._boundaries
         if self._recovery is not None:
-            self._recovery.begin()
+            self._recovery.schedule.begin(time.monotonic())  # the time to the next checkpoint counts from now on
         self._callbacks.train_begin(None if self._start is None else self._next_epoch_end(self._start))
         if self._start is not None:
             self._start.restore()
@@ -133,7 +133,7 @@ class Loop:
                 if self._wanted.save and not at_boundary:
                     self._save()
             self._finish_boundary()
-        if self._recovery is not None and self._diverged is None and not self._recovery.has_saved(outcome.step):
+        if self._recovery is not None and self._diverged is None and self._recovery.saved_step != outcome.step:
             self._save()  # what follows can be done again from here
         else:
             self._check_equality()

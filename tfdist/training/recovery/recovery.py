@@ -46,6 +46,9 @@ class Recovery:
       exit_status: of a process that left after saving; one that Ctrl-C had leave has EXIT_INTERRUPTED.
       start_step: of the checkpoint that the run resumes from; None where it begins.
       all_write: every worker stores its share.
+
+    Attributes:
+      saved_step: of the last checkpoint; -1 before the first.
     """
 
     def __init__(
@@ -68,17 +71,13 @@ class Recovery:
         self._exit_status = exit_status
         self._start_step = start_step
         self._all_write = all_write
-        self._saved_step = -1
+        self.saved_step = -1
 
     def prepare(self) -> None:
         """Has the memory allocated that saving takes. A collective."""
         tensors = self._with_arrays(self._state.tensors(), read_generators()[1])
         if self._manager is not None:
             self._manager.prepare(self._share(tensors))
-
-    def begin(self) -> None:
-        """The time to the next checkpoint counts from now on, not from when the run was built."""
-        self.schedule.begin(time.monotonic())
 
     def votes(self, step: int) -> Vote:
         """What this worker wants once `step` steps are done."""
@@ -111,7 +110,7 @@ class Recovery:
             self.schedule.note_write(self._manager.last_write_seconds)
         now = time.monotonic()
         self.schedule.note_save(step, now, cost_seconds=now - begun)
-        self._saved_step = step
+        self.saved_step = step
         heartbeat.beat(heartbeat.BETWEEN)
 
     def _with_arrays(self, tensors: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -125,10 +124,6 @@ class Recovery:
             return tensors
         beside = {name: each for name, each in tensors.items() if not name.startswith(OWN_PREFIXES)}
         return self._state.share(tensors, worker=topology.worker_index, count=topology.num_workers) | beside
-
-    def has_saved(self, step: int) -> bool:
-        """Whether the last checkpoint is of this step."""
-        return self._saved_step == step
 
     @property
     def newest_step(self) -> int | None:
