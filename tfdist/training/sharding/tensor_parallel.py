@@ -10,6 +10,7 @@ without, but for the order in which some sums are added.
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,9 +18,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, suggest
 from tfdist.keras_patches.patches import Patches
-from tfdist.recipes.recompute import match_layers
 from tfdist.strategies.base import Strategy
 from tfdist.training.sharding.sharded_weights import call_with_values, piece
 from tfdist.training.sharding.shards import Shards
@@ -56,16 +56,17 @@ def chosen(model: keras.Model, patterns: Sequence[str], count: int) -> list[Spli
       UserError: no layer is called so, or none of them can be cut.
     """
     found: dict[int, Split] = {}
-    layers = [layer for layer in model._flatten_layers(include_self=False) if layer.trainable_variables]
+    layers = list(model._flatten_layers(include_self=False))
     for pattern in patterns:
-        matching = match_layers(layers, [pattern], SETTING)
+        matching = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
         inside = [each for layer in matching for each in layer._flatten_layers()]
         splits = {id(each): split for each in inside if (split := _split(each, count)) is not None}
         if not splits:
+            names = list(dict.fromkeys(layer.name for layer in layers if layer.trainable_variables))
             raise UserError(
                 f"{SETTING} names {pattern!r}, and no Dense, EinsumDense or Embedding layer that is called so, or is "
                 f"in one that is, has columns that {count} replicas can share, with no regularizer or constraint on "
-                "them."
+                f"them.{suggest(pattern, names)} There are {', '.join(names[:20])}."
             )
         found |= splits
     return list(found.values())
