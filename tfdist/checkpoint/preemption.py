@@ -39,6 +39,9 @@ class Preemption:
       abort: ends the process at a second SIGINT, whatever the main thread is doing; called from another thread. None
         raises KeyboardInterrupt in the main thread instead, once that runs Python.
 
+    Attributes:
+      reason: why this process has to leave, as a clause ("SIGTERM was received"), the first one; None: it has not.
+
     Example:
 
         with Preemption(tell=print, metadata_address=find_address()) as preemption:
@@ -57,7 +60,7 @@ class Preemption:
         self._tell = tell
         self._signals = tuple(signals)
         self._abort = abort
-        self._reason: str | None = None
+        self.reason: str | None = None
         self._first: int | None = None
         self._num_interrupts = 0
         self._wake: tuple[socket.socket, int] | None = None
@@ -68,19 +71,14 @@ class Preemption:
         self._closing = threading.Event()
 
     @property
-    def reason(self) -> str | None:
-        """Why this process has to leave, as a clause ("SIGTERM was received"), the first one; None: it has not."""
-        return self._reason
-
-    @property
     def is_interrupt(self) -> bool:
         """Whether the reason is a SIGINT, which is a person's Ctrl-C."""
         return self._first == signal.SIGINT
 
     def note(self, reason: str, *, hint: str = "") -> None:
         """Has the process leave for `reason`, unless it already has another; callable anywhere, at any time."""
-        if self._reason is None:
-            self._reason = reason
+        if self.reason is None:
+            self.reason = reason
             self._notes.put(f"{_sentence(reason)}: saving at the end of this step, then leaving.{hint}")
         else:
             self._notes.put(
@@ -125,7 +123,7 @@ class Preemption:
             self._num_interrupts += 1
             if self._num_interrupts > 1 and self._abort is None:
                 raise KeyboardInterrupt
-        if self._first is None and self._reason is None:
+        if self._first is None and self.reason is None:
             self._first = number
         hint = " A second Ctrl-C ends at once, without saving." if number == signal.SIGINT else ""
         self.note(f"{signal.Signals(number).name} was received", hint=hint)

@@ -7,6 +7,7 @@ worker takes part in bringing the state together and in agreeing; the chief alon
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 import types
@@ -34,10 +35,11 @@ MOST_SHOWN = 20  # variables in one message
 OWN_PREFIXES = (MODEL, SEEDS, OPTIMIZER, "loss_scale/", "metrics/")
 
 
+@dataclasses.dataclass(kw_only=True)
 class Recovery:
     """The survival of one run, on one worker.
 
-    Args:
+    Attributes:
       strategy: connected.
       state: of the run.
       manager: on the chief, and where all workers write on every one; None elsewhere.
@@ -46,48 +48,34 @@ class Recovery:
       exit_status: of a process that left after saving; one that Ctrl-C had leave has EXIT_INTERRUPTED.
       start_step: of the checkpoint that the run resumes from; None where it begins.
       all_write: every worker stores its share.
-
-    Attributes:
       saved_step: of the last checkpoint; -1 before the first.
     """
 
-    def __init__(
-        self,
-        *,
-        strategy: Strategy,
-        state: TrainingState,
-        manager: CheckpointManager | None,
-        schedule: Schedule,
-        preemption: Preemption,
-        exit_status: int = EXIT_PREEMPTED,
-        start_step: int | None = None,
-        all_write: bool = False,
-    ) -> None:
-        self._strategy = strategy
-        self._state = state
-        self._manager = manager
-        self.schedule = schedule
-        self._preemption = preemption
-        self._exit_status = exit_status
-        self._start_step = start_step
-        self._all_write = all_write
-        self.saved_step = -1
+    strategy: Strategy
+    state: TrainingState
+    manager: CheckpointManager | None
+    schedule: Schedule
+    preemption: Preemption
+    exit_status: int = EXIT_PREEMPTED
+    start_step: int | None = None
+    all_write: bool = False
+    saved_step: int = -1
 
     def prepare(self) -> None:
         """Has the memory allocated that saving takes. A collective."""
-        tensors = self._with_arrays(self._state.tensors(), read_generators()[1])
-        if self._manager is not None:
-            self._manager.prepare(self._share(tensors))
+        tensors = self._with_arrays(self.state.tensors(), read_generators()[1])
+        if self.manager is not None:
+            self.manager.prepare(self._share(tensors))
 
     def votes(self, step: int) -> Vote:
         """What this worker wants once `step` steps are done."""
-        due = self._strategy.topology.is_chief and self.schedule.is_due(step, time.monotonic())
-        return Vote(leave=self._preemption.reason is not None, save=due)
+        due = self.strategy.topology.is_chief and self.schedule.is_due(step, time.monotonic())
+        return Vote(leave=self.preemption.reason is not None, save=due)
 
     def check(self) -> None:
         """Surfaces what became of earlier checkpoints."""
-        if self._manager is not None:
-            self._manager.check()
+        if self.manager is not None:
+            self.manager.check()
 
     def save(
         self, step: int, values: Mapping[str, Any], arrays: Mapping[str, np.ndarray], metrics: Mapping[str, float]
@@ -102,12 +90,12 @@ class Recovery:
         """
         begun = time.monotonic()
         heartbeat.beat(heartbeat.SAVING)
-        tensors = self._state.tensors()
-        if self._manager is not None:
+        tensors = self.state.tensors()
+        if self.manager is not None:
             drawn, drawn_arrays = read_generators()
             stored = self._share(self._with_arrays(tensors, {**arrays, **drawn_arrays}))
-            self._manager.save(State(step, stored, {**values, RANDOM: drawn}), metrics=metrics)
-            self.schedule.note_write(self._manager.last_write_seconds)
+            self.manager.save(State(step, stored, {**values, RANDOM: drawn}), metrics=metrics)
+            self.schedule.note_write(self.manager.last_write_seconds)
         now = time.monotonic()
         self.schedule.note_save(step, now, cost_seconds=now - begun)
         self.saved_step = step
@@ -115,21 +103,21 @@ class Recovery:
 
     def _with_arrays(self, tensors: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """All that is saved; what the processes each have besides the variables is the chief's."""
-        return {**tensors, **arrays} if self._strategy.topology.is_chief else tensors
+        return {**tensors, **arrays} if self.strategy.topology.is_chief else tensors
 
     def _share(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         """What this worker stores of all that it has."""
-        topology = self._strategy.topology
-        if not self._all_write:
+        topology = self.strategy.topology
+        if not self.all_write:
             return tensors
         beside = {name: each for name, each in tensors.items() if not name.startswith(OWN_PREFIXES)}
-        return self._state.share(tensors, worker=topology.worker_index, count=topology.num_workers) | beside
+        return self.state.share(tensors, worker=topology.worker_index, count=topology.num_workers) | beside
 
     @property
     def newest_step(self) -> int | None:
         """The step that a start of this run would resume from, as the chief knows it; None: it would begin anew."""
-        committed = None if self._manager is None else self._manager.last_committed_step
-        return max((step for step in (self._start_step, committed) if step is not None), default=None)
+        committed = None if self.manager is None else self.manager.last_committed_step
+        return max((step for step in (self.start_step, committed) if step is not None), default=None)
 
     def pause(self, step: int, *, because: str) -> None:
         """Waits until all is stored, on all workers.
@@ -140,13 +128,13 @@ class Recovery:
         heartbeat.beat(heartbeat.SAVING)
         problem: UserError | None = None
         try:
-            if self._manager is not None:
-                self._manager.wait()
+            if self.manager is not None:
+                self.manager.wait()
         except UserError as error:  # with on_error = 'stop'
             problem = error
-        is_chief = self._strategy.topology.is_chief
+        is_chief = self.strategy.topology.is_chief
         is_lost = problem is not None or (is_chief and self.newest_step != step)
-        if self._strategy.any_worker(is_lost):  # nobody goes before it is stored
+        if self.strategy.any_worker(is_lost):  # nobody goes before it is stored
             lost = (
                 self._describe_loss(step)
                 if is_chief
@@ -166,11 +154,11 @@ class Recovery:
 
     def leave(self, step: int) -> NoReturn:
         """`pause`, and raises PreemptedError, or NotSavedError."""
-        reason = self._preemption.reason or "another worker has to leave"
+        reason = self.preemption.reason or "another worker has to leave"
         self.pause(step, because=reason)
         raise PreemptedError(
             f"Left at step {step:,} after saving, because {reason}. The same command resumes from there.",
-            exit_status=EXIT_INTERRUPTED if self._preemption.is_interrupt else self._exit_status,
+            exit_status=EXIT_INTERRUPTED if self.preemption.is_interrupt else self.exit_status,
         )
 
 
