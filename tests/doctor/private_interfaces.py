@@ -91,8 +91,6 @@ OF_OBJECTS = {
     },
     "variable": {
         "_deferred_initialize": "a value that was put off",
-        "_path": "a slice of a variable as a Keras variable of its own",
-        "_shape": "the same",
         "_value": "one replica's variable as a Keras variable of its own",
     },
     "tensorboard": {

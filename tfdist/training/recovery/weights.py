@@ -122,8 +122,7 @@ def _find_newest(directory: str, otherwise: str, tell: EventLog) -> Found:
     state = restore.load_newest(directory, tell=tell)
     if state is None:
         raise UserError(otherwise)
-    path = next(path for step, path in reversed(list_paths(directory)) if step == state.step)
-    return Found(path, state.step, state)
+    return Found(state.path or directory, state.step, state)
 
 
 def _load(path: str) -> Found:
@@ -190,9 +189,7 @@ def _list_names(names: Iterable[str]) -> str:
 def export_model(run: Run, model: keras.Model) -> None:
     """Writes export/model.keras, and the adapter of one that is adapted, whole or not at all, on the chief."""
     heartbeat.beat(heartbeat.FINISHING)
-    if not run.topology.is_chief:
-        return
-    if not run.request.keeps:
+    if not run.topology.is_chief or not run.request.keeps:
         return
     with tempfile.TemporaryDirectory(prefix="tfdist-export-") as scratch:
         path = os.path.join(scratch, "model.keras")

@@ -132,14 +132,17 @@ class Shards:
         local = replica - self._strategy.topology.first_replica
         if value is None:
             return self._on_replica(variable, local)
-        found = copy.copy(variable)
-        if self.is_split(variable):
+        with contextlib.ExitStack() as scopes:
+            scopes.enter_context(tf.device(self._strategy.distribution.extended.worker_devices[local]))
+            if not self.is_split(variable):
+                found = copy.copy(variable)
+                found._value = tf.Variable(value, trainable=True, name=variable.name)
+                return found
             axis, count = self._split[id(variable)], self._strategy.topology.num_replicas
-            value = tf.split(value, count, axis)[replica]
-            found._shape, found._path = tuple(value.shape), mark_slice(variable.path, replica, count=count, axis=axis)
-        with tf.device(self._strategy.distribution.extended.worker_devices[local]):
-            found._value = tf.Variable(value, trainable=True, name=variable.name)
-        return found
+            *places, name = mark_slice(variable.path, replica, count=count, axis=axis).split("/")
+            for place in places:
+                scopes.enter_context(keras.name_scope(place))
+            return keras.Variable(tf.split(value, count, axis)[replica], dtype=variable.dtype, name=name)
 
     def is_split(self, variable: keras.Variable) -> bool:
         """Whether each replica has a slice of the variable."""
