@@ -29,13 +29,12 @@ from workloads import heavy_mlp, loss, metric, optimizer
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints
-from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.checkpoint.policy import CheckpointPolicy, Schedule
 from tfdist.checkpoint.preemption import Preemption
-from tfdist.checkpoint.schedule import Schedule
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.snapshot import views
 from tfdist.strategies.one_device import OneDevice
-from tfdist.training.recovery.recovery import Position, Recovery, load_checkpoint
+from tfdist.training.recovery.recovery import Recovery, load_checkpoint
 from tfdist.training.step.state import TrainingState
 
 PARTS = ("stall", "writing", "restoring", "goodput", "goodput_long")
@@ -111,7 +110,7 @@ class Subject:
     def save(self) -> float:
         """What the loop waits for, in seconds."""
         self._step += 1
-        return time_call(self._recovery.save, Position(self._step, {}, {}), {})
+        return time_call(self._recovery.save, self._step, {}, {}, {})
 
     @property
     def is_writing(self) -> bool:

@@ -28,9 +28,8 @@ from measuring import Figure, choose_size, make_ratio, measure_part, report, tak
 
 from tfdist.checkpoint import catalog, restore
 from tfdist.checkpoint.format.tensor_files import TensorSpec, plan_files
-from tfdist.checkpoint.write.parts import Part
 from tfdist.checkpoint.write.snapshot import HostBuffer
-from tfdist.checkpoint.write.writer import Snapshot, write_checkpoint
+from tfdist.checkpoint.write.writer import Part, Snapshot, write_checkpoint
 from tfdist.errors import InUseError
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.hangs import Deadlines, Watcher, look
@@ -99,7 +98,7 @@ class Member(Worker):
 def watching(members: str, rounds: str) -> list[Figure]:
     from tensorflow.python.eager import context
 
-    from tfdist.strategies.cluster import liveness
+    from tfdist.strategies import multi_worker
 
     def answer(task: str, timeout_in_ms: int) -> None:
         time.sleep(ANSWER_SECONDS)
@@ -114,7 +113,7 @@ def watching(members: str, rounds: str) -> list[Figure]:
             looked = time_call(lambda: watcher.find(look(workers), time.monotonic()))
         tasks = [f"/job:worker/replica:0/task:{index}" for index in range(1, count)]
         with mock.patch.object(context.context(), "check_collective_ops_peer_health", answer):
-            asked = time_call(lambda: liveness._ask_until_one_died(tasks, Once()))
+            asked = time_call(lambda: multi_worker._ask_until_one_died(tasks, Once()))
         return {
             "a launcher's look at all workers": looked,
             f"worker 0 asks all servers, {ANSWER_SECONDS * 1e3:g} ms each": asked,

@@ -95,7 +95,7 @@ BUDGETS = {
     "tasks": (1_600, 12),
     "telemetry": (3_400, 26),
     "tpu_compiler": (750, 8),
-    "training": (9_100, 45),
+    "training": (9_000, 44),
     "tuning": (3_550, 23),
     "tests": (36_300, 237),
     "benchmarks and tools": (6_500, 49),

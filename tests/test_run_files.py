@@ -994,7 +994,7 @@ PARSERS = {
     "strategies.cluster.tf_config": "TF_CONFIG",
     **dict.fromkeys(
         [
-            *("training.recovery.recovery", "strategies.agreement", "strategies.base", "commands.doctor"),
+            *("training.recovery.recovery", "training.watch.equality", "strategies.base", "commands.doctor"),
             *("launch.hosts", "launch.worker_host"),
         ],
         "between workers of one start",
@@ -1004,7 +1004,7 @@ PARSERS = {
         "between a process and its child",
     ),
     "telemetry.heartbeat": "of a launcher's temporary folder",
-    "checkpoint.write.parts": "between workers of one start; the manifest names what counts",
+    "checkpoint.write.writer": "between workers of one start; the manifest names what counts",
 }
 
 

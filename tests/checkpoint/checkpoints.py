@@ -11,9 +11,9 @@ import numpy as np
 
 from tfdist.checkpoint.catalog import Entry
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.checkpoint.state import State
+from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write.manager import CheckpointManager
-from tfdist.checkpoint.write.parts import Part
+from tfdist.checkpoint.write.writer import Part
 
 IDENTITY = {"config": "0123abcd", "num_workers": 2}
 

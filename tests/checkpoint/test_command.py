@@ -11,7 +11,7 @@ from checkpoint.checkpoints import new_manager, state_of
 
 from tfdist.checkpoint import catalog
 from tfdist.checkpoint.format import manifest as manifests
-from tfdist.checkpoint.state import State
+from tfdist.checkpoint.restore import State
 from tfdist.commands import checkpoint as command
 from tfdist.storage import contents
 

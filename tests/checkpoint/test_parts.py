@@ -13,10 +13,10 @@ from checkpoint.checkpoints import Listener, new_manager
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format.manifest import StoredFile
-from tfdist.checkpoint.state import State
-from tfdist.checkpoint.write import parts
+from tfdist.checkpoint.restore import State
+from tfdist.checkpoint.write import writer
 from tfdist.checkpoint.write.manager import CheckpointManager
-from tfdist.checkpoint.write.parts import Part
+from tfdist.checkpoint.write.writer import Part
 
 
 def manager(
@@ -56,13 +56,13 @@ def test_the_notes_of_many_workers_are_read_several_at_once(
         Part(index, 65, "a1").note(
             str(tmp_path), [StoredFile(f"{index}", 1, 0, "none")], num_tensors=1, num_tensor_bytes=4
         )
-    read, together = parts._read, threading.Barrier(8)
+    read, together = writer._read, threading.Barrier(8)
 
     def waiting(path: str, name: str) -> dict[str, Any]:
         together.wait(60)  # for seven others, which one after the other would never come
         return read(path, name)
 
-    monkeypatch.setattr(parts, "_read", waiting)
+    monkeypatch.setattr(writer, "_read", waiting)
     stored, num_tensors, num_bytes = Part(0, 65, "a1").collect_others(str(tmp_path), lambda: True)
     assert [file.name for file in stored] == [f"{index}" for index in range(1, 65)]
     assert (num_tensors, num_bytes) == (64, 256)
@@ -107,7 +107,7 @@ def test_a_worker_whose_first_start_failed_writes_its_part_of_the_next_checkpoin
         start(thread)
 
     monkeypatch.setattr(CheckpointManager, "_start", fail_twice)
-    monkeypatch.setattr(parts, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 1.0)
     managers = [manager(tmp_path, index, count=2) for index in range(2)]
     for step in (2, 3):
         for index, each in enumerate(managers):
@@ -131,7 +131,7 @@ def test_nobody_waits_for_a_worker_that_is_gone(tmp_path: pathlib.Path, monkeypa
     chief.abandon()
     waiting.join(30)
     assert not waiting.is_alive() and "worker 1 did not write its part" in told.warnings[0]
-    monkeypatch.setattr(parts, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 0.1)
     chief = manager(tmp_path, 0, count=2, told=told)
     chief.save(state(4, 0))
     chief.close()

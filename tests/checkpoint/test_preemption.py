@@ -14,7 +14,7 @@ import pytest
 import support
 from metadata_support import MetadataServer
 
-from tfdist.checkpoint import metadata_server
+from tfdist.checkpoint import preemption
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.errors import EXIT_PREEMPTED, PreemptedError
 from tfdist.strategies.cluster import environment
@@ -22,7 +22,7 @@ from tfdist.strategies.cluster import environment
 
 @pytest.fixture(autouse=True)
 def _ask_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_server, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(preemption, "POLL_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -146,12 +146,12 @@ with Preemption(tell=print, metadata_address={server.address!r}):
 
 def test_only_a_machine_of_googles_has_the_usual_server(tmp_path: pathlib.Path) -> None:
     product = tmp_path / "product_name"
-    assert metadata_server.find_address(product_name_file=product) is None
+    assert preemption.find_address(product_name_file=product) is None
     product.write_text("Standard PC (Q35 + ICH9, 2009)\n")
-    assert metadata_server.find_address(product_name_file=product) is None
+    assert preemption.find_address(product_name_file=product) is None
     product.write_text("Google Compute Engine\n")
-    assert metadata_server.find_address(product_name_file=product) == "metadata.google.internal"
-    assert metadata_server.find_address("10.0.0.1:8080", product_name_file=product) == "10.0.0.1:8080"
+    assert preemption.find_address(product_name_file=product) == "metadata.google.internal"
+    assert preemption.find_address("10.0.0.1:8080", product_name_file=product) == "10.0.0.1:8080"
     assert environment.metadata_address({}) is environment.metadata_address({"GCE_METADATA_HOST": ""}) is None
     assert environment.metadata_address({"GCE_METADATA_HOST": "127.0.0.1:99"}) == "127.0.0.1:99"
 

@@ -15,18 +15,17 @@ from tfdist.checkpoint import restore
 from tfdist.checkpoint.callback_state import Baseline
 from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
-from tfdist.checkpoint.state import State
+from tfdist.checkpoint.restore import State
 from tfdist.errors import UserError
 
 TENSORS = {"kernel": np.zeros((2, 3), np.float32), "bias": np.zeros(3, np.float32), "old": np.zeros(4, np.int64)}
 
 
-def test_the_newest_step_is_restored_or_the_newest_before_another(tmp_path: pathlib.Path) -> None:
+def test_the_newest_step_is_restored_or_one_that_is_named(tmp_path: pathlib.Path) -> None:
     save_steps(tmp_path, 5, 50, 500)
     assert_same(restore.load_newest(str(tmp_path), tell=Listener()), state_of(500))
-    assert_same(restore.load_newest(str(tmp_path), tell=Listener(), before_step=500), state_of(50))
-    assert_same(restore.load_newest(str(tmp_path), tell=Listener(), before_step=50), state_of(5))
-    assert restore.load_newest(str(tmp_path), tell=Listener(), before_step=5) is None
+    for entry, step in zip(list_checkpoints(str(tmp_path)), (5, 50, 500), strict=True):
+        assert_same(restore.load(entry.path), state_of(step))
 
 
 def test_without_checkpoints_there_is_nothing_to_restore(tmp_path: pathlib.Path) -> None:

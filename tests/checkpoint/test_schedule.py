@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.checkpoint.schedule import FIRST_SECONDS, LARGEST_SHARE, Schedule
+from tfdist.checkpoint.policy import FIRST_SECONDS, LARGEST_SHARE, CheckpointPolicy, Schedule
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ from checkpoint.checkpoints import Listener, assert_same, save_state
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
-from tfdist.checkpoint.format.slices import cut_slice, join_slices, mark_slice, whole_name, whole_shape
 from tfdist.checkpoint.format.tensor_files import TensorSpec, plan_files, read
-from tfdist.checkpoint.state import State
+from tfdist.checkpoint.restore import State, cut_slice, join_slices, mark_slice, whole_name, whole_shape
 from tfdist.errors import UserError
 from tfdist.storage import contents
 

@@ -6,7 +6,6 @@ release does not have.
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -23,10 +22,9 @@ OF_MODULES = {
     },
     "keras.src.losses.loss": {
         "scale_loss_for_distribution": "a loss that is not divided by the number of replicas",
-        "squeeze_or_expand_to_same_rank": "targets and outputs as a plain function of them gets them from compile()",
     },
     "keras.src.trainers.compile_utils": {
-        "get_loss": "'crossentropy' chosen by shapes, as compile() does",
+        "get_loss": "'crossentropy' chosen by shapes, and a plain function as a loss, as compile() does",
         "get_metric": "'accuracy' chosen by shapes, as compile() does",
     },
     "keras.src.trainers.data_adapters": {"get_data_adapter": "what fit takes as data, read as fit reads it"},
@@ -63,14 +61,13 @@ OF_OBJECTS = {
     "symbol": {"_keras_mask": "the mask that a loss counts by"},
     "probabilities": {"_keras_logits": "what a crossentropy of them is computed by"},
     "model": {
-        "_compile_loss": "what the user compiled, and the loss that compute_loss calls",
-        "_compile_metrics": "what the user compiled, and metrics built before the first step",
+        "_compile_config": "what the user gave to compile()",
+        "_compile_loss": "whether there is one, and the loss that compute_loss calls",
+        "_compile_metrics": "metrics built before the first step",
         "_distribute_strategy": "the strategy is not left behind in the model",
         "_loss_tracker": "a compiled model is trained as if it were not",
         "_symbolic_build": "the compiled loss and metrics are built after tfdist.fit, as after fit",
     },
-    "compiled loss": {"_user_loss": "as it was given", "_user_loss_weights": "as they were given"},
-    "compiled metrics": {"_user_metrics": "as they were given", "_user_weighted_metrics": "as they were given"},
     "metric of a function": {
         "_fn": "a metric of its own for each training; the configuration knows the function by name alone",
         "_fn_kwargs": "the same",
@@ -94,8 +91,6 @@ OF_OBJECTS = {
     },
     "variable": {
         "_deferred_initialize": "a value that was put off",
-        "_path": "a slice of a variable as a Keras variable of its own",
-        "_shape": "the same",
         "_value": "one replica's variable as a Keras variable of its own",
     },
     "tensorboard": {
@@ -135,7 +130,6 @@ def missing() -> list[str]:
     return gone
 
 
-@functools.cache  # three owners are parts of it
 def _model() -> keras.Model:
     x = keras.Input((2,))
     y = keras.layers.Dense(1)(keras.layers.Dropout(0.5)(x))
@@ -189,8 +183,6 @@ _SAMPLES: dict[str, Callable[[], Any]] = {
     "symbol": lambda: keras.layers.Masking()(keras.Input((2, 1))),
     "probabilities": lambda: keras.ops.softmax(tf.zeros((1, 2))),
     "model": _model,
-    "compiled loss": lambda: _model()._compile_loss,
-    "compiled metrics": lambda: _model()._compile_metrics,
     "metric of a function": lambda: keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error),
     "optimizer": _optimizer,
     "extended strategy": _extended_strategy,

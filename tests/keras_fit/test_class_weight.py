@@ -12,7 +12,7 @@ from keras_fit.behaviors import X, Y, by_position, classifier, dataset
 from keras_fit.test_behaviors import differences
 
 import tfdist
-from tfdist.tasks.class_weight import weigh_classes
+from tfdist.tasks.losses import weigh_classes
 
 
 def weights_after(model: keras.Model, *data: Any, **arguments: Any) -> list[np.ndarray]:

@@ -14,8 +14,7 @@ import jsonschema
 import pytest
 from support import REPOSITORY, clean_environment, run_python
 
-from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.checkpoint.schedule import FIRST_COST
+from tfdist.checkpoint.policy import FIRST_COST, CheckpointPolicy
 from tfdist.planning.estimate import Group, Limits, Traced, Training, estimate_group, estimate_memory, plan_checkpoints
 from tfdist.planning.planning import choose_plans
 from tfdist.planning.traced_step import Step

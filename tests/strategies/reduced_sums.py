@@ -13,8 +13,7 @@ import numpy as np
 import tensorflow as tf
 from equivalence.cases import STRATEGIES
 
-from tfdist.strategies.base import Strategy
-from tfdist.strategies.gathering import replica_index
+from tfdist.strategies.base import Strategy, replica_index
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.sums import PRECISIONS, sum_in_16_bits

@@ -11,9 +11,8 @@ from collections.abc import Callable
 import pytest
 from launch.programs import Run
 
-from tfdist.strategies.cluster.liveness import HEARTBEAT_SECONDS, LOCAL_HEARTBEAT_SECONDS
 from tfdist.strategies.cluster.tf_config import read_tf_config
-from tfdist.strategies.multi_worker import MultiWorker
+from tfdist.strategies.multi_worker import HEARTBEAT_SECONDS, LOCAL_HEARTBEAT_SECONDS, MultiWorker
 
 STOPS = """
 from tfdist.strategies.multi_worker import MultiWorker

@@ -23,7 +23,7 @@ from training.trainings import run_program, train_base
 
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.write.manager import CheckpointManager
-from tfdist.checkpoint.write.parts import Part
+from tfdist.checkpoint.write.writer import Part
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.training.sharding.shards import SHARDINGS
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint, Manifest
-from tfdist.checkpoint.format.stored_files import read_files
+from tfdist.checkpoint.format.tensor_files import read_files
 from tfdist.errors import UserError
 from tfdist.storage import files
 
@@ -71,10 +71,9 @@ def list_checkpoints(directory: str) -> list[Entry]:
     return sorted((read_entry(path) for _, path in list_paths(directory)), key=lambda entry: entry.age_order)
 
 
-def read_newest_first(directory: str, *, before_step: int | None = None) -> Iterator[Entry]:
-    """The same from the newest (below `before_step`) on; a manifest is read when its turn comes."""
-    paths = [(step, path) for step, path in list_paths(directory) if before_step is None or step < before_step]
-    for _, same_step in itertools.groupby(reversed(paths), key=lambda pair: pair[0]):
+def read_newest_first(directory: str) -> Iterator[Entry]:
+    """The same from the newest on; a manifest is read when its turn comes."""
+    for _, same_step in itertools.groupby(reversed(list_paths(directory)), key=lambda pair: pair[0]):
         entries = [read_entry(path) for _, path in same_step]
         yield from sorted(entries, key=lambda entry: entry.age_order, reverse=True)
 

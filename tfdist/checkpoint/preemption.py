@@ -1,11 +1,16 @@
 """Notes that this process will be ended soon, so that the loop can save and leave: signals, and notices from Google.
 
 Invariant: a signal is only noted, however many come; nothing is interrupted and nothing raised, but at a second SIGINT.
-The loop asks for `reason` between its calls and agrees with the other workers on the step to leave at.
+The loop asks for `reason` between its calls and agrees with the other workers on the step to leave at. Of what Google's
+metadata server says only that counts which ends the VM (a preemption, maintenance that terminates), not a live
+migration; see https://cloud.google.com/compute/docs/metadata/querying-metadata.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import pathlib
 import queue
 import signal
 import socket
@@ -13,8 +18,6 @@ import threading
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
-
-from tfdist.checkpoint import metadata_server
 
 # Slurm's `--signal=USR1@120` sends the second one before its time limit.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -31,11 +34,13 @@ class Preemption:
     Args:
       tell: called with a sentence when something was noted, from a thread of this object's own and never from inside
         of a signal handler, where what it needs could be locked.
-      metadata_address: `host` or `host:port` of the metadata server, see `metadata_server.find_address`; None: there
-        is none.
+      metadata_address: `host` or `host:port` of the metadata server, see `find_address`; None: there is none.
       signals: that count. With SIGINT among them the first is noted, and the second ends what runs.
       abort: ends the process at a second SIGINT, whatever the main thread is doing; called from another thread. None
         raises KeyboardInterrupt in the main thread instead, once that runs Python.
+
+    Attributes:
+      reason: why this process has to leave, as a clause ("SIGTERM was received"), the first one; None: it has not.
 
     Example:
 
@@ -55,7 +60,7 @@ class Preemption:
         self._tell = tell
         self._signals = tuple(signals)
         self._abort = abort
-        self._reason: str | None = None
+        self.reason: str | None = None
         self._first: int | None = None
         self._num_interrupts = 0
         self._wake: tuple[socket.socket, int] | None = None
@@ -66,19 +71,14 @@ class Preemption:
         self._closing = threading.Event()
 
     @property
-    def reason(self) -> str | None:
-        """Why this process has to leave, as a clause ("SIGTERM was received"), the first one; None: it has not."""
-        return self._reason
-
-    @property
     def is_interrupt(self) -> bool:
         """Whether the reason is a SIGINT, which is a person's Ctrl-C."""
         return self._first == signal.SIGINT
 
     def note(self, reason: str, *, hint: str = "") -> None:
         """Has the process leave for `reason`, unless it already has another; callable anywhere, at any time."""
-        if self._reason is None:
-            self._reason = reason
+        if self.reason is None:
+            self.reason = reason
             self._notes.put(f"{_sentence(reason)}: saving at the end of this step, then leaving.{hint}")
         else:
             self._notes.put(
@@ -99,7 +99,7 @@ class Preemption:
         self._thread.start()
         if self._metadata_address is not None:
             watched = (self._metadata_address, self._closing, self.note)
-            threading.Thread(target=metadata_server.watch, args=watched, name="tfdist-metadata", daemon=True).start()
+            threading.Thread(target=watch, args=watched, name="tfdist-metadata", daemon=True).start()
         return self
 
     def __exit__(
@@ -123,7 +123,7 @@ class Preemption:
             self._num_interrupts += 1
             if self._num_interrupts > 1 and self._abort is None:
                 raise KeyboardInterrupt
-        if self._first is None and self._reason is None:
+        if self._first is None and self.reason is None:
             self._first = number
         hint = " A second Ctrl-C ends at once, without saving." if number == signal.SIGINT else ""
         self.note(f"{signal.Signals(number).name} was received", hint=hint)
@@ -150,3 +150,57 @@ class Preemption:
 
 def _sentence(clause: str) -> str:
     return clause[0].upper() + clause[1:]
+
+
+DEFAULT_ADDRESS = "metadata.google.internal"
+PRODUCT_NAME_FILE = pathlib.Path("/sys/class/dmi/id/product_name")
+# What each key says when this VM is about to end.
+ENDING_VALUES = {
+    "preempted": {"TRUE": "this VM is being preempted"},
+    "maintenance-event": {"TERMINATE_ON_HOST_MAINTENANCE": "this VM will be terminated for maintenance of its host"},
+}
+POLL_SECONDS = 2.0  # a preempted VM has 30 seconds
+ANSWER_SECONDS = 10
+
+
+def find_address(given: str | None = None, *, product_name_file: pathlib.Path = PRODUCT_NAME_FILE) -> str | None:
+    """The server's `host` or `host:port`: the one given, or the usual one on a machine of Google's, or None."""
+    if given:
+        return given
+    try:
+        product = product_name_file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return DEFAULT_ADDRESS if product.strip().startswith("Google") else None
+
+
+def watch(address: str, closing: threading.Event, on_notice: Callable[[str], None]) -> None:
+    """Asks again and again, until `closing` is set or the VM is about to end; a server that fails is asked on.
+
+    Args:
+      address: `host` or `host:port` of the server; proxies are not used, as Google's documentation asks.
+      closing: ends it, after the request that it is in.
+      on_notice: called at most once, with a clause such as "this VM is being preempted".
+    """
+    while not closing.is_set():
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            reasons = [ENDING_VALUES[key].get(_ask(address, key)) for key in ENDING_VALUES]
+            if (reason := next(filter(None, reasons), None)) is not None:
+                if not closing.is_set():
+                    on_notice(reason)
+                return
+        closing.wait(POLL_SECONDS)
+
+
+def _ask(address: str, key: str) -> str:
+    connection = http.client.HTTPConnection(address, timeout=ANSWER_SECONDS)
+    path = f"/computeMetadata/v1/instance/{key}"
+    try:
+        connection.request("GET", path, headers={"Metadata-Flavor": "Google"})
+        answer = connection.getresponse()
+        text = answer.read().decode("utf-8", "replace").strip()
+    finally:
+        connection.close()
+    if answer.status != http.client.OK or answer.headers.get("Metadata-Flavor") != "Google":
+        raise http.client.HTTPException(f"it answered {answer.status} {answer.reason} to GET {path}")
+    return text

@@ -1,35 +1,52 @@
 """Reads checkpoints: the newest that verifies, or a named one, and fits its tensors to what a program wants.
 
 Invariant: no byte is used before the size and the CRC32C of every file of the checkpoint were found right. The training
-loop restores through this; so do fine-tuning and `python -m tfdist.checkpoint`.
+loop restores through this; so do fine-tuning and `python -m tfdist.checkpoint`. Tensors of which each replica has a
+slice are whole here, under their own names, whatever number of replicas wrote them.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tfdist.checkpoint.catalog import Entry, read_entry, read_newest_first
-from tfdist.checkpoint.format.manifest import DamagedCheckpoint
-from tfdist.checkpoint.format.slices import join_slices, whole_name
-from tfdist.checkpoint.format.stored_files import read_files
-from tfdist.checkpoint.state import EventSink, State
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint, Manifest
+from tfdist.checkpoint.format.tensor_files import read_files
 from tfdist.errors import UserError, suggest
+from tfdist.telemetry.events import EventLog
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A run between two steps.
+
+    Attributes:
+      step: optimizer updates that were done.
+      tensors: by name. To save: a `tf.Variable` (also a distributed one), a Keras variable, a `tf.Tensor` or an
+        array; restored: NumPy arrays that must not be written to (they may stand on a mapped file).
+      values: what JSON can hold: position, sums of the epoch, the state of callbacks.
+      manifest: of the checkpoint that it was read from: identity, metrics, created; None on a state to be saved.
+      path: of that checkpoint.
+    """
+
+    step: int
+    tensors: Mapping[str, Any]
+    values: Mapping[str, Any]
+    manifest: Manifest | None = None
+    path: str | None = None
+
 
 Vote = Mapping[str, tuple[tuple[int, ...], Any]]  # name → shape, dtype
 _MOST_DIFFERENCES = 40  # in one message; `list_differences` gives all
 
 
-def load_newest(
-    directory: str,
-    *,
-    tell: EventSink,
-    before_step: int | None = None,
-    wanted: Callable[[str], bool] = lambda name: True,
-) -> State | None:
-    """The newest state that verifies (of a step below `before_step`), with what is `wanted`; None when there is none.
+def load_newest(directory: str, *, tell: EventLog, wanted: Callable[[str], bool] = lambda name: True) -> State | None:
+    """The newest state that verifies, with what is `wanted`; None when there is none.
 
     One warning for each damaged checkpoint that is passed over, naming the file and what was wrong. A directory without
     a manifest is no checkpoint, and not spoken of.
@@ -38,7 +55,7 @@ def load_newest(
       UserError: a newer tfdist wrote the newest one.
       OSError: the store does not answer; it is not known then what there is.
     """
-    for entry in read_newest_first(directory, before_step=before_step):
+    for entry in read_newest_first(directory):
         if entry.is_leftover:
             continue
         entry.check_format()
@@ -121,3 +138,58 @@ def _describe(shape: tuple[int, ...], dtype: Any) -> str:
 def _type_name(dtype: Any) -> str:
     """Of a dtype of NumPy, TensorFlow or Keras, whose dtypes are strings."""
     return getattr(dtype, "name", None) or (dtype if isinstance(dtype, str) else np.dtype(dtype).name)
+
+
+_MARK = re.compile(r"\.part(\d+)of(\d+)axis(\d+)")
+
+
+def mark_slice(name: str, index: int, *, count: int, axis: int) -> str:
+    """The name of slice `index` of `count`, cut along an axis."""
+    return f"{name}.part{index}of{count}axis{axis}"
+
+
+def whole_name(name: str) -> str:
+    """The name without a mark; "dense/kernel" for "dense/kernel.part0of2axis1", also within a slot's name."""
+    return _MARK.sub("", name)
+
+
+def cut_slice(array: np.ndarray, name: str) -> np.ndarray:
+    """Of a whole array the slice that a marked name means; all of it for any other name."""
+    found = _MARK.search(name)
+    if found is None or not array.ndim:
+        return array
+    index, count, axis = map(int, found.groups())
+    return np.split(array, count, axis)[index]
+
+
+def whole_shape(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
+    """The shape of the whole, of that of a slice with a marked name."""
+    found = _MARK.search(name)
+    if found is None or not shape:
+        return shape
+    _, count, axis = map(int, found.groups())
+    return (*shape[:axis], shape[axis] * count, *shape[axis + 1 :])
+
+
+def join_slices(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors, with slices put together under the name of the whole.
+
+    Raises:
+      DamagedCheckpoint: a slice is missing.
+    """
+    found: dict[str, np.ndarray] = {}
+    parts: dict[str, dict[int, tuple[str, np.ndarray]]] = {}
+    for name, array in tensors.items():
+        mark = _MARK.search(name)
+        if mark is None:
+            found[name] = array
+        else:
+            parts.setdefault(whole_name(name), {})[int(mark[1])] = (name, array)
+    for name, some in parts.items():
+        first, array = some[min(some)]
+        _, count, axis = map(int, _MARK.search(first).groups())  # type: ignore[union-attr]
+        if len(some) != count:
+            raise DamagedCheckpoint(f"of the {count} parts of {name} it has {len(some)}")
+        found[name] = np.concatenate([some[i][1] for i in range(count)], axis) if array.ndim else array
+        found[name].flags.writeable = False
+    return found

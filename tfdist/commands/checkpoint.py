@@ -16,8 +16,8 @@ from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import EXIT_DONE, UserError, printable, suggest
 from tfdist.storage import files
 from tfdist.telemetry.console.console_text import in_bytes
+from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.run.starts import find_checkpoint_dir
 
 EXIT_DAMAGED = 1
 LIST = "list"

@@ -27,7 +27,7 @@ from tfdist.data.sources.user_dataset import find_batching
 from tfdist.errors import UserError
 from tfdist.keras_fit.python_batches import Once, PythonBatches, python_kind
 from tfdist.settings.checks import COUNT, or_none
-from tfdist.tasks.class_weight import check_class_weight, weigh_classes
+from tfdist.tasks.losses import check_class_weight, weigh_classes
 
 DEFAULT_BATCH_SIZE = 32  # Keras's
 _LOG = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ from tfdist.settings.checks import COUNT, MOST_SEED, whole_number
 from tfdist.storage import files
 from tfdist.strategies.auto import wrap_strategy
 from tfdist.strategies.base import Strategy
-from tfdist.tasks.class_weight import check_one_class
+from tfdist.tasks.losses import check_one_class
 from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import CallbackError, find_backup

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.checkpoint.schedule import FIRST_COST
+from tfdist.checkpoint.policy import FIRST_COST
 from tfdist.planning.estimate import (
     ALLOCATED,
     COMPILED,

@@ -10,8 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.checkpoint.schedule import FIRST_COST, Schedule
+from tfdist.checkpoint.policy import FIRST_COST, CheckpointPolicy, Schedule
 from tfdist.errors import UserError
 from tfdist.planning.traced_step import ALLOCATED, Step
 from tfdist.telemetry.result import read_result

@@ -17,8 +17,8 @@ from tfdist.serving.prediction_files import PredictionFiles, check_columns, chec
 from tfdist.serving.settings import PredictSettings
 from tfdist.storage import files
 from tfdist.storage.contents import crc32c
-from tfdist.strategies.base import Strategy
-from tfdist.strategies.gathering import gather_rows, replica_index
+from tfdist.strategies.base import Strategy, replica_index
+from tfdist.strategies.sums import gather_rows
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.learner import build_model
 from tfdist.training.recovery.weights import Found, find_weights, put_weights

@@ -83,6 +83,9 @@ class Strategy(abc.ABC):
     is_one_program = False
     """Whether a whole step is one call of `run`, which may be nested in another: one program where each call is one."""
 
+    feeds_one_device = False
+    """Whether this process has one replica, whose batches are tensors and go to the first GPU, if there is one."""
+
     trains_alone = False
     """Whether it is for one process alone."""
 
@@ -181,8 +184,7 @@ class Strategy(abc.ABC):
 
     def from_first_replica(self, tensor: tf.Tensor) -> tf.Tensor:
         """The first replica's `tensor`, of a numeric type, on every replica. Called in replica context."""
-        replica = tf.reshape(tf.distribute.get_replica_context().replica_id_in_sync_group, [])
-        return self.sum_over_replicas([tf.where(tf.equal(replica, 0), tensor, tf.zeros_like(tensor))])[0]
+        return self.sum_over_replicas([tf.where(tf.equal(replica_index(), 0), tensor, tf.zeros_like(tensor))])[0]
 
     def sum_gradients(
         self, gradients: Sequence[tf.Tensor], scalars: Sequence[tf.Tensor]
@@ -252,6 +254,12 @@ class Strategy(abc.ABC):
             once for each host that feeds replicas of this process: this machine, or each host of a TPU.
         """
 
+        if self.feeds_one_device:
+            dataset, gpus = make(self.topology), tf.config.list_logical_devices("GPU")
+            if gpus:  # the next batch is there already
+                dataset = dataset.apply(tf.data.experimental.prefetch_to_device(gpus[0].name, buffer_size=1))
+            return iter(dataset)
+
         def build_for_host(context: tf.distribute.InputContext) -> tf.data.Dataset:
             num_hosts = context.num_input_pipelines
             num_local = context.num_replicas_in_sync // num_hosts
@@ -289,8 +297,7 @@ class Strategy(abc.ABC):
 
     def _sum_on_first_replicas(self, vector: tf.Tensor) -> tf.Tensor:
         def on_replica() -> tf.Tensor:
-            replica = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
-            is_first = tf.equal(replica % self.topology.num_local_replicas, 0)
+            is_first = tf.equal(replica_index() % self.topology.num_local_replicas, 0)
             return self.sum_over_replicas([tf.where(is_first, vector, tf.zeros_like(vector))])[0]
 
         return self.first_local(self.run(on_replica))
@@ -301,12 +308,8 @@ class Strategy(abc.ABC):
         rows[self.topology.worker_index] = values
         return self.sum_over_workers(rows.ravel()).reshape(rows.shape)
 
-    def broadcast(self, data: bytes | memoryview | None) -> bytes | memoryview:
-        """The chief's `data` on every worker; what the others pass is ignored. A collective like `sum_over_workers`."""
-        return self.broadcast_from(0, data)
-
-    def broadcast_from(self, worker: int, data: bytes | memoryview | None) -> bytes | memoryview:
-        """`broadcast` of another worker's data."""
+    def broadcast(self, data: bytes | memoryview | None, worker: int = 0) -> bytes | memoryview:
+        """One worker's `data` on every worker; what the others pass is ignored. A collective as `sum_over_workers`."""
         sends = worker == self.topology.worker_index
         assert data is not None or not sends
         mine = np.frombuffer(data, np.uint8) if data is not None and sends else None
@@ -325,7 +328,7 @@ class Strategy(abc.ABC):
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Every worker's `data`, in their order. A collective."""
-        return [bytes(self.broadcast_from(worker, data)) for worker in range(self.topology.num_workers)]
+        return [bytes(self.broadcast(data, worker)) for worker in range(self.topology.num_workers)]
 
     def _broadcast_words(self, words: np.ndarray, worker: int) -> np.ndarray:
         """The int64 vector of `worker`; the others pass zeros, and adding those to integers changes no bit."""
@@ -380,7 +383,7 @@ class Strategy(abc.ABC):
         if not failures.size:
             return value
         worker = int(failures[0])
-        text, error_id = json.loads(bytes(self.broadcast_from(worker, json.dumps([text, error_id]).encode())))
+        text, error_id = json.loads(bytes(self.broadcast(json.dumps([text, error_id]).encode(), worker)))
         if worker != self.topology.worker_index or problem is None:
             problem = PeerFailedError(worker, text, exit_status=int(statuses[worker]), error_id=error_id)
         problem.is_in_step = True  # type: ignore[attr-defined]
@@ -425,14 +428,29 @@ def _in_replica() -> bool:
     return tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
 
 
+def num_replicas() -> int:
+    """How many replicas compute at once; 1 outside of a replica context."""
+    context = tf.distribute.get_replica_context()
+    return 1 if context is None else context.num_replicas_in_sync
+
+
+def replica_index() -> tf.Tensor:
+    """int32 scalar, this replica's among all of the run."""
+    context = tf.distribute.get_replica_context()
+    return tf.constant(0) if context is None else tf.cast(tf.reshape(context.replica_id_in_sync_group, []), tf.int32)
+
+
+def static_replica_index() -> int:
+    """This replica's index among all of the run, while it is traced; every replica is traced by itself."""
+    context = tf.distribute.get_replica_context()
+    index = 0 if context is None else tf.get_static_value(context.replica_id_in_sync_group)
+    assert index is not None, "the strategy traces all replicas as one"
+    return int(index)
+
+
 def find_connected(distribution: tf.distribute.Strategy) -> Strategy | None:
     """The strategy of this process that stands on `distribution`; None for one that somebody else made."""
     return _connected.get(id(distribution))
-
-
-def prefetch(dataset: tf.data.Dataset, device: str) -> tf.data.Dataset:
-    """The dataset with its next element in the memory of a device already."""
-    return dataset.apply(tf.data.experimental.prefetch_to_device(device, buffer_size=1))
 
 
 def with_device(tensor: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:

@@ -9,21 +9,20 @@ know Keras 3, stays out of it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
 from tfdist.errors import UserError
 from tfdist.settings.checks import SECONDS
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, prefetch, refuse_others
+from tfdist.strategies.base import Notify, Strategy, Topology, refuse_others
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.horovod_rendezvous import get_failure, meet, put_failure, read_store
 from tfdist.strategies.failure_report import FailureReport
-from tfdist.strategies.one_device import use_only
+from tfdist.strategies.one_device import LoneReplica, use_only
 
 _counted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # reductions by traced function
 
@@ -37,6 +36,7 @@ class Horovod(Strategy):
 
     name = "horovod"
     gathers_rows = True
+    feeds_one_device = True
     keeps_statistics_apart = True
 
     def __init__(self, peer_timeout_seconds: float = 600.0) -> None:
@@ -68,15 +68,18 @@ class Horovod(Strategy):
         gpus = tf.config.list_physical_devices("GPU")
         device = f"GPU:{self._hvd.local_rank() % len(gpus)}" if gpus else "CPU"
         use_only(device)
-        distribution = HorovodDistribution(self._hvd, "GPU:0" if gpus else "CPU:0")
+        distribution = LoneReplica("GPU:0" if gpus else "CPU:0", self._hvd.size(), self._hvd.rank, self._add)
         return distribution, Topology(self._hvd.rank(), self._hvd.size(), num_local_replicas=1)
 
-    def distribute(self, make: MakeDataset) -> Iterator[Any]:
-        dataset = make(self.topology)
-        device = self.distribution.extended.worker_devices[0]
-        if "GPU" in device:
-            dataset = prefetch(dataset, device)
-        return iter(dataset)
+    def _add(self, values: Sequence[Any]) -> list[Any]:
+        """The sums of tensors over the workers, and the rows of all of them."""
+        dense = [tf.convert_to_tensor(v) for v in values if not isinstance(v, tf.IndexedSlices)]
+        reduced = iter(self._hvd.grouped_allreduce(dense, op=self._hvd.Sum, **_name("sum")) if dense else ())
+        return [self._gather(v) if isinstance(v, tf.IndexedSlices) else next(reduced) for v in values]
+
+    def _gather(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+        values = self._hvd.allgather(slices.values, **_name("values"))
+        return tf.IndexedSlices(values, self._hvd.allgather(slices.indices, **_name("indices")), slices.dense_shape)
 
     def from_first_replica(self, tensor: tf.Tensor) -> tf.Tensor:
         # Not a sum: its part on the others is a constant, and TensorFlow takes what is constant out of a loop, which
@@ -148,54 +151,3 @@ def import_horovod() -> ModuleType:
             error_id="missing-package",
         ) from error
     return hvd
-
-
-class HorovodDistribution(tf.distribute.Strategy):
-    """One replica on `device`, in sync with those of Horovod's other workers."""
-
-    def __init__(self, hvd: ModuleType, device: str) -> None:
-        super().__init__(_HorovodExtended(self, hvd, device))
-
-
-class _HorovodExtended(OneDeviceExtended):
-    """TensorFlow's one-device strategy with Horovod's collectives.
-
-    TensorFlow has no public class to derive a strategy from; the release is pinned, and the equivalence tests run
-    every part of this.
-    """
-
-    def __init__(self, strategy: tf.distribute.Strategy, hvd: ModuleType, device: str) -> None:
-        super().__init__(strategy, device)
-        self._hvd = hvd
-
-    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        context = tf.distribute.ReplicaContext(self._container_strategy(), replica_id_in_sync_group=self._hvd.rank())
-        with tf.device(self._device), context:
-            return fn(*args, **kwargs)
-
-    def _use_merge_call(self) -> bool:
-        return False
-
-    def _replica_ctx_all_reduce(self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any = None) -> Any:
-        del options  # they are for TensorFlow's own collectives
-        operation = self._hvd.Sum if reduce_op == tf.distribute.ReduceOp.SUM else self._hvd.Average
-        values = tf.nest.flatten(value)
-        dense = [tf.convert_to_tensor(v) for v in values if not isinstance(v, tf.IndexedSlices)]
-        reduced = iter(self._hvd.grouped_allreduce(dense, op=operation, **_name("sum")) if dense else ())
-        results = [self._rows(v, operation) if isinstance(v, tf.IndexedSlices) else next(reduced) for v in values]
-        return tf.nest.pack_sequence_as(value, results)
-
-    def _rows(self, slices: tf.IndexedSlices, operation: Any) -> tf.IndexedSlices:
-        """The rows of all workers."""
-        values = self._hvd.allgather(slices.values, **_name("values"))
-        indices = self._hvd.allgather(slices.indices, **_name("indices"))
-        if operation == self._hvd.Average:
-            values /= tf.cast(self._hvd.size(), values.dtype)
-        return tf.IndexedSlices(values, indices, slices.dense_shape)
-
-    @property
-    def _num_replicas_in_sync(self) -> int:
-        return self._hvd.size()
-
-    def _in_multi_worker_mode(self) -> bool:
-        return self._hvd.size() > 1

@@ -1,7 +1,15 @@
-"""Many machines through `tf.distribute.MultiWorkerMirroredStrategy`, described by TF_CONFIG."""
+"""Many machines through `tf.distribute.MultiWorkerMirroredStrategy`, described by TF_CONFIG.
+
+A lost worker is noticed in two ways. TensorFlow's coordination service gives up a worker that was silent for the
+heartbeat timeout, for which there is no public setting. It does not see before that a process died, and neither do the
+collectives unless a connection to it is in use: worker 0 waits for ever until every worker has joined one. So worker 0
+asks the others' servers every second; a server that is gone refuses at once, one of a stopped process stays silent.
+`tests/strategies/test_liveness.py` fails when the strategy no longer takes the service as it finds it.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import signal
 import threading
@@ -14,18 +22,11 @@ from tensorflow.python.eager import context
 from tfdist.errors import UserError
 from tfdist.settings.checks import SECONDS, one_of, whole_number
 from tfdist.strategies import failure_report
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, with_device
+from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, static_replica_index, with_device
 from tfdist.strategies.cluster import environment
-from tfdist.strategies.cluster.liveness import (
-    HEARTBEAT_SECONDS,
-    LOCAL_HEARTBEAT_SECONDS,
-    set_heartbeat_timeout,
-    watch_for_deaths,
-)
 from tfdist.strategies.cluster.rendezvous import AddressTakenError, rendezvous
 from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config, split_address
 from tfdist.strategies.failure_report import FailureReport
-from tfdist.strategies.gathering import static_replica_index
 from tfdist.strategies.sums import pack_indices
 from tfdist.telemetry import heartbeat
 
@@ -194,3 +195,54 @@ def preserve_sigterm_handler() -> Iterator[None]:
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
+
+
+HEARTBEAT_SECONDS = 10.0  # TensorFlow's own default
+LOCAL_HEARTBEAT_SECONDS = 3600.0
+ASK_SECONDS = 1.0
+ANSWER_SECONDS = 5.0  # of a server that is there
+
+
+def set_heartbeat_timeout(cluster: Cluster, seconds: float) -> None:
+    """Has the workers of a cluster give one up that was silent for so long. Before a strategy is made.
+
+    As `CollectiveAllReduceExtended._initialize_multi_worker` does, which leaves alone what was set up before it.
+    """
+    jobs = tf.compat.v1.ConfigProto().experimental.coordination_config.coordinated_job_list
+    for job, workers in cluster.jobs.items():
+        jobs.add(name=job, num_tasks=len(workers))
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{next(iter(cluster.jobs))}/replica:0/task:0",
+        heartbeat_timeout_in_ms=round(seconds * 1000),
+        coordinated_jobs=list(jobs),
+    )
+
+
+def watch_for_deaths(cluster: Cluster) -> None:
+    """Has worker 0's collectives fail once the process of another worker is gone. After a strategy is made."""
+    if cluster.worker_index != 0 or cluster.num_workers == 1:
+        return
+    _, *others = [
+        f"/job:{job}/replica:0/task:{index}" for job, workers in cluster.jobs.items() for index in range(len(workers))
+    ]
+    stop = threading.Event()
+    thread = threading.Thread(target=_ask_until_one_died, args=(others, stop), name="tfdist-deaths", daemon=True)
+    thread.start()
+    atexit.register(thread.join)  # TensorFlow must not end while it is asked
+    atexit.register(stop.set)  # called first
+
+
+def _ask_until_one_died(tasks: Sequence[str], stop: threading.Event) -> None:
+    """As `CollectiveAllReduceExtended._check_health`, which is off beside a coordination service."""
+    while not stop.wait(ASK_SECONDS):
+        for task in tasks:
+            try:
+                context.context().check_collective_ops_peer_health(task, timeout_in_ms=round(ANSWER_SECONDS * 1000))
+            except tf.errors.DeadlineExceededError:
+                pass  # stopped, or behind a slow network: the heartbeat timeout decides
+            except (tf.errors.UnavailableError, tf.errors.FailedPreconditionError) as error:
+                context.context().abort_collective_ops(tf.errors.UNAVAILABLE, f"{task} is gone: {error.message}")
+                return
+            if stop.is_set():
+                return

@@ -1,14 +1,19 @@
-"""One process, one device: the reference that every other strategy must agree with."""
+"""One process, one device: the reference that every other strategy must agree with.
+
+`LoneReplica` presents a process of Horovod, or a program that a TPU's cores all run, as a `tf.distribute.Strategy`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
 from tfdist.errors import UserError
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, prefetch
+from tfdist.strategies.base import Notify, Strategy, Topology
 
 
 class OneDevice(Strategy):
@@ -20,6 +25,7 @@ class OneDevice(Strategy):
 
     name = "one_device"
     trains_alone = True
+    feeds_one_device = True
 
     def __init__(self, device: str = "auto") -> None:
         super().__init__()
@@ -34,11 +40,6 @@ class OneDevice(Strategy):
         use_only(self.device)
         # TensorFlow's default strategy: placement by device visibility, no wrapping of what is run.
         return tf.distribute.get_strategy(), Topology(worker_index=0, num_workers=1, num_local_replicas=1)
-
-    def distribute(self, make: MakeDataset) -> Iterator[Any]:
-        dataset = make(self.topology)
-        gpus = tf.config.list_logical_devices("GPU")
-        return iter(prefetch(dataset, gpus[0].name) if gpus else dataset)
 
 
 def use_only(device: str) -> None:
@@ -65,3 +66,49 @@ def use_only(device: str) -> None:
                 error_id="missing-gpu",
             )
     tf.config.set_visible_devices(chosen, "GPU")
+
+
+class LoneReplica(tf.distribute.Strategy):
+    """One replica in this process, in sync with others that TensorFlow does not know.
+
+    TensorFlow has no public class to derive a strategy from; the release is pinned, and the equivalence tests run every
+    part of this.
+
+    Args:
+      device: of the replica; None leaves where it computes to TensorFlow.
+      count: of all replicas.
+      index: gives this replica's, when a call of it begins.
+      add: sums tensors, `tf.IndexedSlices` among them, over the replicas.
+    """
+
+    def __init__(
+        self, device: str | None, count: int, index: Callable[[], Any], add: Callable[[Sequence[Any]], Sequence[Any]]
+    ) -> None:
+        super().__init__(_Extended(self, device, count, index, add))
+
+
+class _Extended(OneDeviceExtended):
+    """TensorFlow's one-device strategy with sums over all replicas."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, device: str | None, count: int, index: Any, add: Any) -> None:
+        super().__init__(strategy, device or "/device:CPU:0")
+        self._count, self._index, self._add, self._is_placed = count, index, add, device is not None
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        context = tf.distribute.ReplicaContext(self._container_strategy(), replica_id_in_sync_group=self._index())
+        with tf.device(self._device) if self._is_placed else contextlib.nullcontext(), context:
+            return fn(*args, **kwargs)
+
+    def _use_merge_call(self) -> bool:
+        return False
+
+    def _replica_ctx_all_reduce(self, reduce_op: tf.distribute.ReduceOp, value: Any, options: Any = None) -> Any:
+        del options  # they are for TensorFlow's own collectives
+        summed = self._add(tf.nest.flatten(value))
+        if reduce_op == tf.distribute.ReduceOp.MEAN:
+            summed = [tf.convert_to_tensor(each) / tf.cast(self._count, each.dtype) for each in summed]
+        return tf.nest.pack_sequence_as(value, summed)
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return self._count

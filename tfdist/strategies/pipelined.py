@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.settings.checks import whole_number
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, prefetch
+from tfdist.strategies.base import Notify, Strategy, Topology
 from tfdist.strategies.mirrored import split_cpu
 
 
@@ -28,6 +27,7 @@ class Pipelined(Strategy):
 
     name = "pipelined"
     trains_alone = True
+    feeds_one_device = True
 
     def __init__(self, stages: Sequence[str], num_cpu_devices: int = 0) -> None:
         super().__init__()
@@ -57,7 +57,3 @@ class Pipelined(Strategy):
         names = split_cpu(count) if self.num_cpu_devices else [f"GPU:{i}" for i in range(count)]
         self.devices = tuple(f"/device:{name}" for name in names[:wanted])
         return tf.distribute.get_strategy(), Topology(worker_index=0, num_workers=1, num_local_replicas=1)
-
-    def distribute(self, make: MakeDataset) -> Iterator[Any]:
-        dataset = make(self.topology)
-        return iter(dataset if self.num_cpu_devices else prefetch(dataset, self.devices[0]))

@@ -1,7 +1,8 @@
-"""Sums of gradients over the replicas in two other ways than `Strategy.sum_gradients`: in one order, and in 16 bits.
+"""Sums over the replicas in other ways than `Strategy.sum_gradients`: in one order, in 16 bits, and of rows.
 
-In both, every replica gets a piece of all tensors from all replicas, adds the pieces in the order of the replicas, and
-the sums are gathered: the bytes of a ring. Invariant: every replica gets the same bits, a sum's owner included.
+In the first two, every replica gets a piece of all tensors from all replicas, adds the pieces in the order of the
+replicas, and the sums are gathered: the bytes of a ring. Invariant: every replica gets the same bits, a sum's owner
+included.
 
 **In one order** the bits do not depend on the number of replicas. What is summed are V parts, of which replica r of R
 has added up r, r + R, r + 2R … as a tree that adds the upper half of a list to its lower half. The replicas' sums are
@@ -12,6 +13,9 @@ with Consistent Accuracy", 2023, for PyTorch.)
 number of replicas. What a sum s of x₁ … x_R may be off by is u · (|s| + Σ |xᵢ|), u = 2⁻⁸ in bfloat16 and 2⁻¹¹ in
 float16, beside what float32 rounds. In float16 a row of numbers is multiplied by a power of two, which travels with it:
 none overflows, and none of at least 2⁻²⁸ of the row's largest loses more than its last bits.
+
+**Rows** of all replicas are gathered for what has to see a whole global batch. A gradient flows back to a replica's own
+rows alone, so gradients of what each computes from the whole add up to that of one device.
 """
 
 from __future__ import annotations
@@ -21,7 +25,15 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.strategies.base import Gradient, Strategy, sum_by_type, sum_repeated_rows
+from tfdist.strategies.base import (
+    Gradient,
+    Strategy,
+    num_replicas,
+    replica_index,
+    sum_by_type,
+    sum_repeated_rows,
+    with_device,
+)
 
 BFLOAT16, FLOAT16 = "bfloat16", "float16"
 PRECISIONS = (BFLOAT16, FLOAT16)
@@ -153,3 +165,48 @@ def _sum_of_slices(strategy: Strategy, slices: tf.IndexedSlices, precision: str)
     summed = sum_repeated_rows(tf.IndexedSlices(rows, received.indices, received.dense_shape))
     values = tf.reshape(unpack(pack(summed.values, precision), precision), [-1, *slices.values.shape[1:]])
     return tf.IndexedSlices(values, summed.indices, summed.dense_shape)
+
+
+REDUCED_AS_THEY_ARE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+
+def gather_rows(tensors: Sequence[tf.Tensor], *, room: int) -> list[tf.Tensor]:
+    """Each tensor, [n, …] with the same n, with the rows of all replicas, [Σ n, …]; in replica context.
+
+    Each replica puts its rows in their place among zeros, and the replicas add up.
+
+    Args:
+      tensors: this replica's rows.
+      room: the most rows that all replicas have together. TensorFlow's collectives demand that what they reduce inside
+        a loop has one size in every iteration.
+    """
+    if num_replicas() == 1:
+        return list(tensors)
+    count = tf.shape(tensors[0])[0]
+    (counts,) = _sum_lengths([count * tf.one_hot(replica_index(), num_replicas(), dtype=tf.int32)])
+    first, total = tf.reduce_sum(counts[: replica_index()]), tf.reduce_sum(counts)
+
+    def scatter_rows(tensor: tf.Tensor) -> tf.Tensor:
+        around = tf.stack([first, room - first - count])[tf.newaxis]
+        return tf.pad(tensor, tf.concat([around, tf.zeros([tensor.shape.rank - 1, 2], tf.int32)], axis=0))
+
+    whole = _sum_lengths([scatter_rows(tf.stop_gradient(_summable(t))) for t in tensors])
+    gathered = []
+    for tensor, rows in zip(tensors, whole, strict=True):
+        rows = tf.cast(rows, tensor.dtype)
+        if tensor.dtype.is_floating:
+            own = scatter_rows(tensor)
+            rows += own - tf.stop_gradient(own)  # adds nothing but the way back
+        gathered.append(rows[:total])
+    return gathered
+
+
+def _summable(tensor: tf.Tensor) -> tf.Tensor:
+    return tensor if tensor.dtype in REDUCED_AS_THEY_ARE else tf.cast(tensor, tf.int32)
+
+
+def _sum_lengths(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    context = tf.distribute.get_replica_context()
+    return sum_by_type(
+        tensors, lambda same: [context.all_reduce(tf.distribute.ReduceOp.SUM, with_device(t)) for t in same]
+    )

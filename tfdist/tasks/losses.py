@@ -1,42 +1,24 @@
 """Keras losses before their own weighting and reduction, which are done over the global batch instead.
 
 Invariant: values, mask and reduction are those that the loss's own `__call__` would use (https://keras.io/api/losses/).
+An example weighs what `keras.Model.fit(class_weight=…)` would let it weigh, in the loss of training alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
-from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, is_whole_number
 from tfdist.tasks.base import REDUCTIONS
-from tfdist.tasks.names import find_loss
+from tfdist.tasks.names import find_loss, resolve_loss
 
 SPARSE, ONE_HOT = "sparse_categorical_crossentropy", "categorical_crossentropy"
 Loss: TypeAlias = "keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
-
-
-class FunctionLoss(keras.losses.Loss):
-    """A plain function of (y_true, y_pred) as `compile` takes it: both as floats, and of one rank.
-
-    Args:
-      function: gives the loss of each example, [n, …], or one number for the batch.
-    """
-
-    def __init__(self, function: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> None:
-        super().__init__(name=getattr(function, "__name__", type(function).__name__))
-        self.needs_whole_batch = bool(getattr(function, "needs_whole_batch", False))
-        self.function = function
-
-    def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
-        """The function's value for targets and outputs of one rank."""
-        if not tf.nest.is_nested(y_true) and not tf.nest.is_nested(y_pred):
-            y_true, y_pred = squeeze_or_expand_to_same_rank(y_true, y_pred)
-        return self.function(y_true, y_pred)
 
 
 def as_loss(given: Any, where: str) -> keras.losses.Loss | str:
@@ -55,7 +37,9 @@ def as_loss(given: Any, where: str) -> keras.losses.Loss | str:
             "parentheses, its name, 'mean_squared_error', or a function of (y_true, y_pred)."
         )
     if not isinstance(given, keras.losses.Loss):
-        return FunctionLoss(given)
+        loss = resolve_loss(given)
+        loss.needs_whole_batch, loss.unwrapped = bool(getattr(given, "needs_whole_batch", False)), given
+        return loss
     if given.reduction not in REDUCTIONS:
         raise UserError(f"The loss for {where} has reduction = {given.reduction!r}; write one of {REDUCTIONS[:-1]}.")
     return given
@@ -63,7 +47,7 @@ def as_loss(given: Any, where: str) -> keras.losses.Loss | str:
 
 def unwrap_loss(loss: keras.losses.Loss) -> Loss:
     """Returns what `as_loss` took, a function if it was one."""
-    return loss.function if isinstance(loss, FunctionLoss) else loss
+    return getattr(loss, "unwrapped", loss)
 
 
 def needs_whole_batch(loss: keras.losses.Loss) -> bool:
@@ -107,11 +91,7 @@ def compute_losses(
 
 def takes_class_numbers(loss: keras.losses.Loss) -> bool:
     """True for Keras's sparse categorical crossentropy: an object, the name, or the function."""
-    return _function_of(loss) is keras.losses.sparse_categorical_crossentropy
-
-
-def _function_of(loss: keras.losses.Loss) -> Any:
-    return getattr(loss, "fn", getattr(loss, "function", None))
+    return getattr(loss, "fn", None) is keras.losses.sparse_categorical_crossentropy
 
 
 def _check_form(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> None:
@@ -130,7 +110,7 @@ def _check_form(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> None:
             f"The targets are one-hot, {num_classes} numbers an example, and {SPARSE} takes the number of the class. "
             f"Write {ONE_HOT!r} as the loss, or give np.argmax(y, axis=-1)."
         )
-    is_one_hot = _function_of(loss) is keras.losses.categorical_crossentropy
+    is_one_hot = getattr(loss, "fn", None) is keras.losses.categorical_crossentropy
     if is_one_hot and (len(targets) == len(outputs) - 1 or targets[-1:] == [1]):
         raise UserError(
             f"The targets are class numbers, and {ONE_HOT} takes one-hot ones, {num_classes} numbers an example. Write "
@@ -141,3 +121,60 @@ def _check_form(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> None:
 def keras_mask(tensor: Any) -> tf.Tensor | None:
     """The mask that a layer or a loss left on what it returned."""
     return getattr(tensor, "_keras_mask", None)
+
+
+def check_class_weight(given: Any) -> dict[int, float] | None:
+    """Raises UserError where `given` is no {class: weight}, with whole numbers from 0 on for classes."""
+    if given is None:
+        return None
+    is_weight = (int, float, np.integer, np.floating)
+    if (
+        not isinstance(given, Mapping)
+        or not given
+        or not all(is_whole_number(c, least=0) and isinstance(w, is_weight) and w >= 0 for c, w in given.items())
+    ):
+        raise UserError(
+            f"class_weight is {given!r}; write a dict of weights by class number, {{0: 1.0, 1: 20.0}}. A class without "
+            "one weighs 1."
+        )
+    return {int(c): float(w) for c, w in given.items()}
+
+
+def weigh_classes(labels: Any, class_weight: Mapping[int, float]) -> tf.Tensor:
+    """float32 [n], the weight of each example, or [n, positions] of each position.
+
+    Args:
+      labels: [n], [n, 1] or [n, positions, 1] class numbers, or [n, classes] or [n, positions, classes] of which the
+        largest counts.
+      class_weight: weights by class number.
+
+    Raises:
+      UserError: the labels are no tensor with such axes.
+    """
+    if not tf.is_tensor(labels) or not labels.shape.rank:
+        raise UserError("class_weight is for one output whose targets are of shape [n], [n, 1] or [n, classes].")
+    if labels.shape.rank > 1:
+        labels = tf.squeeze(labels, -1) if labels.shape[-1] == 1 else tf.argmax(labels, axis=-1)
+    if labels.dtype.is_floating:
+        labels = tf.round(labels)
+    is_class = tf.cast(labels, tf.int64)[..., tf.newaxis] == tf.constant(list(class_weight), tf.int64)
+    weights = tf.reduce_sum(tf.where(is_class, tf.constant(list(class_weight.values()), tf.float32), 0.0), axis=-1)
+    return tf.where(tf.reduce_any(is_class, axis=-1), weights, 1.0)
+
+
+def check_one_class(loss: Any, labels: Any) -> None:
+    """Raises UserError where the targets of a loss hold a class for each of several positions of an example.
+
+    Args:
+      loss: a Keras loss, a function or a name.
+      labels: a tensor or its `TensorSpec`.
+    """
+    if isinstance(loss, str) and "sparse" in loss.lower():
+        loss = keras.losses.get(loss)
+    function = getattr(loss, "fn", loss)
+    shape = getattr(labels, "shape", tf.TensorShape(None))
+    if function is keras.losses.sparse_categorical_crossentropy and shape.rank == 2 and shape[-1] != 1:
+        raise UserError(
+            f"class_weight weighs each example by its one class, and the targets, of shape {list(shape)}, hold a class "
+            "for each position. Leave it out, and give a sample_weight of that shape."
+        )

@@ -61,9 +61,9 @@ def find_loss(name: str, where: str) -> Any:
         ) from error
 
 
-def resolve_loss(given: keras.losses.Loss | str, y_true: Any, y_pred: Any) -> keras.losses.Loss:
-    """The loss; one of `BY_SHAPES` chosen by symbolic targets and outputs."""
-    return compile_utils.get_loss(given, y_true, y_pred) if isinstance(given, str) else given
+def resolve_loss(given: Any, y_true: Any = None, y_pred: Any = None) -> keras.losses.Loss:
+    """The loss of a name or of a function; one of `BY_SHAPES` chosen by symbolic targets and outputs."""
+    return given if isinstance(given, keras.losses.Loss) else compile_utils.get_loss(given, y_true, y_pred)
 
 
 def check_metric_name(name: str) -> None:
@@ -82,9 +82,9 @@ def check_metric_name(name: str) -> None:
         raise UserError(f"The metric {name!r} cannot be built without arguments: {error}.") from error
 
 
-def resolve_metric(name: str, y_true: Any, y_pred: Any) -> keras.metrics.Metric:
-    """A new metric of this name, 'accuracy' chosen by symbolic targets and outputs."""
-    return compile_utils.get_metric(name, y_true, y_pred)
+def resolve_metric(given: Any, y_true: Any = None, y_pred: Any = None) -> keras.metrics.Metric:
+    """A new metric of a name or a function, 'accuracy' chosen by symbolic targets and outputs."""
+    return compile_utils.get_metric(given, y_true, y_pred)
 
 
 def _public(module: Any) -> list[str]:

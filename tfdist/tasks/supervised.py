@@ -13,15 +13,17 @@ import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
 from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, compute_mean, symbolic_outputs, with_trailing_axes
-from tfdist.tasks.class_weight import check_class_weight, check_one_class, weigh_classes
 from tfdist.tasks.losses import (
     Loss,
     as_loss,
+    check_class_weight,
+    check_one_class,
     compute_losses,
     keras_mask,
     needs_whole_batch,
     takes_class_numbers,
     unwrap_loss,
+    weigh_classes,
 )
 from tfdist.tasks.names import call_symbolically, check_metric_name, outputs_by_name, resolve_loss, resolve_metric
 from tfdist.tasks.own_methods import OwnLoss, overrides, refuse_own_methods
@@ -122,7 +124,10 @@ class Supervised(Task):
                 "supervised.Supervised.loss = 'mean_squared_error'.",
                 error_id="no-loss",
             )
-        if any(isinstance(one, str) for one in [*self._losses.values(), *(b for _, b in self._metrics)]):
+        if any(
+            isinstance(getattr(one, "build", one), str)
+            for one in [*self._losses.values(), *(b for _, b in self._metrics)]
+        ):
             self._resolve_names(model, structure)
 
     def _resolve_names(self, model: keras.Model, structure: Any) -> None:
@@ -132,13 +137,7 @@ class Supervised(Task):
         targets = self._targets(symbols)
         shapes = {name: (targets[name], outputs[name]) for name in self._names if name in targets}
         self._losses = {name: resolve_loss(one, *shapes[name]) for name, one in self._losses.items()}
-        for _, builder in self._metrics:
-            if isinstance(builder, str):
-                check_metric_name(builder)
-        self._metrics = [
-            (name, functools.partial(resolve_metric, b, *shapes[name]) if isinstance(b, str) else b)
-            for name, b in self._metrics
-        ]
+        self._metrics = [(name, _resolve_builder(b, shapes.get(name, ()))) for name, b in self._metrics]
 
     def inputs(self, examples: Any) -> Any:
         """x of (x, y, …)."""
@@ -393,6 +392,16 @@ def _apply_mask(weights: tf.Tensor | None, mask: tf.Tensor) -> tf.Tensor:
         return mask
     widest = max(mask.shape.rank, weights.shape.rank)
     return with_trailing_axes(mask, widest) * with_trailing_axes(weights, widest)
+
+
+def _resolve_builder(builder: Any, shapes: Sequence[Any]) -> Callable[[], keras.metrics.Metric]:
+    """The builder of a metric, of a name perhaps, for such symbolic targets and outputs."""
+    if isinstance(builder, Weighted):
+        return dataclasses.replace(builder, build=_resolve_builder(builder.build, shapes))
+    if not isinstance(builder, str):
+        return builder
+    check_metric_name(builder)
+    return functools.partial(resolve_metric, builder, *shapes)
 
 
 def _check_builder(builder: Any) -> Callable[[], keras.metrics.Metric] | str:

@@ -1,7 +1,7 @@
-"""Writes and reads result.json, the one file that says how a run ended.
+"""Writes and reads result.json, which says how a run ended, and run.json, which says where its starts resumed.
 
-Invariant: the file is written last and whole or not at all, so that a program which finds it may believe it. The chief
-calls `write_result` at the end of `experiment.train`; whoever continues in a run directory calls `read_result`.
+Invariant: result.json is written last and whole or not at all, so that a program which finds it may believe it. The
+chief calls `write_result` at the end of `experiment.train`; whoever continues in a run directory calls `read_result`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 
 from tfdist.requirements import installed_tensorflow
 from tfdist.storage import files
+from tfdist.telemetry.facts import now
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.records import load_record
+from tfdist.telemetry.records import DamagedFileError, Warn, load_record, read_record
 from tfdist.telemetry.run_directory import RunDirectory
 
 TRAIN, TUNE = "train", "tune"
@@ -125,6 +126,29 @@ def read_mode(run: RunDirectory) -> str | None:
 def read_result(run: RunDirectory) -> RunResult | None:
     """What result.json of a training holds; None where there is none. Raises UserError where it is damaged."""
     return load_record(run.result, RunResult)
+
+
+def read_starts(directory: RunDirectory, warn: Warn) -> Starts:
+    """What earlier starts left; nothing where there was none, or the file is damaged."""
+    return read_record(directory.starts, Starts, warn) or Starts(settings={}, starts=())
+
+
+def find_checkpoint_dir(path: str) -> str | None:
+    """Where the last start of the run in `path` kept its checkpoints, where that is not in `path` itself."""
+    try:
+        found = load_record(RunDirectory(path).starts, Starts)
+    except DamagedFileError:  # of which whoever takes the directory warns
+        return None
+    return None if found is None else found.checkpoint_dir
+
+
+def record_start(
+    directory: RunDirectory, settings: Mapping[str, str], earlier: Sequence[Start], *, step: int, lost_steps: int
+) -> None:
+    """Adds a start to the `earlier` ones."""
+    starts = [*earlier, Start(now(), step, lost_steps)]
+    content = Starts(settings=dict(settings), starts=starts, checkpoint_dir=directory.checkpoint_dir)
+    files.write_atomic(directory.starts, to_json(content, indent=2) + "\n")
 
 
 def versions() -> dict[str, str]:

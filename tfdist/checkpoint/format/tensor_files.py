@@ -3,24 +3,32 @@
 Invariant: what `plan_files` lays out is a valid safetensors file
 (https://github.com/huggingface/safetensors#format): eight bytes with the header's length, the header in JSON, then the
 tensors without holes. The data begins at a multiple of 64 bytes, as does every tensor whose size is such a multiple;
-the others begin at a multiple of their item's size. The snapshot plans with this, restore reads with it.
+the others begin at a multiple of their item's size. Size and CRC32C of every file are found right on the very bytes
+that become the arrays, before any of them is handed out, unless another has verified them for the caller. The snapshot
+plans with this, catalog and restore read with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import functools
 import itertools
 import json
 import math
+import mmap
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from tfdist.checkpoint.format.manifest import DamagedCheckpoint
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint, Manifest, StoredFile
 from tfdist.errors import UserError
+from tfdist.storage import files
+from tfdist.storage.contents import crc32c
 from tfdist.telemetry.json_text import from_json
 
 ALIGNMENT = 64
@@ -163,3 +171,75 @@ def _make_array(data: memoryview, entry: dict[str, Any]) -> np.ndarray:
     array = np.frombuffer(data, np.uint8).view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
     array.flags.writeable = False
     return array
+
+
+_MOST_THREADS = 8
+
+
+def read_files(
+    path: str, manifest: Manifest, *, verify: bool = True, wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, np.ndarray]:
+    """The tensors of the checkpoint at `path` that are `wanted`, not to be written to.
+
+    Raises:
+      DamagedCheckpoint: naming the file and what was wrong with it.
+      OSError: the store does not answer.
+    """
+    threads = ThreadPoolExecutor(max(1, min(_MOST_THREADS, len(manifest.files))), "tfdist-restore")
+    with threads:
+        read = [threads.submit(_read_file, path, file, verify, wanted) for file in manifest.files]
+        tensors = {name: array for future in read for name, array in future.result().items()}
+    if len(tensors) != manifest.num_tensors:
+        raise DamagedCheckpoint(f"its files hold {len(tensors):,} tensors instead of {manifest.num_tensors:,}")
+    return {name: array for name, array in tensors.items() if array is not None}
+
+
+def _read_file(
+    path: str, file: StoredFile, verify: bool, wanted: Callable[[str], bool]
+) -> dict[str, np.ndarray | None]:
+    """None for each that is not wanted."""
+    try:
+        if not verify and files.is_remote(path):
+            return read_wanted(functools.partial(_read_range, path, file), wanted)
+        data = _read_bytes(files.join(path, file.name), file.num_bytes)
+        if verify and (found := crc32c(data)) != file.crc32c:
+            raise DamagedCheckpoint(f"its checksum is {found:08x} instead of {file.crc32c:08x}")
+        tensors = read(data)
+        kept = {name: array for name, array in tensors.items() if wanted(name)}
+        if len(kept) < len(tensors) and files.is_remote(path):  # what is not wanted is to go
+            kept = {name: _copy_array(array) for name, array in kept.items()}
+        return dict.fromkeys(tensors) | kept
+    except DamagedCheckpoint as error:
+        raise DamagedCheckpoint(f"{file.name}: {error}") from error
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{file.name}: it is missing") from error
+    except OSError as error:
+        if error.errno != errno.EIO or files.is_remote(path):  # a server that fails may answer tomorrow
+            raise
+        raise DamagedCheckpoint(f"{file.name}: it cannot be read: {error}") from error
+
+
+def _copy_array(array: np.ndarray) -> np.ndarray:
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+def _read_range(path: str, file: StoredFile, first: int, count: int) -> memoryview:
+    if first + count > file.num_bytes:
+        raise DamagedCheckpoint(f"its header speaks of {first + count:,} bytes, and it has {file.num_bytes:,}")
+    data = np.empty(count, np.uint8)
+    files.read_into(files.join(path, file.name), data, first=first)
+    return data.data
+
+
+def _read_bytes(path: str, num_bytes: int) -> memoryview:
+    found = files.stat(path).num_bytes
+    if found != num_bytes:
+        raise DamagedCheckpoint(f"it has {found:,} bytes instead of {num_bytes:,}")
+    if not files.is_remote(path):
+        with open(path, "rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_READ))
+    data = np.empty(num_bytes, np.uint8)
+    files.read_into(path, data)
+    return data.data

@@ -21,14 +21,14 @@ from tfdist.checkpoint import catalog
 from tfdist.checkpoint.catalog import Entry, list_checkpoints, new_path
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.checkpoint.state import EventSink, State
+from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write import snapshot as snapshots
-from tfdist.checkpoint.write.parts import Part
-from tfdist.checkpoint.write.writer import Snapshot, write_checkpoint
+from tfdist.checkpoint.write.writer import Part, Snapshot, write_checkpoint
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.storage.lease import LeaseLostError
 from tfdist.telemetry import heartbeat
+from tfdist.telemetry.events import EventLog
 
 LEAST_WAIT_SECONDS = 0.1  # a shorter one costs nothing that is worth a warning
 _NICENESS = 5  # training's threads go first
@@ -68,7 +68,7 @@ class CheckpointManager:
         policy: CheckpointPolicy,
         *,
         identity: Mapping[str, Any],
-        tell: EventSink,
+        tell: EventLog,
         still_ours: Callable[[], None] = lambda: None,
         part: Part | None = None,
     ) -> None:

@@ -58,7 +58,6 @@ class Evaluator:
         self._pace = Pace(strategy, None)
         self._begin = traced(lambda: strategy.run(self._reset))
         self._advance = traced(self._steps, reduce_retracing=True)
-        self._pass_over = traced(self._find_unused)
         self._end = traced(lambda: strategy.first_local(strategy.run(self._results)))
 
     def evaluate(self, votes: Votes = Vote, hooks: Callbacks | None = None) -> dict[str, Any] | None:
@@ -86,10 +85,12 @@ class Evaluator:
             if step < self._num_steps and wanted.leave:
                 return None
             if hooks and self._strategy.any_worker(hooks.wants_evaluation_stop):
-                self._pass_over(self._iterator, np.array(self._num_steps - step, np.int32))
+                results = self._read()
+                self._call(self._num_steps - step, Vote())  # on to where the next pass begins
                 break
             heartbeat.beat(heartbeat.EVALUATING)
-        results = self._read()
+        else:
+            results = self._read()
         heartbeat.beat(heartbeat.BETWEEN)
         if "loss" not in results and not self._has_noted:
             self._has_noted = True
@@ -130,15 +131,6 @@ class Evaluator:
         return self._strategy.first_local(
             self._strategy.run(lambda w: self._strategy.sum_over_replicas([w])[0], args=(votes,))
         )
-
-    def _find_unused(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> None:
-        """Reads on to where the next pass begins."""
-
-        def step(index: tf.Tensor) -> tuple[tf.Tensor]:
-            with tf.control_dependencies(tf.nest.flatten(next(iterator), expand_composites=True)):
-                return (index + 1,)
-
-        tf.while_loop(lambda i: i < num_steps, step, [tf.constant(0)], parallel_iterations=1)
 
     def _reset(self) -> None:
         self._metrics.reset()

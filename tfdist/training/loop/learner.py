@@ -20,7 +20,6 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.recipes.recompute import AUTO, choose_layers
-from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task, symbolic_inputs
 from tfdist.telemetry import heartbeat
@@ -36,6 +35,7 @@ from tfdist.training.step.optimizer import build_optimizer
 from tfdist.training.step.precision import LossScale, traced
 from tfdist.training.step.randomness import separate_replicas
 from tfdist.training.step.state import Learner
+from tfdist.training.watch.equality import check_agreement
 from tfdist.user_code import where_defined
 
 MOST_ROWS = 32

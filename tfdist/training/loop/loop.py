@@ -30,7 +30,7 @@ from tfdist.training.loop.best import find_best_metric
 from tfdist.training.loop.boundaries import NUM_VOTES, Outcome, Pace, Vote, mean_losses
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, to_python
-from tfdist.training.recovery.recovery import Opened, Position, version_error
+from tfdist.training.recovery.recovery import Checkpoint, Opened, version_error
 from tfdist.training.run.assembly import Training, xla_trial
 from tfdist.training.run.tuned import Call
 from tfdist.training.step.optimizer import learning_rate
@@ -84,7 +84,7 @@ class Loop:
         self._learner = training.learner
         self._rate_factor = training.rate_factor
         self._boundaries = training.boundaries
-        self._recovery, self._start, self._checkpoint = opened.recovery, opened.start, opened.checkpoint
+        self._recovery, self._start = opened.recovery, opened.start
         self._saves_at_begin = settings.goes_back
         self._step = step
         self._xla_trial = xla_trial(training, step)
@@ -115,11 +115,10 @@ class Loop:
         """Trains; raises DivergedError when the loss or a gradient is not finite and nothing can skip it."""
         outcome, boundaries = self._outcome, self._boundaries
         if self._recovery is not None:
-            self._recovery.begin()
+            self._recovery.schedule.begin(time.monotonic())  # the time to the next checkpoint counts from now on
         self._callbacks.train_begin(None if self._start is None else self._next_epoch_end(self._start))
-        if self._checkpoint is not None:
-            self._checkpoint.restore()
         if self._start is not None:
+            self._start.restore()
             self._continue_from(self._start)
         if self._saves_at_begin and self._recovery is not None and (self._start is None or not self._start.values):
             self._save()
@@ -137,7 +136,7 @@ class Loop:
                 if self._wanted.save and not at_boundary:
                     self._save()
             self._finish_boundary()
-        if self._recovery is not None and self._diverged is None and not self._recovery.has_saved(outcome.step):
+        if self._recovery is not None and self._diverged is None and self._recovery.saved_step != outcome.step:
             self._save()  # what follows can be done again from here
         else:
             self._check_equality()
@@ -154,13 +153,13 @@ class Loop:
             raise self._diverged  # no callback has put back weights of before
         return outcome
 
-    def _next_epoch_end(self, start: Position) -> int | None:
+    def _next_epoch_end(self, start: Checkpoint) -> int | None:
         """The epoch whose end callbacks see next, of a run that was begun before."""
         if not start.values or not start.step:
             return None
         return (start.step - bool(start.values.get("boundary_is_due"))) // self._boundaries.steps_per_epoch
 
-    def _continue_from(self, start: Position) -> None:
+    def _continue_from(self, start: Checkpoint) -> None:
         """Puts the loop where `_save` found it; the variables are there already."""
         values = dict(start.values)
         self._outcome.step = self._timed_from = start.step
@@ -230,7 +229,7 @@ class Loop:
             "stop": self._wanted.stop,
         }
         numbers = {name: value for name, value in self._logs().items() if isinstance(value, (int, float))}
-        self._recovery.save(Position(outcome.step, values, arrays), numbers)
+        self._recovery.save(outcome.step, values, arrays, numbers)
         self._wanted = Vote()
 
     def _leave(self, *, boundary_is_due: bool) -> NoReturn:
@@ -271,8 +270,8 @@ class Loop:
         if self._stops_after_batch:
             return self._outcome.step + 1
         stops = [boundary, self._outcome.step + self._pace.steps_per_call]
-        if self._recovery is not None and (checkpoint := self._recovery.next_boundary(self._outcome.step)) is not None:
-            stops.append(checkpoint)
+        if self._recovery is not None:
+            stops.append(self._recovery.schedule.next_boundary(self._outcome.step) or boundary)
         if (edge := self._profiler.next_edge(self._outcome.step)) is not None:
             stops.append(edge)
         return min(stops)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,13 +18,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint import restore
+from tfdist.checkpoint.policy import Schedule
 from tfdist.checkpoint.preemption import Preemption
-from tfdist.checkpoint.schedule import Schedule
-from tfdist.checkpoint.state import EventSink, State
+from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError, UserError
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry import heartbeat
+from tfdist.telemetry.events import EventLog
 from tfdist.training.loop.boundaries import Vote
 from tfdist.training.step.randomness import read_generators, set_generators
 from tfdist.training.step.state import MODEL, OPTIMIZER, SEEDS, ModelState, TrainingState
@@ -33,19 +35,11 @@ MOST_SHOWN = 20  # variables in one message
 OWN_PREFIXES = (MODEL, SEEDS, OPTIMIZER, "loss_scale/", "metrics/")
 
 
-@dataclasses.dataclass(frozen=True)
-class Position:
-    """What the loop has to know besides the variables; `arrays` are what `values` refers to by name."""
-
-    step: int
-    values: Mapping[str, Any]
-    arrays: Mapping[str, np.ndarray]
-
-
+@dataclasses.dataclass(kw_only=True)
 class Recovery:
     """The survival of one run, on one worker.
 
-    Args:
+    Attributes:
       strategy: connected.
       state: of the run.
       manager: on the chief, and where all workers write on every one; None elsewhere.
@@ -54,95 +48,76 @@ class Recovery:
       exit_status: of a process that left after saving; one that Ctrl-C had leave has EXIT_INTERRUPTED.
       start_step: of the checkpoint that the run resumes from; None where it begins.
       all_write: every worker stores its share.
+      saved_step: of the last checkpoint; -1 before the first.
     """
 
-    def __init__(
-        self,
-        *,
-        strategy: Strategy,
-        state: TrainingState,
-        manager: CheckpointManager | None,
-        schedule: Schedule,
-        preemption: Preemption,
-        exit_status: int = EXIT_PREEMPTED,
-        start_step: int | None = None,
-        all_write: bool = False,
-    ) -> None:
-        self._strategy = strategy
-        self._state = state
-        self._manager = manager
-        self._schedule = schedule
-        self._preemption = preemption
-        self._exit_status = exit_status
-        self._start_step = start_step
-        self._all_write = all_write
-        self._saved_step = -1
+    strategy: Strategy
+    state: TrainingState
+    manager: CheckpointManager | None
+    schedule: Schedule
+    preemption: Preemption
+    exit_status: int = EXIT_PREEMPTED
+    start_step: int | None = None
+    all_write: bool = False
+    saved_step: int = -1
 
     def prepare(self) -> None:
         """Has the memory allocated that saving takes. A collective."""
-        tensors = self._with_arrays(self._state.tensors(), read_generators()[1])
-        if self._manager is not None:
-            self._manager.prepare(self._share(tensors))
-
-    def begin(self) -> None:
-        """The time to the next checkpoint counts from now on, not from when the run was built."""
-        self._schedule.begin(time.monotonic())
-
-    def next_boundary(self, step: int) -> int | None:
-        """The next step at which a call has to end for a checkpoint; the same on every worker."""
-        return self._schedule.next_boundary(step)
+        tensors = self._with_arrays(self.state.tensors(), read_generators()[1])
+        if self.manager is not None:
+            self.manager.prepare(self._share(tensors))
 
     def votes(self, step: int) -> Vote:
         """What this worker wants once `step` steps are done."""
-        due = self._strategy.topology.is_chief and self._schedule.is_due(step, time.monotonic())
-        return Vote(leave=self._preemption.reason is not None, save=due)
+        due = self.strategy.topology.is_chief and self.schedule.is_due(step, time.monotonic())
+        return Vote(leave=self.preemption.reason is not None, save=due)
 
     def check(self) -> None:
         """Surfaces what became of earlier checkpoints."""
-        if self._manager is not None:
-            self._manager.check()
+        if self.manager is not None:
+            self.manager.check()
 
-    def save(self, position: Position, metrics: Mapping[str, float]) -> None:
+    def save(
+        self, step: int, values: Mapping[str, Any], arrays: Mapping[str, np.ndarray], metrics: Mapping[str, float]
+    ) -> None:
         """Copies the state, to be written while training continues. A collective.
 
         Args:
-          position: with the variables, all that there is to save.
+          step: that is done.
+          values: with the variables, all that there is to save.
+          arrays: that `values` refers to by name.
           metrics: of this step, for what is kept as the best.
         """
         begun = time.monotonic()
         heartbeat.beat(heartbeat.SAVING)
-        tensors = self._state.tensors()
-        if self._manager is not None:
-            drawn, arrays = read_generators()
-            stored = self._share(self._with_arrays(tensors, {**position.arrays, **arrays}))
-            self._manager.save(State(position.step, stored, {**position.values, RANDOM: drawn}), metrics=metrics)
-            self._schedule.note_write(self._manager.last_write_seconds)
+        tensors = self.state.tensors()
+        if self.manager is not None:
+            drawn, drawn_arrays = read_generators()
+            stored = self._share(self._with_arrays(tensors, {**arrays, **drawn_arrays}))
+            self.manager.save(State(step, stored, {**values, RANDOM: drawn}), metrics=metrics)
+            self.schedule.note_write(self.manager.last_write_seconds)
         now = time.monotonic()
-        self._schedule.note_save(position.step, now, cost_seconds=now - begun)
-        self._saved_step = position.step
+        self.schedule.note_save(step, now, cost_seconds=now - begun)
+        self.saved_step = step
         heartbeat.beat(heartbeat.BETWEEN)
 
     def _with_arrays(self, tensors: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """All that is saved; what the processes each have besides the variables is the chief's."""
-        return {**tensors, **arrays} if self._strategy.topology.is_chief else tensors
+        return {**tensors, **arrays} if self.strategy.topology.is_chief else tensors
 
     def _share(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         """What this worker stores of all that it has."""
-        topology = self._strategy.topology
-        if not self._all_write:
+        topology = self.strategy.topology
+        if not self.all_write:
             return tensors
         beside = {name: each for name, each in tensors.items() if not name.startswith(OWN_PREFIXES)}
-        return self._state.share(tensors, worker=topology.worker_index, count=topology.num_workers) | beside
-
-    def has_saved(self, step: int) -> bool:
-        """Whether the last checkpoint is of this step."""
-        return self._saved_step == step
+        return self.state.share(tensors, worker=topology.worker_index, count=topology.num_workers) | beside
 
     @property
     def newest_step(self) -> int | None:
         """The step that a start of this run would resume from, as the chief knows it; None: it would begin anew."""
-        committed = None if self._manager is None else self._manager.last_committed_step
-        return max((step for step in (self._start_step, committed) if step is not None), default=None)
+        committed = None if self.manager is None else self.manager.last_committed_step
+        return max((step for step in (self.start_step, committed) if step is not None), default=None)
 
     def pause(self, step: int, *, because: str) -> None:
         """Waits until all is stored, on all workers.
@@ -153,13 +128,13 @@ class Recovery:
         heartbeat.beat(heartbeat.SAVING)
         problem: UserError | None = None
         try:
-            if self._manager is not None:
-                self._manager.wait()
+            if self.manager is not None:
+                self.manager.wait()
         except UserError as error:  # with on_error = 'stop'
             problem = error
-        is_chief = self._strategy.topology.is_chief
+        is_chief = self.strategy.topology.is_chief
         is_lost = problem is not None or (is_chief and self.newest_step != step)
-        if self._strategy.any_worker(is_lost):  # nobody goes before it is stored
+        if self.strategy.any_worker(is_lost):  # nobody goes before it is stored
             lost = (
                 self._describe_loss(step)
                 if is_chief
@@ -179,28 +154,32 @@ class Recovery:
 
     def leave(self, step: int) -> NoReturn:
         """`pause`, and raises PreemptedError, or NotSavedError."""
-        reason = self._preemption.reason or "another worker has to leave"
+        reason = self.preemption.reason or "another worker has to leave"
         self.pause(step, because=reason)
         raise PreemptedError(
             f"Left at step {step:,} after saving, because {reason}. The same command resumes from there.",
-            exit_status=EXIT_INTERRUPTED if self._preemption.is_interrupt else self._exit_status,
+            exit_status=EXIT_INTERRUPTED if self.preemption.is_interrupt else self.exit_status,
         )
 
 
 class Checkpoint:
-    """A checkpoint that fits and whose variables are not in place yet; holds them in memory until they are.
+    """Where a run resumes; variables that are not in place yet are in memory until they are.
 
-    Attributes:
-      position: where it leaves the run.
-
-    Args:
-      position: the same.
+    Args, attributes:
+      step: that was done.
+      values: of the loop; empty where a step alone is given, and nothing was saved.
+      arrays: that `values` refers to by name.
       assign: puts the variables and the generators' states in place. A collective.
     """
 
-    def __init__(self, position: Position, assign: Callable[[], None]) -> None:
-        self.position = position
-        self._assign: Callable[[], None] | None = assign
+    def __init__(
+        self,
+        step: int,
+        values: Mapping[str, Any] = types.MappingProxyType({}),
+        arrays: Mapping[str, np.ndarray] = types.MappingProxyType({}),
+        assign: Callable[[], None] | None = None,
+    ) -> None:
+        self.step, self.values, self.arrays, self._assign = step, values, arrays, assign
 
     def restore(self, *, again: bool = False) -> None:
         """Puts the state in place, `again` if it will be called once more; later calls do nothing. A collective."""
@@ -214,17 +193,15 @@ class Opened(NamedTuple):
 
     Attributes:
       recovery: of the run; None saves nothing.
-      start: where it resumes; None begins it.
+      start: where it resumes, to restore once the callbacks have seen what the run began with; None begins it.
       lost_steps: how many steps after that are known to have been done before, on the chief.
       state: of the run.
-      checkpoint: of `start`, to restore once the callbacks have seen what the run began with; None where there is none.
     """
 
     recovery: Recovery | None
-    start: Position | None
+    start: Checkpoint | None
     lost_steps: int
     state: TrainingState
-    checkpoint: Checkpoint | None
 
 
 def load_checkpoint(
@@ -233,7 +210,7 @@ def load_checkpoint(
     read: Callable[[], State | None],
     *,
     partial: bool,
-    tell: EventSink,
+    tell: EventLog,
     only_model: bool = False,
 ) -> Checkpoint | None:
     """Reads a checkpoint for every worker; None where there is none.
@@ -272,7 +249,7 @@ def load_checkpoint(
             except (KeyError, TypeError, ValueError) as error:
                 raise version_error(header["step"], error) from error
 
-    return Checkpoint(Position(header["step"], header["values"], others), assign)
+    return Checkpoint(header["step"], header["values"], others, assign)
 
 
 def version_error(step: int, error: Exception) -> UserError:
@@ -314,7 +291,7 @@ def _read_by_all(
 
 
 def _select(
-    found: State | None, state: TrainingState | ModelState, *, partial: bool, tell: EventSink, only_model: bool
+    found: State | None, state: TrainingState | ModelState, *, partial: bool, tell: EventLog, only_model: bool
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What of a checkpoint is to be put in place."""
     if found is None:
@@ -331,7 +308,7 @@ def _select(
     return {"step": found.step, "values": {} if only_model else dict(found.values)}, arrays
 
 
-def log_left_out(tell: EventSink, lines: Sequence[str], source: str) -> None:
+def log_left_out(tell: EventLog, lines: Sequence[str], source: str) -> None:
     """Says what a partial restore has left out of `source`; nothing where all fitted."""
     if not lines:
         return

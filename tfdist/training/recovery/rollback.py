@@ -23,7 +23,7 @@ from tfdist.storage import files
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import load_record
-from tfdist.training.recovery.recovery import Position
+from tfdist.training.recovery.recovery import Checkpoint
 
 MORE_MICROBATCHES = 2
 
@@ -105,7 +105,7 @@ class Rollbacks:
         """How many times as many microbatches there are as at the beginning."""
         return math.prod(each.microbatches for each in self._failures)
 
-    def check_start(self, start: Position | None) -> None:
+    def check_start(self, start: Checkpoint | None) -> None:
         """Raises DivergedError where a run that goes back has no checkpoint: the weights are those that failed."""
         if self.has_gone_back and (start is None or not start.values):
             raise DivergedError(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 import signal
 import uuid
@@ -18,32 +17,26 @@ import keras
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
-from tfdist.checkpoint.metadata_server import find_address
-from tfdist.checkpoint.policy import ALL, CheckpointPolicy
-from tfdist.checkpoint.preemption import SIGNALS, Preemption
-from tfdist.checkpoint.schedule import Schedule
-from tfdist.checkpoint.state import EventSink, State
+from tfdist.checkpoint.policy import ALL, CheckpointPolicy, Schedule
+from tfdist.checkpoint.preemption import SIGNALS, Preemption, find_address
+from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write.manager import CheckpointManager
-from tfdist.checkpoint.write.parts import Part
+from tfdist.checkpoint.write.writer import Part
 from tfdist.errors import PreemptedError, UserError
 from tfdist.storage import files
-from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry import heartbeat
+from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.result import versions
-from tfdist.training.recovery.recovery import (
-    Checkpoint,
-    Opened,
-    Position,
-    Recovery,
-    load_checkpoint,
-    log_left_out,
-)
+from tfdist.training.recovery.recovery import Checkpoint, Opened, Recovery, load_checkpoint
 from tfdist.training.recovery.weights import (
     FILES,
+    Found,
     find_checkpoint,
+    find_on_chief,
     list_checkpoint_dirs,
     load_weights,
+    put_weights,
     rename_variables,
 )
 from tfdist.training.run.assembly import Training
@@ -91,8 +84,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     steps_per_epoch = training.boundaries.steps_per_epoch
     heartbeat.beat(heartbeat.RESTORING)
     state = TrainingState(run.strategy, learner)
-    checkpoint, lost = _load_newest(training, state) if policy is not None else (None, 0)
-    start = None if checkpoint is None else checkpoint.position
+    start, lost = _load_newest(training, state) if policy is not None else (None, 0)
     if start is None:
         if policy is not None:
             run.strategy.on_chief(lambda: _check_none_is_damaged(run), "The checkpoints cannot be read")
@@ -104,9 +96,9 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     if start is None and path is not None:
         _load_start_weights(run, learner, state, path, names=names, partial=partial)
     if start is None and run.request.initial_epoch:
-        start = Position(run.request.initial_epoch * steps_per_epoch, {}, {})
+        start = Checkpoint(run.request.initial_epoch * steps_per_epoch)
     if policy is None:
-        yield Opened(None, start, lost, state, None)
+        yield Opened(None, start, lost, state)
         return
     with contextlib.ExitStack() as stack:
         manager, part = None, _plan_part(run, policy, is_sharded=state.is_sharded)
@@ -137,7 +129,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
             all_write=part is not None,
         )
         recovery.prepare()
-        yield Opened(recovery, start, lost, state, checkpoint)
+        yield Opened(recovery, start, lost, state)
 
 
 def _plan_part(run: Run, policy: CheckpointPolicy, *, is_sharded: bool) -> Part | None:
@@ -191,12 +183,12 @@ def _load_newest(training: Training, state: TrainingState) -> tuple[Checkpoint |
             changes.extend(differing_settings(found.manifest.identity.get("settings", {}), run.request.settings()))
         return found
 
-    checkpoint = load_checkpoint(run.strategy, state, read, partial=settings.accept_changes, tell=run.events)
-    if checkpoint is not None:
-        start = checkpoint.position
+    start = load_checkpoint(run.strategy, state, read, partial=settings.accept_changes, tell=run.events)
+    if start is not None:
         # The checkpoint's rate counts, which a callback may have changed, unless another one was set and accepted.
         if run.strategy.any_worker(any(map(concerns_optimizer, changes))):
-            checkpoint = Checkpoint(start, functools.partial(_restore_but_rates, checkpoint, optimizer))
+            restore_all = functools.partial(_restore_but_rates, start, optimizer)
+            start = Checkpoint(start.step, start.values, start.arrays, restore_all)
         if run.topology.is_chief and not files.exists(run.directory.starts):
             run.warn_of_file(f"{run.directory.starts} is missing: goodput counts from this start on.")
         logged = start.step - 1 if start.values.get("boundary_is_due") else start.step
@@ -212,7 +204,7 @@ def _load_newest(training: Training, state: TrainingState) -> tuple[Checkpoint |
             message=f"Resuming at step {start.step:,}, from the checkpoint in {directory}.{again}",
             lost_steps=lost,
         )
-    return checkpoint, lost
+    return start, lost
 
 
 def _restore_but_rates(checkpoint: Checkpoint, optimizer: keras.optimizers.Optimizer) -> None:
@@ -251,44 +243,14 @@ def _load_start_weights(
 ) -> None:
     """Loads the model's variables alone; the optimizer begins anew."""
     path = _normalize(path)
-    if path.endswith(FILES):
-        _load_on_all(run, learner, path, partial=partial)
-        found = path
-    else:
-        checkpoint = load_checkpoint(
-            run.strategy,
-            state,
-            lambda: rename_variables(_load_state(path, run.events), state.specs(), names),
-            partial=partial,
-            tell=run.events,
-            only_model=True,
-        )
-        assert checkpoint is not None
-        checkpoint.restore()
-        found = f"step {checkpoint.position.step:,} of {path}"
-    run.events.info("weights_loaded", message=f"Beginning with the weights of {found}.", path=path)
-
-
-def _load_on_all(run: Run, learner: Learner, path: str, *, partial: bool) -> None:
-    """Loads a file of weights: the chief reads and sends it; every worker reads where each has parts of variables.
-
-    Raises:
-      UserError: it cannot be read, or the workers read different ones; on every worker.
-    """
-    strategy, failed = run.strategy, f"{path} cannot be read"
-    load = functools.partial(load_weights, learner.model, path, partial=partial)
-    if learner.shards is None:
-        left_out = strategy.on_chief(load, failed)
-        strategy.send_variables(learner.model.variables)
-    else:
-        digest = strategy.on_every_worker(lambda: hashlib.sha256(files.read(path)).hexdigest(), failed)
-        check_agreement(strategy, lambda: {f"sha256 of {path}": digest})
-        left_out = strategy.on_every_worker(load, failed)
-    log_left_out(run.events, left_out or [], path)
+    found = find_on_chief(run, lambda: _find_start(path, run.events))
+    put_weights(run, learner.model, found, state=state, names=names, partial=partial)
+    what = path if found.step is None else f"step {found.step:,} of {path}"
+    run.events.info("weights_loaded", message=f"Beginning with the weights of {what}.", path=path)
 
 
 def check_weights(
-    model: keras.Model, path: str, *, names: Mapping[str, str] | None = None, partial: bool, tell: EventSink
+    model: keras.Model, path: str, *, names: Mapping[str, str] | None = None, partial: bool, tell: EventLog
 ) -> None:
     """Raises UserError where what `start_from` names does not fit a model; the model's variables may change.
 
@@ -299,22 +261,21 @@ def check_weights(
       partial: whether what does not fit is left out.
       tell: gets a warning of each damaged checkpoint that is passed over.
     """
-    path = _normalize(path)
-    if path.endswith(FILES):
-        load_weights(model, path, partial=partial)
+    found = _find_start(_normalize(path), tell)
+    if found.state is None:
+        load_weights(model, found.path, partial=partial)
         return
     specs = ModelState(model).specs()
-    there = rename_variables(_load_state(path, tell), specs, names).tensors
+    there = rename_variables(found.state, specs, names).tensors
     of_model = {name: array for name, array in there.items() if name.startswith(MODEL)}
     restore.match_tensors(of_model, specs, partial=partial)
 
 
-def _load_state(path: str, tell: EventSink) -> State:
-    found = find_checkpoint(path, "train.start_from", tell=tell)
+def _find_start(path: str, tell: EventLog) -> Found:
+    found = Found(path) if path.endswith(FILES) else find_checkpoint(path, "train.start_from", tell=tell)
     if found is None:  # which `check_start_from` saw there
         raise UserError(f"No checkpoint in train.start_from = {path!r} is whole.")
-    assert found.state is not None
-    return found.state
+    return found
 
 
 def _normalize(path: str) -> str:

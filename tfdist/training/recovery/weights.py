@@ -7,11 +7,13 @@ checkpoint, has every byte that it was written with. Whatever is not found is a 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import os
 import re
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import keras
 
@@ -19,16 +21,18 @@ from tfdist.checkpoint import catalog, restore
 from tfdist.checkpoint.catalog import Entry, list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.checkpoint.state import EventSink, State
+from tfdist.checkpoint.restore import State
 from tfdist.errors import UserError
 from tfdist.recipes.lora import adapter_bytes, keep_adapters, read_adapter
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
+from tfdist.telemetry.events import EventLog
+from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.recovery.recovery import load_checkpoint
+from tfdist.training.recovery.recovery import load_checkpoint, log_left_out
 from tfdist.training.run.run import Run
-from tfdist.training.run.starts import find_checkpoint_dir
-from tfdist.training.step.state import MODEL, ModelState
+from tfdist.training.step.state import MODEL, ModelState, TrainingState
+from tfdist.training.watch.equality import check_agreement
 from tfdist.user_code import format_exception
 
 BEST, LAST = "best", "last"
@@ -59,7 +63,7 @@ class Found:
         return f"step {self.step:,}{f' ({self.why})' if self.why else ''}, {self.path}"
 
 
-def find_checkpoint(path: str, setting: str, *, tell: EventSink) -> Found | None:
+def find_checkpoint(path: str, setting: str, *, tell: EventLog) -> Found | None:
     """One checkpoint, or the newest whole one of a run directory or a directory of checkpoints; None where there is
     none.
 
@@ -114,12 +118,11 @@ def _find_best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str)
     )
 
 
-def _find_newest(directory: str, otherwise: str, tell: EventSink) -> Found:
+def _find_newest(directory: str, otherwise: str, tell: EventLog) -> Found:
     state = restore.load_newest(directory, tell=tell)
     if state is None:
         raise UserError(otherwise)
-    path = next(path for step, path in reversed(list_paths(directory)) if step == state.step)
-    return Found(path, state.step, state)
+    return Found(state.path or directory, state.step, state)
 
 
 def _load(path: str) -> Found:
@@ -186,9 +189,7 @@ def _list_names(names: Iterable[str]) -> str:
 def export_model(run: Run, model: keras.Model) -> None:
     """Writes export/model.keras, and the adapter of one that is adapted, whole or not at all, on the chief."""
     heartbeat.beat(heartbeat.FINISHING)
-    if not run.topology.is_chief:
-        return
-    if not run.request.keeps:
+    if not run.topology.is_chief or not run.request.keeps:
         return
     with tempfile.TemporaryDirectory(prefix="tfdist-export-") as scratch:
         path = os.path.join(scratch, "model.keras")
@@ -216,10 +217,15 @@ def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy |
     Raises:
       UserError: there is no such thing; on every worker.
     """
+    return find_on_chief(run, lambda: _find(weights, run.directory, policy, run.events, setting))
+
+
+def find_on_chief(run: Run, find: Callable[[], Found]) -> Found:
+    """What `find` gives on the chief; the others learn of it without the values. A collective."""
     found: list[Found] = []
 
     def read() -> tuple[str, int | None, str]:
-        found.append(_find(weights, run.directory, policy, run.events, setting))
+        found.append(find())
         return found[0].path, found[0].step, found[0].why
 
     path, step, why = run.strategy.read_on_chief(read, "The checkpoints cannot be read")
@@ -227,7 +233,7 @@ def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy |
 
 
 def _find(
-    weights: str | int | None, run: RunDirectory, policy: CheckpointPolicy | None, tell: EventSink, setting: str
+    weights: str | int | None, run: RunDirectory, policy: CheckpointPolicy | None, tell: EventLog, setting: str
 ) -> Found:
     if weights is None:
         return find_exported(run, setting)
@@ -250,22 +256,47 @@ def _find(
     )
 
 
-def put_weights(run: Run, model: keras.Model, found: Found) -> None:
+def put_weights(
+    run: Run,
+    model: keras.Model,
+    found: Found,
+    *,
+    state: TrainingState | None = None,
+    names: Mapping[str, str] | None = None,
+    partial: bool = False,
+) -> None:
     """Gives a built model the weights, which the chief reads and sends. A collective.
 
+    Where each worker has parts of variables, every one reads a file.
+
+    Args:
+      run: open.
+      model: built.
+      found: by the chief.
+      state: of a training with this model.
+      names: as in `rename_variables`.
+      partial: leaves out what does not fit, and says what.
+
     Raises:
-      UserError: they do not fit; on every worker.
+      UserError: they do not fit, or the workers read different ones; on every worker.
     """
-    if found.step is None:
-        run.strategy.on_chief(lambda: load_weights(model, found.path), f"{found.path} cannot be read")
-        run.strategy.send_variables(model.variables)
-    else:
-        state = ModelState(model)
-        checkpoint = load_checkpoint(
-            run.strategy, state, lambda: found.state, partial=False, tell=run.events, only_model=True
-        )
+    own = state or ModelState(model)
+    if found.step is not None:
+        read = lambda: found.state and rename_variables(found.state, own.specs(), names)  # noqa: E731
+        checkpoint = load_checkpoint(run.strategy, own, read, partial=partial, tell=run.events, only_model=True)
         assert checkpoint is not None
         checkpoint.restore()
+        return
+    strategy, path, failed = run.strategy, found.path, f"{found.path} cannot be read"
+    load = functools.partial(load_weights, model, path, partial=partial)
+    if state is not None and state.is_sharded:
+        digest = strategy.on_every_worker(lambda: hashlib.sha256(files.read(path)).hexdigest(), failed)
+        check_agreement(strategy, lambda: {f"sha256 of {path}": digest})
+        left_out = strategy.on_every_worker(load, failed)
+    else:
+        left_out = strategy.on_chief(load, failed) or []
+        strategy.send_variables(model.variables)
+    log_left_out(run.events, left_out, path)
 
 
 def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> list[str]:

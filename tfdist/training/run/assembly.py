@@ -20,7 +20,6 @@ from tfdist.errors import OutOfMemoryError, UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.recompute import recompute_layers
-from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.cluster import environment
 from tfdist.tasks.base import Task
@@ -53,7 +52,7 @@ from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import seed_generators, set_seeds
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
-from tfdist.training.watch.equality import check_same_batches
+from tfdist.training.watch.equality import check_agreement, check_same_batches
 
 REASSOCIATING = ("arithmetic_optimization", "constant_folding")  # of TensorFlow's optimizers of graphs
 
@@ -245,33 +244,31 @@ def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) ->
     return run.strategy.distribute(lambda topology: build_pipeline(source, plan, topology, first_step=first_step))
 
 
-def build_step(training: Training) -> TrainStep:
-    """The training step, with what was left to "auto" settled.
+def choose_xla(training: Training) -> tuple[str, list[str]]:
+    """What of the step XLA compiles, and what a trial may try instead while the run goes on. A collective.
 
-    What XLA compiles is settled while the run goes on (`xla_trial`), or was by an earlier start.
-
-    Raises:
-      UserError: the examples do not fit the model.
+    An earlier start may have made the choice.
     """
-    heartbeat.beat(heartbeat.BUILDING)
-    run, settings, learner = training.run, training.settings, training.learner
-    check_examples(training.task, learner.model, training.source, "training")
-    xla = settings.xla
-    if xla == AUTO_XLA:
-        names = xla_variants(run.strategy, learner, deterministic=bool(settings.deterministic))
-        xla = (
-            load_xla_choice(run.strategy, run.directory.tuned, names, run.warn_of_file) if names else None
-        ) or UNCOMPILED
-    return step_of(training, xla)
+    run, settings = training.run, training.settings
+    if settings.xla != AUTO_XLA:
+        return settings.xla, []
+    names = xla_variants(run.strategy, training.learner, deterministic=bool(settings.deterministic))
+    choice = load_xla_choice(run.strategy, run.directory.tuned, names, run.warn_of_file) if names else None
+    # Not where a batch would be cut for want of memory that a variant has taken.
+    return choice or UNCOMPILED, names if choice is None and not settings.splits else []
 
 
-def step_of(training: Training, xla: str) -> TrainStep:
-    """The training step with so much of it compiled by XLA.
+def build_step(training: Training, xla: str | None = None) -> TrainStep:
+    """The training step, with so much of it compiled by XLA; None: as `choose_xla` says.
 
     Raises:
-      UserError: what is trained cannot be trained so.
+      UserError: the examples do not fit the model, or what is trained cannot be trained so.
     """
     run, settings, learner, plan = training.run, training.settings, training.learner, training.plan
+    if xla is None:
+        heartbeat.beat(heartbeat.BUILDING)
+        check_examples(training.task, learner.model, training.source, "training")
+        xla, _ = choose_xla(training)
     compiles_pass, compiles_update = COMPILED[xla]
     check_divisible(learner.model, num_parts=plan.num_replicas * plan.num_microbatches)
     in_order = settings.canonical_replicas is not None
@@ -293,20 +290,16 @@ def step_of(training: Training, xla: str) -> TrainStep:
 
 def xla_trial(training: Training, step: TrainStep) -> XlaTrial | None:
     """What settles `train.xla = "auto"` while the run goes on; None where nothing is open."""
-    run, settings, learner = training.run, training.settings, training.learner
-    if settings.xla != AUTO_XLA or step.compiles_update or step.local.is_compiled:
-        return None
-    if settings.splits:  # a batch would be cut for want of memory that a variant has taken
-        return None
-    names = xla_variants(run.strategy, learner, deterministic=bool(settings.deterministic))
-    if not names or load_xla_choice(run.strategy, run.directory.tuned, names, run.warn_of_file) is not None:
+    run = training.run
+    _, names = choose_xla(training)
+    if not names:
         return None
 
     def variant(name: str) -> TrainStep | None:
-        step = step_of(training, name)
+        step = build_step(training, name)
         with failures.raise_recorded_errors():
             batch = next(stream(run, training.source, training.plan))
-        return step if can_compile(run.strategy, learner, step, batch) else None
+        return step if can_compile(run.strategy, training.learner, step, batch) else None
 
     return XlaTrial(
         run.strategy,

@@ -17,12 +17,11 @@ from tfdist.errors import UserError
 from tfdist.storage import files, lease
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.records import remove_stale
-from tfdist.telemetry.result import TRAIN, TUNE, RunResult, Start, Starts, read_mode, read_result
+from tfdist.telemetry.result import TRAIN, TUNE, RunResult, Start, Starts, read_mode, read_result, read_starts
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import BACKUP, KERAS_FILE
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TrainSettings
-from tfdist.training.run.starts import read_starts
 
 MAY_CHANGE = frozenset(TrainSettings.changeable())
 MAY_CHANGE_BELOW = (

@@ -12,17 +12,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import keras
-from keras.src.trainers import compile_utils
 
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task, symbolic_outputs
-from tfdist.tasks.names import call_symbolically, outputs_by_name
+from tfdist.tasks.names import call_symbolically, outputs_by_name, resolve_metric
 from tfdist.tasks.own_methods import overrides, refuse_own_methods
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, Unweighted, Weighted
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder, symbols_of
@@ -82,8 +81,7 @@ def _build(
 
 def _build_task(model: keras.Model, structure: Any) -> Supervised:
     refuse_own_methods(model)
-    compiled = model._compile_loss
-    if compiled is None and not overrides(model, "compute_loss"):
+    if model._compile_loss is None and not overrides(model, "compute_loss"):
         raise UserError(
             "The model is compiled without a loss. Give compile() one, or write train.task.", error_id="no-loss"
         )
@@ -91,62 +89,47 @@ def _build_task(model: keras.Model, structure: Any) -> Supervised:
         raise UserError(
             "The model is compiled to learn from (x, y), and the data gives no y. Give y, or write train.task."
         )
-    inputs, targets = symbols_of(structure[0]), symbols_of(structure[1])
+    inputs = symbols_of(structure[0])
     if not model.built:
         model(inputs)
-    given = model._compile_metrics
-    own = [] if given is None else [(Unweighted, given._user_metrics), (Weighted, given._user_weighted_metrics)]
+    given = model._compile_config.config
+    loss, weights = given["loss"], given["loss_weights"]
+    own = [(Unweighted, given["metrics"]), (Weighted, given["weighted_metrics"])]
     outputs = _find_outputs(model, inputs)
     if not isinstance(outputs, Mapping):
-        return _build_single_task(compiled, own, keras.tree.flatten(targets)[0], outputs)
-    if compiled is None:
+        (loss, *_), (weight, *_) = keras.tree.flatten(loss), keras.tree.flatten(weights)
+        metrics = [kind(one) for kind, some in own for one in _build_metrics(keras.tree.flatten(some))]
+        loss_weights = None if weight is None else {ONLY_OUTPUT: weight}
+        return Supervised(loss=_find_loss(loss), loss_weights=loss_weights, metrics=metrics)
+    if loss is None:
         raise UserError(
             "The model has several outputs and is compiled without a loss. Give compile() one, or write train.task.",
             error_id="no-loss",
         )
-    losses = _by_output(compiled._user_loss, outputs, "loss", every=True)
-    if len(losses) == 1 and not keras.tree.is_nested(targets):  # which Keras gives to the only output with a loss
-        targets = dict.fromkeys(losses, targets)
-    named_targets = _by_output(targets, outputs, "y")
-    weights = _by_output(compiled._user_loss_weights, outputs, "loss_weights")
+    losses = {n: _find_loss(one) for n, one in _by_output(loss, outputs, "loss", every=True).items()}
+    weights = _by_output(weights, outputs, "loss_weights")
     by_output: dict[str, list[Any]] = {name: [] for name in losses}
     for kind, metrics in own:
         for name, some in _by_output(metrics, outputs, "metrics").items():
-            made = [
-                functools.partial(_rebuild_metric, one, named_targets[name], outputs[name]) for one in _as_list(some)
-            ]
-            by_output.setdefault(name, []).extend(map(kind, made))
+            each = some if isinstance(some, list | tuple) else [some]
+            by_output.setdefault(name, []).extend(map(kind, _build_metrics(each)))
     by_output = {name: some for name, some in by_output.items() if some or name in losses}
-    made_losses = {n: compile_utils.get_loss(one, named_targets[n], outputs[n]) for n, one in losses.items()}
-    unreduced = [name for name, loss in made_losses.items() if loss.reduction in ("none", None)]
-    if unreduced and len(made_losses) > 1:
+    unreduced = [name for name, one in losses.items() if getattr(one, "reduction", "mean") in ("none", None)]
+    if unreduced and len(losses) > 1:
         raise UserError(
             f"The loss of the output {unreduced[0]!r} has reduction='none' beside losses of other outputs, which fit "
             "adds to each of its values. Write reduction='sum'."
         )
     return Supervised(
-        loss=dict.fromkeys(outputs) | made_losses,
+        loss=dict.fromkeys(outputs) | losses,
         loss_weights={name: one for name, one in weights.items() if name in losses or name not in outputs},
         metrics=by_output,
     )
 
 
-def _build_single_task(compiled: Any, own: Any, target: Any, output: Any) -> Supervised:
-    """The task of a single output, however loss, weight and metrics are nested."""
-    (loss, *_), (weight, *_) = (
-        (None,) if compiled is None else keras.tree.flatten(getattr(compiled, name))
-        for name in ("_user_loss", "_user_loss_weights")
-    )
-    return Supervised(
-        loss=compile_utils.get_loss(loss, target, output),
-        loss_weights=None if weight is None else {ONLY_OUTPUT: weight},
-        metrics=[
-            kind(functools.partial(_rebuild_metric, one, target, output))
-            for kind, metrics in own
-            for one in keras.tree.flatten(metrics)
-            if one is not None
-        ],
-    )
+def _find_loss(given: Any) -> Any:
+    """What `Supervised` takes of what compile() takes; a name stays one, as it may depend on shapes."""
+    return given if isinstance(given, str) else keras.losses.get(given)
 
 
 def _find_outputs(model: keras.Model, inputs: Any) -> Any:
@@ -178,12 +161,17 @@ def _by_output(given: Any, outputs: Mapping[str, Any], what: str, *, every: bool
     raise UserError(f"compile() was given {what} = {given!r} for the outputs {names}; give a dict by output name.")
 
 
-def _rebuild_metric(given: Any, targets: Any, outputs: Any) -> keras.metrics.Metric:
+def _build_metrics(given: Sequence[Any]) -> list[Any]:
+    """Builders of metrics like those that compile() was given; names stay names."""
+    return [one if isinstance(one, str) else functools.partial(_build_metric, one) for one in given if one is not None]
+
+
+def _build_metric(given: Any) -> keras.metrics.Metric:
     if type(given) is keras.metrics.MeanMetricWrapper:  # whose configuration knows a function by name alone
         return keras.metrics.MeanMetricWrapper(given._fn, given.name, given.dtype, **given._fn_kwargs)
     if isinstance(given, keras.metrics.Metric):
         return type(given).from_config(_filter_config(type(given), given.get_config()))
-    return compile_utils.get_metric(given, targets, outputs)
+    return resolve_metric(given)
 
 
 def _filter_config(kind: type[keras.metrics.Metric], config: dict[str, Any]) -> dict[str, Any]:
@@ -192,12 +180,6 @@ def _filter_config(kind: type[keras.metrics.Metric], config: dict[str, Any]) -> 
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
         return config
     return {name: value for name, value in config.items() if name in parameters}
-
-
-def _as_list(given: Any) -> list[Any]:
-    if given is None:
-        return []
-    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 class CallbackModel:

@@ -29,7 +29,6 @@ from tfdist.errors import (
     redact,
 )
 from tfdist.storage import files
-from tfdist.strategies.agreement import check_agreement
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
@@ -40,13 +39,13 @@ from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.facts import Phase, RunFacts, Sample, now
 from tfdist.telemetry.metrics import Metrics, MetricsLog
 from tfdist.telemetry.records import Unreadable, Warn, read_samples, with_line_count
-from tfdist.telemetry.result import Start, versions
+from tfdist.telemetry.result import Start, find_checkpoint_dir, versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED, SinkDispatcher
 from tfdist.training.run.claim import Place, lock_run_directory
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TelemetrySettings, TrainSettings
-from tfdist.training.run.starts import find_checkpoint_dir
+from tfdist.training.watch.equality import check_agreement
 
 RUN_ID_BYTES = 16  # all random, since samplers of traces decide by any of their bits
 MISMATCH = re.compile(  # of TensorFlow's collectives and of Horovod, where workers do not ask for the same
@@ -163,43 +162,51 @@ def open_run(
         events, metrics, stream = leaving.enter_context(opening)
         failures.clear_errors()  # what earlier runs of this process left
         run = Run(request, directory, strategy, topology, console, events, metrics, facts, stream, place, place.starts)
-        try:
+        with _record_end(run, mode):
             for message in warnings:
                 run.warn_of_file(message)
             if trains:
                 run.write_config()
             _announce(run, mode)
             yield run
-            heartbeat.beat(heartbeat.FINISHING)
-            strategy.any_worker(False)  # nobody leaves while another still needs it
-            if stream.status == FAILED:
-                stream.status = DONE
-        except PreemptedError as error:
-            heartbeat.set_exit_info(left_after_saving=True)
-            stream.status = PREEMPTED
-            events.warning("preempted", reason=str(error))
+
+
+@contextlib.contextmanager
+def _record_end(run: Run, mode: str) -> Iterator[None]:
+    """Says in the events, and to who started the process, how a run ends."""
+    strategy, events, stream = run.strategy, run.events, run.stream
+    try:
+        yield
+        heartbeat.beat(heartbeat.FINISHING)
+        strategy.any_worker(False)  # nobody leaves while another still needs it
+        if stream.status == FAILED:
+            stream.status = DONE
+    except PreemptedError as error:
+        heartbeat.set_exit_info(left_after_saving=True)
+        stream.status = PREEMPTED
+        events.warning("preempted", reason=str(error))
+        raise
+    except NotSavedError as error:
+        heartbeat.set_exit_info(left_unsaved=True)
+        events.error("left_unsaved", reason=str(error))
+        raise
+    except BaseException as error:
+        heartbeat.beat(heartbeat.LEAVING)
+        told = explain_failure(error, strategy)
+        if isinstance(told, PeerLostError):
+            events.error("nccl_timeout")
+        if isinstance(error, DivergedError):
+            events.error("training_diverged", step=error.step)
+        events.error(
+            "run_failed",
+            mode=mode,
+            error=f"{type(told or error).__name__}: {told or error}",
+            error_id=find_error_id(told or error),
+            peer_lost=isinstance(told, PeerLostError),
+        )
+        if told is None or told is error:
             raise
-        except NotSavedError as error:
-            heartbeat.set_exit_info(left_unsaved=True)
-            events.error("left_unsaved", reason=str(error))
-            raise
-        except BaseException as error:
-            heartbeat.beat(heartbeat.LEAVING)
-            told = explain_failure(error, strategy)
-            if isinstance(told, PeerLostError):
-                events.error("nccl_timeout")
-            if isinstance(error, DivergedError):
-                events.error("training_diverged", step=error.step)
-            events.error(
-                "run_failed",
-                mode=mode,
-                error=f"{type(told or error).__name__}: {told or error}",
-                error_id=find_error_id(told or error),
-                peer_lost=isinstance(told, PeerLostError),
-            )
-            if told is None or told is error:
-                raise
-            raise told from error
+        raise told from error
 
 
 def explain_failure(error: BaseException, strategy: Strategy) -> TfdistError | None:

@@ -16,7 +16,7 @@ from tfdist.telemetry.account.sampler import list_local_devices
 from tfdist.telemetry.console.console_text import Plan
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.metrics import FINAL
-from tfdist.telemetry.result import RunResult, versions, write_result
+from tfdist.telemetry.result import RunResult, read_starts, record_start, versions, write_result
 from tfdist.telemetry.sinks.sink import PAUSED
 from tfdist.training.loop.boundaries import Outcome, Vote, suspects_of_stop
 from tfdist.training.loop.callbacks import Callbacks
@@ -31,7 +31,6 @@ from tfdist.training.run.assembly import Training
 from tfdist.training.run.checks import format_count
 from tfdist.training.run.compiled import CallbackModel
 from tfdist.training.run.run import goodput_so_far
-from tfdist.training.run.starts import read_starts, record_start
 from tfdist.training.step.normalization import batch_norm_layers
 from tfdist.training.watch.profiler import Profiler
 
@@ -61,11 +60,11 @@ class Trainer:
         with open_recovery(training) as opened:
             first_step = opened.start.step if opened.start else 0
             self._rollbacks.check_start(opened.start)
-            if self._rollbacks.has_gone_back and opened.checkpoint is not None:
-                opened.checkpoint.restore(again=True)  # in place of the weights that failed
+            if self._rollbacks.has_gone_back and opened.start is not None:
+                opened.start.restore(again=True)  # in place of the weights that failed
             profiler = Profiler(run, training.boundaries.total_steps)
             iterator = assembly.stream(run, training.source, training.plan, first_step=first_step)
-            callbacks = self._build_callbacks(None if opened.checkpoint is None else first_step)
+            callbacks = self._build_callbacks(first_step if opened.start is not None and opened.start.values else None)
             self._record_start(opened, first_step)
             loop = Loop(training, opened, step, evaluator, iterator, callbacks, profiler)
             started = time.perf_counter()

@@ -30,32 +30,27 @@ class ShardedUpdate(Update):
       strategy: connected.
       optimizer: from `build_optimizer`, for what is owned here.
       shards: of the model's variables.
-      rate_factor, swa_start: as in `Update`.
+      **options: of `Update`.
     """
 
     def __init__(
-        self,
-        strategy: Strategy,
-        optimizer: keras.optimizers.Optimizer,
-        shards: Shards,
-        *,
-        rate_factor: float = 1.0,
-        swa_start: int | None = None,
+        self, strategy: Strategy, optimizer: keras.optimizers.Optimizer, shards: Shards, **options: Any
     ) -> None:
-        super().__init__(strategy, optimizer, rate_factor=rate_factor, swa_start=swa_start)
+        super().__init__(strategy, optimizer, **options)
         self._shards = shards
         self._run = self._run_where_slots_are
         self._run_everywhere = self._run_where_slots_are
 
-    def __call__(self, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:
+    def __call__(self, gradients: Gradients, variables: Sequence[keras.Variable]) -> tf.Tensor:
         optimizer, shards = self._optimizer, self._shards
         clipped = self._clip_gradients(gradients)
         own = shards.gradients_of_owned(clipped, variables)
-        done = ("global_clipnorm",) if shards.scatters else CLIPPING
+        clips = ("global_clipnorm",) if shards.scatters else CLIPPING
         with Patches() as patches:
-            patches.replace(optimizer, **dict.fromkeys(done))
-            super().__call__(own, shards.list_own(variables))
+            patches.replace(optimizer, **dict.fromkeys(clips))
+            done = super().__call__(own, shards.list_own(variables))
         shards.spread(variables)
+        return done
 
     def _clip_gradients(self, gradients: Gradients) -> Sequence[Any]:
         """By replica; where a replica has not all gradients, by their global norm alone."""

@@ -14,21 +14,22 @@ import functools
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from tfdist.checkpoint.format.slices import mark_slice
+from tfdist.checkpoint.restore import mark_slice
 from tfdist.errors import UserError
-from tfdist.strategies.base import Strategy
-from tfdist.strategies.gathering import static_replica_index
+from tfdist.strategies.base import Strategy, static_replica_index
 from tfdist.training.step.precision import traced
 
 _PENDING = "uninitialized_variables"
 OPTIMIZER, HOST, WEIGHTS = "optimizer", "host", "weights"
 SHARDINGS = (OPTIMIZER, HOST, WEIGHTS)
 Tensors = Sequence[tf.Tensor | tf.IndexedSlices]
+T = TypeVar("T")
 
 
 class Shards:
@@ -131,14 +132,17 @@ class Shards:
         local = replica - self._strategy.topology.first_replica
         if value is None:
             return self._on_replica(variable, local)
-        found = copy.copy(variable)
-        if self.is_split(variable):
+        with contextlib.ExitStack() as scopes:
+            scopes.enter_context(tf.device(self._strategy.distribution.extended.worker_devices[local]))
+            if not self.is_split(variable):
+                found = copy.copy(variable)
+                found._value = tf.Variable(value, trainable=True, name=variable.name)
+                return found
             axis, count = self._split[id(variable)], self._strategy.topology.num_replicas
-            value = tf.split(value, count, axis)[replica]
-            found._shape, found._path = tuple(value.shape), mark_slice(variable.path, replica, count=count, axis=axis)
-        with tf.device(self._strategy.distribution.extended.worker_devices[local]):
-            found._value = tf.Variable(value, trainable=True, name=variable.name)
-        return found
+            *places, name = mark_slice(variable.path, replica, count=count, axis=axis).split("/")
+            for place in places:
+                scopes.enter_context(keras.name_scope(place))
+            return keras.Variable(tf.split(value, count, axis)[replica], dtype=variable.dtype, name=name)
 
     def is_split(self, variable: keras.Variable) -> bool:
         """Whether each replica has a slice of the variable."""
@@ -199,14 +203,16 @@ class Shards:
         """
         replica = static_replica_index()
         found: dict[int, tf.Tensor] = {}
-        places = dict(enumerate(variables))
-        for dtype in dict.fromkeys(self._dtypes[id(v)] for v in variables):
-            some = [i for i in places if self._dtypes[id(places[i])] == dtype]
-            mine = [tf.reshape(own[i], [math.prod(places[i].shape)]) for i in some if self.owner(places[i]) == replica]
-            sizes = self._sizes([places[i] for i in some])
-            rows = self._strategy.all_gather(_pad_rows(mine, max(sizes), dtype), name=f"block.{dtype}")
-            found |= zip(some, self._values(rows, [places[i] for i in some]), strict=True)
-        return [found[i] for i in places]
+        for dtype, some in _group([self._dtypes[id(v)] for v in variables]).items():
+            alike = [variables[i] for i in some]
+            mine = [
+                tf.reshape(own[i], [math.prod(v.shape)])
+                for i, v in zip(some, alike, strict=True)
+                if self.owner(v) == replica
+            ]
+            rows = self._strategy.all_gather(_pad_rows(mine, max(self._sizes(alike)), dtype), name=f"block.{dtype}")
+            found |= zip(some, self._values(rows, alike), strict=True)
+        return [found[i] for i in range(len(variables))]
 
     def owner(self, variable: keras.Variable) -> int:
         """The index of the replica in the run that has the variable, of one that is not split."""
@@ -235,7 +241,8 @@ class Shards:
     def _spread(self, variables: Sequence[keras.Variable]) -> None:
         replica = static_replica_index()
         local = replica - self._strategy.topology.first_replica
-        for dtype, some in _group_by_dtype(variables).items():
+        for dtype, places in _group([v.dtype for v in variables]).items():
+            some = [variables[i] for i in places]
             mine = [tf.reshape(self._here[id(v)][replica].value, [-1]) for v in some if self.owner(v) == replica]
             sizes = self._sizes(some)
             # Where nothing is owned anything may stand but a constant: TensorFlow takes what is constant out of a loop,
@@ -272,28 +279,22 @@ class Shards:
           variables: as many; one may come several times.
           name: of the collective.
         """
-        replica, found, received = static_replica_index(), {}, []
-        places = dict(enumerate(variables))
-        for dtype in dict.fromkeys(g.dtype for g in gradients):
-            some = [i for i in places if gradients[i].dtype == dtype]
-            dense = {i: tf.reshape(tf.convert_to_tensor(gradients[i]), [math.prod(places[i].shape)]) for i in some}
-            longest = max(self._sizes([places[i] for i in some]))
+        replica, received = static_replica_index(), []
+        found = [tf.zeros([0], gradient.dtype) for gradient in gradients]
+        owners = [self.owner(variable) for variable in variables]
+        for dtype, some in _group([g.dtype for g in gradients]).items():
+            dense = {i: tf.reshape(tf.convert_to_tensor(gradients[i]), [math.prod(variables[i].shape)]) for i in some}
+            longest = max(self._sizes([variables[i] for i in some]))
             rows = [
-                _pad_rows([dense[i] for i in some if self.owner(places[i]) == owner], longest, dtype)
+                _pad_rows([dense[i] for i in some if owners[i] == owner], longest, dtype)
                 for owner in range(self._strategy.topology.num_replicas)
             ]
-            mine = self._strategy.reduce_scatter(tf.stack(rows), name=f"gradients.{name}.{dtype.name}")
-            received.append(mine)
-            end = 0
-            for i in some:
-                shape = places[i].shape
-                if self.owner(places[i]) == replica:
-                    size = math.prod(shape)
-                    found[i] = tf.reshape(mine[end : end + size], shape)
-                    end += size
-                else:
-                    found[i] = tf.zeros([0], dtype)
-        return [found[i] for i in places], received
+            received.append(self._strategy.reduce_scatter(tf.stack(rows), name=f"gradients.{name}.{dtype.name}"))
+            mine = [i for i in some if owners[i] == replica]
+            sizes = [math.prod(variables[i].shape) for i in mine]
+            for i, part in zip(mine, tf.split(received[-1], [*sizes, longest - sum(sizes)]), strict=False):
+                found[i] = tf.reshape(part, variables[i].shape)
+        return found, received
 
     def _sizes(self, variables: Sequence[keras.Variable]) -> list[int]:
         """How many numbers each replica owns of these."""
@@ -318,10 +319,11 @@ def num_bytes(variable: keras.Variable) -> int:
     return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
-def _group_by_dtype(variables: Sequence[keras.Variable]) -> dict[str, list[keras.Variable]]:
-    found: dict[str, list[keras.Variable]] = {}
-    for variable in variables:
-        found.setdefault(variable.dtype, []).append(variable)
+def _group(kinds: Sequence[T]) -> dict[T, list[int]]:
+    """The places of each kind."""
+    found: dict[T, list[int]] = {}
+    for place, kind in enumerate(kinds):
+        found.setdefault(kind, []).append(place)
     return found
 
 

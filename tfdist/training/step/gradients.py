@@ -55,7 +55,6 @@ class LocalGradients:
 
     Attributes:
       variables: that gradients are taken by, all that the model trains.
-      is_compiled: by XLA.
       gives_means: these examples are the whole global batch, so the gradients come divided: the backward pass starts
         with 1 ÷ divisor in place of 1, which saves a pass over all of them.
     """
@@ -84,7 +83,6 @@ class LocalGradients:
         self._parts: dict[str, Any] = {"training": True, "num_parts": num_parts, "batch_size": plan.global_batch_size}
         self._is_scaled = learner.loss_scale is not None or learner.scale_factor != 1.0
         self.gives_means = num_parts == 1 and not self._is_scaled
-        self.is_compiled = jit_compile
         self._pass = (
             tf.function(self._differentiate, jit_compile=True, autograph=False) if jit_compile else self._differentiate
         )

@@ -13,8 +13,9 @@ saved.
 
 from __future__ import annotations
 
+import collections
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -62,26 +63,11 @@ def separate_losses(model: keras.Model, patches: Patches) -> None:
         patches.replace(layer, _losses=ThreadLosses(), _loss_ids=ThreadIds())
 
 
-class ThreadLosses(threading.local):
-    """As much of a list as Keras's layers use for their losses; every thread has its own."""
-
-    def __init__(self) -> None:
-        self._held: list[Any] = []
-
-    def extend(self, losses: Iterable[Any]) -> None:
-        self._held.extend(losses)
-
-    def clear(self) -> None:
-        self._held.clear()
+class ThreadLosses(threading.local, collections.UserList[Any]):
+    """A list of a layer's losses; every thread has its own."""
 
     def __getitem__(self, index: Any) -> Any:
-        return self._held[index]
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._held)
+        return self.data[index]
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return list, ()  # a copy of the layer has a list again
@@ -91,7 +77,7 @@ class ThreadIds(ThreadLosses):
     """The same for the set of which losses are a layer's, where `keras.StatelessScope` holds them."""
 
     def add(self, identity: int) -> None:
-        self._held.append(identity)
+        self.append(identity)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return set, ()

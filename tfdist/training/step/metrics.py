@@ -16,8 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.strategies.base import Strategy
-from tfdist.strategies.gathering import replica_index
+from tfdist.strategies.base import Strategy, replica_index
 from tfdist.tasks.base import MetricSpec
 
 ADDED = "sum"  # the aggregation of a variable, by default

@@ -9,6 +9,7 @@ compares with `fit`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from tfdist.recipes.lengths import RunLength, parse_length
 from tfdist.recipes.schedules import bind
 from tfdist.settings.checks import FUNCTION, format_value
 from tfdist.strategies.base import Strategy
+from tfdist.training.step.precision import LossScale
 
 Gradients = Sequence[tf.Tensor | tf.IndexedSlices]
 REDUCTION = "_all_reduce_sum_gradients"
@@ -183,6 +185,7 @@ class Update:
     Args:
       strategy: connected.
       optimizer: from `build_optimizer`.
+      loss_scale: learns of each update.
       rate_factor: of the learning rate that the optimizer has.
       jit_compile: whether XLA compiles what one replica does at each step. Without effect where a process has several,
         as Keras updates the variables of all of them at once.
@@ -198,30 +201,29 @@ class Update:
         strategy: Strategy,
         optimizer: keras.optimizers.Optimizer,
         *,
+        loss_scale: LossScale | None = None,
         rate_factor: float = 1.0,
         jit_compile: bool = False,
         swa_start: int | None = None,
     ) -> None:
         self._strategy = strategy
         self._optimizer = optimizer
+        self._loss_scale = loss_scale
         self._rate_factor = rate_factor
         self._swa_start = swa_start
         self.takes_repeats = jit_compile and strategy.topology.num_local_replicas == 1
         self._run = self._run_compiled if self.takes_repeats else strategy.run
         self._run_everywhere = strategy.run
 
-    def __call__(self, gradients: Gradients, variables: Sequence[keras.Variable]) -> None:
-        """Updates `variables`, of which each has a gradient."""
+    def __call__(self, gradients: Gradients, variables: Sequence[keras.Variable]) -> tf.Tensor:
+        """Updates `variables`, of which each has a gradient; True, as a branch of `tf.cond` gives something."""
         for optimizer, places in self._group_by_optimizer(variables):
             own = [variables[i] for i in places]
             done = tf.convert_to_tensor(self._strategy.first_local(optimizer.iterations.value))
 
-            def apply(some: Gradients, optimizer: Any = optimizer, own: Any = own) -> None:
-                if own:
-                    optimizer.apply(some, own)
-                else:  # a worker that owns none counts as the others do
-                    optimizer.iterations.assign_add(1)
-
+            apply = functools.partial(optimizer.apply, trainable_variables=own)
+            if not own:  # a worker that owns none counts as the others do
+                apply = functools.partial(_count_step, optimizer)
             with Patches() as patches:  # while it is traced; not for the threads of single replicas
                 if (rate := _rate_of(optimizer, done, self._rate_factor)) is not None:
                     patches.replace(optimizer, _learning_rate=lambda rate=rate: rate)
@@ -230,15 +232,25 @@ class Update:
                 patches.replace(optimizer, ema_overwrite_frequency=None)
                 self._run(apply, args=([gradients[i] for i in places],))
             if optimizer.use_ema and optimizer.ema_overwrite_frequency:
-
-                def overwrite(optimizer: Any = optimizer) -> tf.Tensor:
-                    self._run_everywhere(lambda: _overwrite(optimizer))
-                    return tf.constant(True)
-
                 is_time = tf.equal((done + 1) % optimizer.ema_overwrite_frequency, 0)
-                tf.cond(is_time, overwrite, lambda: tf.constant(True))
+                tf.cond(is_time, functools.partial(self._overwrite, optimizer), lambda: tf.constant(True))
         if isinstance(self._optimizer, keras.optimizers.MultiOptimizer):
             self._run_everywhere(lambda: self._optimizer.iterations.assign_add(1))
+        if self._loss_scale is not None:
+            self._strategy.run(self._loss_scale.update, args=(tf.constant(True),))
+        return tf.constant(True)
+
+    def _overwrite(self, optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
+        """Puts the averages in the place of the weights."""
+
+        def on_replica() -> None:
+            for variable, average in _average_weights(optimizer):
+                variable.value.assign(tf.convert_to_tensor(average.value))
+                if variable.constraint is not None:
+                    variable.assign(variable.constraint(variable))
+
+        self._run_everywhere(on_replica)
+        return tf.constant(True)
 
     def _group_by_optimizer(
         self, variables: Sequence[keras.Variable]
@@ -299,11 +311,9 @@ def _momentum_of_mean(step: tf.Tensor, start: int) -> tf.Tensor:
     return averaged / (averaged + 1.0)
 
 
-def _overwrite(optimizer: keras.optimizers.Optimizer) -> None:
-    for variable, average in _average_weights(optimizer):
-        variable.value.assign(tf.convert_to_tensor(average.value))
-        if variable.constraint is not None:
-            variable.assign(variable.constraint(variable))
+def _count_step(optimizer: keras.optimizers.Optimizer, gradients: Gradients) -> None:
+    del gradients
+    optimizer.iterations.assign_add(1)
 
 
 def _average_weights(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:

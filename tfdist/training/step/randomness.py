@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.python.framework import config as framework  # the public module can only switch determinism on
 
 from tfdist.keras_patches.patches import Patches
+from tfdist.strategies.base import replica_index
 
 ODD_CONSTANT = 0x9E3779B9  # 2^32 ÷ golden ratio: spreads small indices over the seeds
 NUMPY_KEY = "random/numpy"
@@ -92,10 +93,9 @@ def drawing_for(microbatch: int, num_replicas: int) -> Iterator[None]:
 def _offset_by_replica(draw: Any) -> Any:
     def next_seed(*args: Any, **kwargs: Any) -> tf.Tensor:
         seed = tf.convert_to_tensor(draw(*args, **kwargs))
-        context = tf.distribute.get_replica_context()
-        if context is None:
+        if tf.distribute.get_replica_context() is None:
             return seed
-        replica = tf.cast(tf.reshape(context.replica_id_in_sync_group, []), tf.uint32)
+        replica = tf.cast(replica_index(), tf.uint32)
         replica += tf.constant(getattr(_drawing, "first_part", 0), tf.uint32)
         offset = tf.stack([replica * tf.constant(ODD_CONSTANT, tf.uint32), tf.constant(0, tf.uint32)])
         return seed + tf.bitcast(offset, seed.dtype) if seed.dtype.size == 4 else seed + tf.cast(offset, seed.dtype)

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.checkpoint.format.slices import cut_slice, whole_name, whole_shape
+from tfdist.checkpoint.restore import cut_slice, whole_name, whole_shape
 from tfdist.strategies.base import Strategy
 from tfdist.training.sharding.shards import Shards
 from tfdist.training.step.layer_state import moving_variables
@@ -82,6 +82,9 @@ class TrainingState(_NamedVariables):
     Args:
       strategy: connected.
       learner: built.
+
+    Attributes:
+      is_sharded: whether other workers have slots that this one has not.
     """
 
     def __init__(self, strategy: Strategy, learner: Learner) -> None:
@@ -91,9 +94,9 @@ class TrainingState(_NamedVariables):
         apart = {n: v for n, v in named.items() if shards is not None and shards.is_sharded(v)}
         held = {} if shards is None else shards.list_stored(apart)  # what lies in this process of those
         super().__init__({n: v for n, v in named.items() if n not in apart} | held)
-        self._is_sharded = shards is not None
+        self.is_sharded = shards is not None
         self._elsewhere = apart.keys() - set(map(whole_name, held))
-        slots = _slots(learner) if self._is_sharded else set()
+        slots = _slots(learner) if self.is_sharded else set()
         self._own = {n for n, v in self._variables.items() if id(v) in slots} | held.keys()
         self._here = set(map(whole_name, self._variables))
         self._metric_names = _number_names(f"metrics/{_plain(v.path)}" for v in self._metrics.variables)
@@ -127,14 +130,9 @@ class TrainingState(_NamedVariables):
         named = self._variables.items()
         return {n: v for n, v in named if n.startswith((MODEL, OPTIMIZER)) and n not in apart}
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether other workers have slots that this one has not."""
-        return self._is_sharded
-
     def is_elsewhere(self, name: str) -> bool:
         """Whether another worker may have what is called so, and this one has not."""
-        is_others = name in self._elsewhere or (self._is_sharded and name.startswith(OPTIMIZER))
+        is_others = name in self._elsewhere or (self.is_sharded and name.startswith(OPTIMIZER))
         return is_others and name not in self._here
 
     def specs(self) -> Specs:

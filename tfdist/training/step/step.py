@@ -7,6 +7,7 @@ every replica holds the same bits, so all of them decide and update alike.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.optimizer import Update
 from tfdist.training.step.precision import factor_of, traced
 from tfdist.training.step.state import Learner
-from tfdist.training.watch.waiting import Reduction, timed_next
+from tfdist.training.watch.waiting import read_clock, timed_next
 
 
 class Totals(NamedTuple):
@@ -114,11 +115,11 @@ class TrainStep:
         self._learner = learner
         self._reduce_precision = reduce_precision if strategy.topology.num_replicas > 1 else None
         self.compiles_update = compiles_update and shards is None
-        rates: dict[str, Any] = {"rate_factor": rate_factor, "swa_start": swa_start}
+        options: dict[str, Any] = {"loss_scale": loss_scale, "rate_factor": rate_factor, "swa_start": swa_start}
         self.update = (
-            Update(strategy, learner.optimizer, jit_compile=compiles_update, **rates)
+            Update(strategy, learner.optimizer, jit_compile=compiles_update, **options)
             if shards is None
-            else ShardedUpdate(strategy, learner.optimizer, shards, **rates)
+            else ShardedUpdate(strategy, learner.optimizer, shards, **options)
         )
         self._scatters = shards if shards is not None and shards.scatters else None
         self.local = local
@@ -186,14 +187,9 @@ class TrainStep:
         if self._log_gradient_norm:
             result = result._replace(gradient_norm=_norm([strategy.first_local(each) for each in gradients]))
 
-        def update() -> tf.Tensor:
-            self.update(gradients, self._learning)
-            if loss_scale is not None:
-                strategy.run(loss_scale.update, args=(tf.constant(True),))
-            return tf.constant(True)
-
-        def update_unless_weightless() -> tf.Tensor:
-            return tf.cond(_weighs_nothing(result.weight), lambda: tf.constant(False), update)
+        update = functools.partial(self.update, gradients, self._learning)
+        if result.weight:
+            update = functools.partial(tf.cond, _weighs_nothing(result.weight), lambda: tf.constant(False), update)
 
         def skip() -> tf.Tensor:
             """Undoes what the forward pass moved along: infinite batch statistics would stay infinite."""
@@ -203,11 +199,10 @@ class TrainStep:
                 strategy.run(loss_scale.update, args=(tf.constant(False),))
             return result.finite
 
-        act = update_unless_weightless if result.weight else update
         if self._waits:
-            tf.cond(result.finite, act, skip)
+            tf.cond(result.finite, update, skip)
         else:
-            act()
+            update()
         return result
 
     def _reduced_gradients(self, batch: dict[str, Any]) -> tuple[list[Any], StepResult]:
@@ -219,9 +214,9 @@ class TrainStep:
         self._learning = [v for i, v in enumerate(variables) if i in used]
         self.unused = [v.path for i, v in enumerate(variables) if i not in used]
         scalars = tf.nest.flatten(sums)
-        reduction = Reduction(self._strategy, [*(g for _, _, g in own), *scalars])
+        began = read_clock(self._strategy, [*(g for _, _, g in own), *scalars])
         summed, scalars, total = self._sum_gradients([g for _, _, g in own], [variables[i] for _, i, _ in own], scalars)
-        peer_seconds = reduction.seconds_until([*summed, *scalars])
+        peer_seconds = read_clock(self._strategy, [*summed, *scalars]) - began
         if not self.update.takes_repeats:
             summed = [sum_repeated_rows(gradient) for gradient in summed]
         sums = tf.nest.pack_sequence_as(sums, scalars)

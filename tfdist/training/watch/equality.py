@@ -1,4 +1,4 @@
-"""Compares what the workers read and train; one that is apart ends the run.
+"""Compares what the workers have, read and train; one that is apart ends the run.
 
 The first global batch is compared before each worker takes its part of it, or before the first checkpoint where Python
 code gives the batches, which may not be asked twice. After that each worker sums the bits of every variable, and all
@@ -12,7 +12,10 @@ comparisons are then of values.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,13 +27,65 @@ from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline, digest_arrays, dispose
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
-from tfdist.strategies.agreement import gather_digests
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.telemetry.events import EventLog
 from tfdist.training.step.precision import traced
 
+MAX_SHOWN = 8  # differences in one message
+MAX_VALUE = 200  # characters of a value
+MAX_WORKERS = 8  # named for one value
+ADVICE = "Give all workers the same configuration, code and files."
+
+
+def check_agreement(strategy: Strategy, facts: Callable[[], Mapping[str, object]], *, advice: str = ADVICE) -> None:
+    """Raises UserError on every worker where one has other `facts`. A collective.
+
+    Args:
+      strategy: connected.
+      facts: gives values by what they are, as the message names them; compared by their text.
+      advice: ends the message.
+    """
+    if strategy.topology.num_workers == 1:
+        return
+    mine = json.dumps({name: str(value) for name, value in facts().items()}, sort_keys=True).encode()
+    if len(set(gather_digests(strategy, mine).tolist())) == 1:
+        return
+    facts_of_workers = [json.loads(text) for text in strategy.gather_bytes(mine)]
+    names = list(dict.fromkeys(name for each in facts_of_workers for name in each))
+    lines = [_line(name, [each.get(name, "(none)") for each in facts_of_workers]) for name in names]
+    lines = [line for line in lines if line]
+    more = [f"and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
+    error = UserError(
+        "\n    ".join(["The workers differ:", *lines[:MAX_SHOWN], *more]) + f"\n{advice}", error_id="workers-differ"
+    )
+    error.is_in_step = True
+    raise error
+
+
+def gather_digests(strategy: Strategy, content: bytes) -> np.ndarray:
+    """A digest of every worker's `content`, float64 [num_workers]. A collective."""
+    digest = int.from_bytes(hashlib.sha256(content).digest()[:6], "big")  # 48 bits, which a float64 holds
+    return strategy.gather_from_workers([digest])[:, 0]
+
+
+def _line(name: str, values: list[str]) -> str:
+    """What the workers have of one fact; empty where all have the same."""
+    workers = collections.defaultdict(list)
+    for worker, value in enumerate(values):
+        workers[value].append(worker)
+    if len(workers) == 1:
+        return ""
+    return f"{name}: " + "; ".join(f"{value[:MAX_VALUE]} on {_name_workers(who)}" for value, who in workers.items())
+
+
+def _name_workers(workers: list[int]) -> str:
+    shown = ", ".join(map(str, workers[:MAX_WORKERS]))
+    more = f" and {len(workers) - MAX_WORKERS} more" if len(workers) > MAX_WORKERS else ""
+    return f"worker{'s' if len(workers) > 1 else ''} {shown}{more}"
+
+
 ROUNDING = 1e-3  # of a variable's largest magnitude
-MAX_SHOWN = 5  # variables in one message
+MAX_VARIABLES = 5  # in one message
 
 
 class Equality:
@@ -87,7 +142,7 @@ class Equality:
         apart: list[str] = []
         for index in np.flatnonzero((rows != rows[0]).any(axis=0)).tolist():
             mine = np.asarray(self._local(self._variables[names[index]]).numpy())
-            sent = self._strategy.broadcast_from(0, np.ascontiguousarray(mine).reshape(-1).view(np.uint8).data)
+            sent = self._strategy.broadcast(np.ascontiguousarray(mine).reshape(-1).view(np.uint8).data)
             theirs = np.frombuffer(sent, mine.dtype).reshape(mine.shape)
             change = np.max(np.abs(mine.astype(np.float64) - theirs), initial=0.0)
             largest = np.max(np.abs(theirs.astype(np.float64)), initial=0.0)
@@ -105,12 +160,12 @@ class Equality:
                 )
             self._rounds = True
             return
-        more = f" and {len(apart) - MAX_SHOWN} more" if len(apart) > MAX_SHOWN else ""
+        more = f" and {len(apart) - MAX_VARIABLES} more" if len(apart) > MAX_VARIABLES else ""
         error = UserError(
             f"Worker {', '.join(map(str, others))} has other values than worker 0 at step {step:,}: "
-            f"{', '.join(apart[:MAX_SHOWN])}{more}. The run ends, and this state is not saved. A callback that changes "
-            "something on one worker alone does that: let it decide by `logs`, which are the same on all. So does a "
-            "machine that computes wrong: python -m tfdist.doctor looks at it.",
+            f"{', '.join(apart[:MAX_VARIABLES])}{more}. The run ends, and this state is not saved. A callback that "
+            "changes something on one worker alone does that: let it decide by `logs`, which are the same on all. So "
+            "does a machine that computes wrong: python -m tfdist.doctor looks at it.",
             error_id="workers-differ",
         )
         error.is_in_step = True

@@ -156,27 +156,15 @@ def _measure_wait(figures: np.ndarray) -> Waited:
     return Waited(tuple(figures[:, 0].tolist()), tuple(figures[:, 1].tolist()))
 
 
-class Reduction:
-    """The seconds, float64, from having this replica's tensors to having all replicas' sums. Inside a tf.function.
+def read_clock(strategy: Strategy, tensors: Sequence[Any]) -> tf.Tensor:
+    """The seconds, float64, at which the first and the last tensor are there. Inside a tf.function.
 
-    Not a number where there is one worker, or where TensorFlow is to be deterministic and refuses to look at the clock.
+    A backward pass ends with the first variable's gradient; to wait for each would cost some percent of a step of two
+    milliseconds with sixty variables. Not a number where there is one worker, or where TensorFlow is to be
+    deterministic and refuses to look at the clock.
     """
-
-    def __init__(self, strategy: Strategy, tensors: Sequence[Any]) -> None:
-        self._began = None
-        if strategy.topology.num_workers > 1 and not is_deterministic():
-            self._began = _when_there(tensors)
-
-    def seconds_until(self, sums: Sequence[Any]) -> tf.Tensor:
-        """The seconds, float64, until the sums are there."""
-        if self._began is None:
-            return tf.constant(math.nan, tf.float64)
-        return _when_there(sums) - self._began
-
-
-def _when_there(tensors: Sequence[Any]) -> tf.Tensor:
-    """The time when the first and the last of them are there. A backward pass ends with the first variable's gradient;
-    to wait for each would cost some percent of a step of two milliseconds with sixty variables."""
+    if strategy.topology.num_workers == 1 or is_deterministic():
+        return tf.constant(math.nan, tf.float64)
     plain = [t.values if isinstance(t, tf.IndexedSlices) else t for t in (tensors[0], tensors[-1])]
     with tf.control_dependencies(plain):
         return tf.timestamp()

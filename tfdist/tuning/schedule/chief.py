@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 from tfdist.checkpoint import catalog
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PeerLostError, PreemptedError, TfdistError, UserError
 from tfdist.storage import files
+from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.run.starts import find_checkpoint_dir
 from tfdist.tuning.places.trials import Slots, TrialExit
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.journal import FAILED, INFEASIBLE, INTERRUPTED, Journal
