@@ -20,7 +20,7 @@ from marked_page import fill_page  # noqa: E402 (found only now)
 
 from tfdist.checkpoint.policy import CheckpointPolicy  # noqa: E402
 from tfdist.serving.settings import ExportSettings, PredictSettings  # noqa: E402
-from tfdist.settings.declaration import Settings  # noqa: E402
+from tfdist.settings.declaration import Settings, format_default  # noqa: E402
 from tfdist.training.run.settings import EvaluateSettings, TrainSettings  # noqa: E402
 from tfdist.tuning.find_rate import FindRateSettings  # noqa: E402
 from tfdist.tuning.settings import TuneSettings  # noqa: E402
@@ -51,11 +51,11 @@ def format_table(part: type[Settings]) -> str:
     declared = part.declared()
     resumes = any(about.may_change for about in declared.values())
     columns = ["setting", "default", "value", *(["on resume"] if resumes else []), "meaning"]
-    fields = sorted(dataclasses.fields(part), key=lambda field: field.default is not dataclasses.MISSING)
+    fields = sorted(dataclasses.fields(part), key=lambda field: format_default(field) is not None)
     rows = [columns, ["---"] * len(columns)]
     for field in fields:
         about = declared[field.name]
-        default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
+        default = "required" if (written := format_default(field)) is None else f"`{written}`"
         value = about.check.wanted + (f" ({about.unit})" if about.unit else "")
         may_change = ["may change" if about.may_change else ""] if resumes else []
         rows.append([f"`{field.name}`", default, value, *may_change, about.meaning])

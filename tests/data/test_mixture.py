@@ -126,7 +126,7 @@ def test_mistakes_have_messages() -> None:
         ({**one, "weights": {0: (1,), 0.5: (1,)}}, "begins with an entry for 0"),
         ({**one, "examples_per_epoch": 0}, "examples_per_epoch is 0; write a whole number"),
         ({"sources": [lambda: numbers(0), lambda: (np.zeros((3, 2)), np.zeros(3))]}, "must look alike.*source 1"),
-        ({"sources": [lambda: None]}, "received NoneType"),
+        ({"sources": [lambda: None]}, "returned NoneType"),
         ({"sources": [lambda: tf.data.Dataset.range(4).map(lambda i: (i, i))] * 2}, "cannot be part of a mixture"),
     ]
     for settings, message in cases:

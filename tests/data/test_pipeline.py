@@ -121,8 +121,8 @@ def test_objects_that_are_texts_are_texts() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (None, "received NoneType"),
-        ("digits", "received str"),
+        (None, "returned NoneType"),
+        ("digits", "returned str"),
         (tf.data.Dataset.range(3), r"dataset gives \(x, y\) or"),
         ((np.zeros(3), np.zeros(4)), r"same number of examples.*lengths \[3, 4\]"),
         ((), "no arrays"),

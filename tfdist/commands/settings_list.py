@@ -15,6 +15,7 @@ from tfdist import command_line
 from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import UserError, suggest
 from tfdist.main import load_roots
+from tfdist.settings.declaration import format_default
 
 ABOUT = """\
 tfdist settings [PATTERN …] [FLAGS]
@@ -68,9 +69,8 @@ def list_settings() -> Iterator[Description]:
         for field in dataclasses.fields(part):
             about = part.declared()[field.name]
             kind = about.check.wanted + (f" ({about.unit})" if about.unit else "")
-            default = None if field.default is dataclasses.MISSING else repr(field.default)
             changes = "; may change on resume" if about.may_change else ""
-            yield Description(f"{part.NAME}.{field.name}", default, kind + changes, about.meaning)
+            yield Description(f"{part.NAME}.{field.name}", format_default(field), kind + changes, about.meaning)
 
 
 def _matches(name: str, pattern: str) -> bool:

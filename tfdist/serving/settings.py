@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from tfdist.checkpoint.policy import AUTO
 from tfdist.serving.prediction_files import WRITERS
 from tfdist.settings.checks import COUNT, FUNCTION, Check, one_of, or_none
 from tfdist.settings.declaration import setting
+from tfdist.strategies import auto
 from tfdist.strategies.base import Strategy
-from tfdist.training.run.settings import COMPUTES, STRATEGY, DataFunction, TrainedSettings, choose_strategy
+from tfdist.training.run.settings import COMPUTES, STRATEGY, DataFunction, TrainedSettings
 
 EXPORTS = ("litert", "saved_model", "onnx")
 
@@ -27,13 +27,9 @@ class PredictSettings(TrainedSettings):
     NAME: ClassVar[str] = "predict"
 
     data: DataFunction = setting("returns the examples, with or without targets", FUNCTION)
-    strategy: Strategy = setting(COMPUTES, STRATEGY, AUTO)
+    strategy: Strategy = setting(COMPUTES, STRATEGY, make_default=auto.choose)
     format: str = setting("of the files", one_of(*WRITERS), "jsonl")
     examples_per_file: int = setting("about; a file holds whole steps", COUNT, 65_536, unit="examples")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choose_strategy(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ directory is known by.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from tfdist.settings.checks import Check
@@ -37,11 +38,23 @@ def setting(
     check: Check,
     default: Any = dataclasses.MISSING,
     *,
+    make_default: Callable[[], Any] | None = None,
     unit: str = "",
     may_change: bool = False,
 ) -> Any:
-    """Declares a field of `Settings`; without a default it needs a value."""
-    return dataclasses.field(default=default, metadata={_KEY: Declared(meaning, check, unit, may_change)})
+    """Declares a field of `Settings`; without a default, or what makes one, it needs a value."""
+    metadata = {_KEY: Declared(meaning, check, unit, may_change)}
+    if make_default is not None:
+        return dataclasses.field(default_factory=make_default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def format_default(field: dataclasses.Field[Any]) -> str | None:
+    """A setting's default as a gin file writes it; None where it needs a value."""
+    if callable(field.default_factory):
+        make: Any = field.default_factory
+        return f"@{make.__module__.rpartition('.')[2]}.{make.__name__}()"
+    return None if field.default is dataclasses.MISSING else repr(field.default)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

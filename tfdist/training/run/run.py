@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from tfdist.data.sources import failures
-from tfdist.error_ids import find_error_id
 from tfdist.errors import (
     DivergedError,
     NotSavedError,
@@ -29,6 +28,7 @@ from tfdist.errors import (
     redact,
 )
 from tfdist.storage import files
+from tfdist.strategies import failure_report
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
@@ -201,7 +201,7 @@ def _record_end(run: Run, mode: str) -> Iterator[None]:
             "run_failed",
             mode=mode,
             error=f"{type(told or error).__name__}: {told or error}",
-            error_id=find_error_id(told or error),
+            error_id=failure_report.describe(told or error)[2],
             peer_lost=isinstance(told, PeerLostError),
         )
         if told is None or told is error:

@@ -51,8 +51,8 @@ from tfdist.training.step.precision import POLICIES
 
 DETERMINISM = "train.deterministic"
 DataFunction = Callable[[], Any]
-STRATEGY = Check("'auto', or @mirrored.Mirrored()", lambda value: value == AUTO or isinstance(value, Strategy))
-COMPUTES = "who computes; 'auto' chooses by the environment and the devices"
+STRATEGY = instance_of(Strategy, "@mirrored.Mirrored()")
+COMPUTES = "who computes; by itself what fits the environment and the devices"
 TASK = or_none(instance_of(Task, "@supervised.Supervised()"))
 PRECISION = one_of(*POLICIES)
 MODEL = checked_later("@my_module.build_model")
@@ -131,7 +131,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         MODEL,
     )
     train_data: DataFunction = setting("returns the training examples", FUNCTION)
-    strategy: Strategy = setting(COMPUTES, STRATEGY, AUTO, may_change=True)
+    strategy: Strategy = setting(COMPUTES, STRATEGY, make_default=auto.choose, may_change=True)
     optimizer: OptimizerBuilder | None = setting(
         "builds the Keras optimizer in the scope; None takes the compiled one",
         checked_later("@keras.optimizers.Adam, or a name, 'adam'"),
@@ -248,7 +248,6 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choose_strategy(self)
         if self.optimizer is not None:
             check_optimizer_builder(self.optimizer)
         check_callbacks(self.callbacks)
@@ -417,21 +416,7 @@ class EvaluateSettings(TrainedSettings):
     NAME: ClassVar[str] = "evaluate"
 
     data: DataFunction = setting("returns the examples", FUNCTION)
-    strategy: Strategy = setting(COMPUTES, STRATEGY, AUTO)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choose_strategy(self)
-
-
-def choose_strategy(settings: Any) -> None:
-    """Puts the strategy that fits this process in the place of 'auto'; raises UserError as `auto.choose`.
-
-    Args:
-      settings: a frozen dataclass with a field `strategy`.
-    """
-    if settings.strategy == AUTO:
-        object.__setattr__(settings, "strategy", auto.choose())
+    strategy: Strategy = setting(COMPUTES, STRATEGY, make_default=auto.choose)
 
 
 def _in_parts(plan: BatchPlan, parts: int) -> BatchPlan:
