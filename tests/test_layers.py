@@ -76,7 +76,7 @@ PACKAGE = "tfdist"
 BUDGETS = {
     "": (1_450, 10),
     "checkpoint": (2_050, 14),
-    "commands": (1_250, 10),
+    "commands": (1_250, 9),
     "config": (1_750, 10),
     "data": (4_850, 35),
     "doctor": (650, 8),

@@ -17,7 +17,6 @@ import support
 
 from tfdist import __version__, main
 from tfdist.commands import launch, settings_list, verbs
-from tfdist.commands.completion import write_script
 from tfdist.errors import UserError
 from tfdist.launch import own_host
 
@@ -292,6 +291,6 @@ def test_the_shell_completes_verbs_flags_and_experiments() -> None:
         (["train", "tfdist:experiments/digits_t"], ["digits_tfds.gin", "digits_tfrecord.gin", "digits_two_tasks.gin"]),
     ]:
         words = " ".join(f"'{word}'" for word in ["tfdist", *typed])
-        script = f"{write_script()}\nCOMP_WORDS=({words}); {ask}"
+        script = f"{verbs.write_completion()}\nCOMP_WORDS=({words}); {ask}"
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
         assert [line.removeprefix("tfdist:experiments/") for line in done.stdout.split()] == expected

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.resources
 import sys
 from collections.abc import Callable, Sequence
 
@@ -79,7 +80,7 @@ VERBS = {
     "env": Verb(
         "print what a report of a fault needs: versions, devices", command="tfdist.commands.environment_report:main"
     ),
-    "completion": Verb("print a shell's completion of these words", command="tfdist.commands.completion:main"),
+    "completion": Verb("print a shell's completion of these words", command="tfdist.commands.verbs:print_completion"),
 }
 ABOUT = """\
 tfdist VERB [ARGUMENTS] [FLAGS]
@@ -95,6 +96,26 @@ tfdist VERB --help shows the verb's flags. tfdist --version prints the version.
   tfdist train {DIGITS} --run_dir=runs/digits
 
 {EXIT_STATUSES}
+"""
+SHELLS = ("bash", "zsh")
+ABOUT_COMPLETION = """\
+tfdist completion bash|zsh
+
+Prints a script with which the shell completes verbs, flags, shipped experiments, files and run directories.
+
+  source <(tfdist completion bash)    # in ~/.bashrc
+  source <(tfdist completion zsh)     # in ~/.zshrc, after compinit
+"""
+SCRIPT = """\
+_tfdist() {{
+  local word=${{COMP_WORDS[COMP_CWORD]}} words
+  case $COMP_CWORD,${{COMP_WORDS[1]}} in
+    1,*) words='{verbs} --version --help' ;;
+{cases}
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$word") $([[ $COMP_CWORD == 1 ]] || compgen -f -- "$word"))
+}}
+complete -o filenames -F _tfdist tfdist
 """
 
 
@@ -243,4 +264,28 @@ def list_flags(name: str) -> list[str]:
     if verb.mode:
         return [*COMMON_FLAGS, *verb.flags]
     module = importlib.import_module(verb.command.partition(":")[0] or "tfdist.commands.launch")
-    return sorted(module.FLAGS)
+    return sorted(getattr(module, "FLAGS", ()))
+
+
+def print_completion(arguments: Sequence[str]) -> int:
+    """Prints the script with which a shell completes verbs, flags and shipped experiments; returns the exit status."""
+
+    def run() -> None:
+        _, operands = command_line.parse_with_operands(flags.FlagValues(), arguments, about=ABOUT_COMPLETION)
+        if len(operands) != 1 or operands[0] not in SHELLS:
+            raise UserError(f"Received {' '.join(operands)!r}. Write: tfdist completion {' or '.join(SHELLS)}")
+        zsh = "autoload -U +X bashcompinit && bashcompinit\n" if operands[0] == "zsh" else ""
+        print(zsh + write_completion(), end="", flush=True)
+
+    return exit_status_of(run)
+
+
+def write_completion() -> str:
+    """The script for bash, and for zsh with bashcompinit."""
+    shipped = importlib.resources.files("tfdist") / "configs" / "experiments"
+    experiments = sorted(f"tfdist:experiments/{path.name}" for path in shipped.iterdir())
+    cases = []
+    for name, verb in VERBS.items():
+        words = [f"--{flag}" for flag in list_flags(name)] + (experiments if verb.mode else [])
+        cases.append(f"    *,{name}) words='{' '.join([*words, '--help'])}' ;;")
+    return SCRIPT.format(verbs=" ".join(VERBS), cases="\n".join(cases))
