@@ -260,7 +260,7 @@ WRONG_STRATEGIES = [
     (
         "multi_worker",
         "multi_worker.MultiWorker.peer_timeout_seconds = 60",
-        ["TF_CONFIG", "tfdist.launch", " [cluster-mismatch]\n"],
+        ["TF_CONFIG", "tfdist launch", " [cluster-mismatch]\n"],
     ),
     ("horovod", "horovod.Horovod.fusion_threshold_bytes = 1", ["bytes is gone", "HOROVOD_FUSION_THRESHOLD"]),
     ("auto", "auto.choose.mirrored = @mirrored.Mirrored()", ["auto.choose.mirrored", "without parentheses"]),

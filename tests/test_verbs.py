@@ -115,7 +115,7 @@ MISTAKES = [
     (["env", "x"], "'x' belongs to no flag"),
     (["completion"], "Write: tfdist completion bash or zsh"),
     (["completion", "fish"], "Received 'fish'"),
-    (["checkpoint"], "Write: python -m tfdist.checkpoint list RUN_DIR"),
+    (["checkpoint"], "Write: tfdist checkpoint list RUN_DIR"),
     (["checkpoint", "lst", "x"], "Did you mean 'list'"),
     (["report"], "No run given"),
     (["report", "/nowhere/at/all"], "/nowhere/at/all"),

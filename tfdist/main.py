@@ -118,8 +118,8 @@ def start(arguments: Sequence[str]) -> int | None:
     ignore_profile_signal()
     if os.environ.get("HOROVOD_ELASTIC") == "1":
         raise UserError(
-            "An elastic horovodrun started this process, and tfdist does not follow it. Write: python -m tfdist.launch "
-            "--launcher=horovod --hosts_command=./hosts.sh --max_restarts=10 -- --gin_file=…"
+            "An elastic horovodrun started this process, and tfdist does not follow it. Write: tfdist launch "
+            "--launcher=horovod --hosts_command=./hosts.sh --max_restarts=10 train EXPERIMENT.gin"
         )
     run(given)
     return None

@@ -28,5 +28,5 @@ cat <<EOM
 The run is in $run_dir (below $root)
   what came out:    cat $run_dir/result.json
   how it got there: .venv/bin/tensorboard --logdir=$run_dir/tensorboard
-  run it again:     .venv/bin/python -m tfdist.main --gin_file=$run_dir/config.gin --run_dir=runs/again
+  run it again:     .venv/bin/tfdist train $run_dir/config.gin --run_dir=runs/again
 EOM

@@ -79,12 +79,12 @@ def test_list_tells_unfinished_and_damaged_ones(run_dir: pathlib.Path, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "Received ''. Write: python -m tfdist.checkpoint list RUN_DIR"),
+        ([], "Received ''. Write: tfdist checkpoint list RUN_DIR"),
         (["lst", "RUN"], "Did you mean 'list'?"),
         (["list"], "RUN_DIR"),
         (["list", "nowhere"], "There is no directory 'nowhere'"),
         (["list", "RUN", "--verfy"], "verify ?"),
-        (["verify", "RUN"], "Write: python -m tfdist.checkpoint list RUN_DIR [--verify]"),
+        (["verify", "RUN"], "Write: tfdist checkpoint list RUN_DIR [--verify]"),
         (["list", "s3://bucket/run"], "'s3:/'"),
     ],
 )

@@ -38,7 +38,7 @@ def test_the_runs_below_a_directory_are_listed(tmp_path: pathlib.Path, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "No run given. Write, for example: python -m tfdist.report runs/digits"),
+        ([], "No run given. Write, for example: tfdist report runs/digits"),
         (["nowhere"], "'nowhere' holds no run: there is no run.json"),
         (["--list", "nowhere"], "There is no directory 'nowhere'"),
         (["--list", "."], "There is no run in '.' or below"),

@@ -21,7 +21,7 @@ from tfdist.telemetry.run_directory import RunDirectory
 
 EXIT_DAMAGED = 1
 LIST = "list"
-USAGE = f"python -m tfdist.checkpoint {LIST} RUN_DIR [--verify]"
+USAGE = f"tfdist checkpoint {LIST} RUN_DIR [--verify]"
 ABOUT = f"""\
 {USAGE}
 

@@ -30,13 +30,13 @@ from tfdist.strategies.cluster import environment as marks
 from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config
 
 ABOUT = """\
-python -m tfdist.doctor [FLAGS]
+tfdist doctor [FLAGS]
 
 Looks at this machine, and at the other workers, before a run.
 
 Run it on all machines at once, as the run itself: with TF_CONFIG set, or through
-  python -m tfdist.launch --workers=2 --module=tfdist.doctor -- --gin_file=…
-  srun / horovodrun python -m tfdist.doctor --gin_file=…
+  tfdist launch -n 2 doctor --gin_file=…
+  srun / horovodrun tfdist doctor --gin_file=…
 """
 FLAGS = flags.FlagValues()
 flags.DEFINE_multi_string("gin_file", None, "the run's, to compare between the workers", flag_values=FLAGS)

@@ -33,10 +33,10 @@ WITH_HOSTS = ("tf_config", "horovod")
 REMOTE_SHELL = "ssh -o BatchMode=yes -o ServerAliveInterval=10"
 INSTEAD = {  # flags of an earlier version
     "--print": "copy a file of examples/clusters/ or examples/pipelines/ (docs/clusters.md)",
-    "--timeout_seconds": "write `timeout 3600 python -m tfdist.launch …`",
+    "--timeout_seconds": "write `timeout 3600 tfdist launch …`",
 }
 VERBS = ("train", "resume", "validate", "evaluate", "predict", "doctor")  # that several workers can do together
-EXAMPLE = "python -m tfdist.launch --workers=2 -- --gin_file=configs/experiments/digits.gin"
+EXAMPLE = "tfdist launch -n 2 train tfdist:experiments/digits.gin"
 DESCRIPTION = f"""\
 tfdist launch -n N [FLAGS] SCRIPT.py [ITS ARGUMENTS]
 tfdist launch -n N [FLAGS] train EXPERIMENT.gin [NAME=VALUE …]
@@ -47,7 +47,6 @@ Runs a script, a verb of tfdist or tfdist.main in N processes, as workers of one
 each host runs one worker there.
 
   tfdist launch -n 4 train.py --lr=0.1
-  tfdist launch -n 2 train tfdist:experiments/digits.gin --run_dir=runs/two
   {EXAMPLE}
 
 Each line that a worker writes has its name in front. The first failure ends all; with --max_restarts they are then
@@ -230,7 +229,7 @@ def _parse_options(arguments: list[str]) -> tuple[flags.FlagValues, list[str]]:
     for name in (argument.split("=")[0] for argument in itertools.takewhile(_is_flag, arguments)):
         if name in INSTEAD:
             raise UserError(f"{name} is gone: {INSTEAD[name]}.")
-    hint = f"The arguments of tfdist.main come after `--`: {EXAMPLE}"
+    hint = f"What the workers run comes last: {EXAMPLE}"
     options, operands = command_line.parse_with_operands(
         FLAGS, arguments, about=DESCRIPTION, hint=hint, flags_end_at_operand=True
     )
@@ -275,7 +274,7 @@ def _find_command(options: flags.FlagValues, arguments: list[str], operands: lis
         if not what.endswith(".py") and what not in VERBS:
             raise UserError(
                 f"{what!r} is no script, which ends with .py, and none of the verbs {', '.join(VERBS)}. "
-                f"The arguments of tfdist.main come after `--`: {EXAMPLE}"
+                f"Write, for example: {EXAMPLE}"
             )
         if options["module"].present:
             raise UserError(f"--module={options.module} and {what} are both what the workers run. Write one of them.")

@@ -14,7 +14,7 @@ from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 
-PROGRAM = "python -m tfdist.report"
+PROGRAM = "tfdist report"
 COMPARISON = "report.html"
 ABOUT = f"""\
 {PROGRAM} RUN [RUN …] [FLAGS]

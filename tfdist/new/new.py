@@ -21,7 +21,7 @@ from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import EXIT_DONE, UserError
 from tfdist.new.description import KINDS, PREDICTIONS, DataDescription, DataRequest, find_kind
 
-PROGRAM = "python -m tfdist.new"
+PROGRAM = "tfdist new"
 ABOUT = f"""\
 {PROGRAM} DIR [FLAGS]
 

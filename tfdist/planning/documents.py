@@ -77,7 +77,7 @@ def build_document(
         "faultTolerance": {
             "resumes": training.policy is not None,
             "mean_seconds_between_failures": training.policy and training.policy.mean_seconds_between_failures,
-            "restarts": "python -m tfdist.launch starts all workers again after a failure",
+            "restarts": "tfdist launch starts all workers again after a failure",
             "lost_share": first.lost_share,
         },
         "monitoringSetup": {"files": ["metrics.jsonl", "events.jsonl", "tensorboard/"], "ends_with": "result.json"},
@@ -91,10 +91,10 @@ def build_document(
         },
         "pipeline_config": {"steps": ["validate", "fast_check", "train", "evaluate", "export"]},
         "verification_steps": [
-            "python -m tfdist.doctor",
-            "python -m tfdist.main --mode=validate --gin_file=EXPERIMENT --gin_file=plan.gin",
-            "python -m tfdist.main --gin_file=EXPERIMENT --gin_file=plan.gin --gin_param='train.fast_check = True'",
-            "python -m tfdist.main --mode=plan --gin_file=EXPERIMENT --from_run=RUN_DIR, after a short training",
+            "tfdist doctor",
+            "tfdist validate EXPERIMENT.gin plan.gin",
+            "tfdist train EXPERIMENT.gin plan.gin train.fast_check=True",
+            "tfdist plan EXPERIMENT.gin --from_run=RUN_DIR, after a short training",
         ],
         "cost_estimate": {"total_steps": training.total_steps, **_cost(first)},
         "alternatives": [_resources(each) | {"strategy": each.strategy, **_cost(each)} for each in best[1:]],

@@ -493,6 +493,6 @@ def refuse_others(strategy: str, variables: Mapping[str, str]) -> None:
                 f"The strategy {strategy} trains in one process here, and {name} says that this is one of {count}. "
                 "Each of them would train by itself, into the same run directory. To train together, use "
                 f"{_TOGETHER.get(name, _BY_HOROVOD)}. To train in this process alone on purpose, take the variable "
-                f"away: env -u {name} python -m tfdist.main …",
+                f"away: env -u {name} tfdist …",
                 error_id="cluster-mismatch",
             )

@@ -138,7 +138,7 @@ class MultiWorker(Strategy):
         if cluster is None:
             raise UserError(
                 "The strategy multi_worker needs the environment variable TF_CONFIG, which is not set. For two workers "
-                "on this machine run: python -m tfdist.launch --workers=2 -- --gin_file=…; else set it on each worker, "
+                "on this machine run: tfdist launch -n 2 train EXPERIMENT.gin; else set it on each worker, "
                 f"e.g. TF_CONFIG='{TF_CONFIG_EXAMPLE}'",
                 error_id="cluster-mismatch",
             )

@@ -252,7 +252,7 @@ def explain_collective(error: BaseException, topology: Topology) -> TfdistError 
     if mismatch is not None:
         return UserError(
             f"The workers do not run the same training: {mismatch[0].strip()[:300]} Give all workers the same code, "
-            "model, data and configuration; `python -m tfdist.doctor` compares their packages.",
+            "model, data and configuration; `tfdist doctor` compares their packages.",
             error_id="workers-differ",
         )
     said = next((words for words in LOST_PEER_WORDS if words in text), None)

@@ -165,7 +165,7 @@ class Equality:
             f"Worker {', '.join(map(str, others))} has other values than worker 0 at step {step:,}: "
             f"{', '.join(apart[:MAX_VARIABLES])}{more}. The run ends, and this state is not saved. A callback that "
             "changes something on one worker alone does that: let it decide by `logs`, which are the same on all. So "
-            "does a machine that computes wrong: python -m tfdist.doctor looks at it.",
+            "does a machine that computes wrong: tfdist doctor looks at it.",
             error_id="workers-differ",
         )
         error.is_in_step = True
