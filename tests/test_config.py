@@ -692,7 +692,6 @@ def test_keras_classes_can_be_referred_to_and_configured():
     keras = pytest.importorskip("keras")
     write("nets.py", NETS)
     text = """
-        import keras
         import nets
         train.model = @keras.optimizers.Adam
         keras.optimizers.Adam:
@@ -715,6 +714,18 @@ def test_keras_classes_can_be_referred_to_and_configured():
         assert nets[0]().dense.units == 7
         assert nets[1]().output_shape == (None, 8)
     assert load(loaded.operative_text()).settings() == loaded.settings()
+
+
+def test_what_tfdist_offers_is_known_by_one_name_without_an_import():
+    tfdist = pytest.importorskip("tfdist")
+    assert len(dir(tfdist)) > 60
+    for name in tfdist._MODULES:
+        assert callable(getattr(tfdist, name))
+    loaded = load("train.model = @keras.Sequential\ntrain.data = [@tfdist.Group()]\ntfdist.Group.pattern = 'bias$'")
+    assert loaded.run("train")["data"] == [tfdist.Group("bias$")]
+    assert load(loaded.operative_text()).settings() == loaded.settings()
+    long = load("from tfdist.recipes import groups\ntrain.model = 1\ntrain.data = @groups.Group(pattern='bias$')")
+    assert long.run("train")["data"] == tfdist.Group("bias$")
 
 
 def test_a_misspelt_parameter_of_a_keras_optimizer_is_refused_before_the_run():

@@ -74,7 +74,7 @@ MAY_IMPORT = {
 PACKAGE = "tfdist"
 # Lines and files of each room. A change may raise a budget by what its issue names, and lowers it where it removes.
 BUDGETS = {
-    "": (1_450, 10),
+    "": (1_550, 10),
     "checkpoint": (2_050, 14),
     "commands": (1_250, 9),
     "config": (1_750, 10),
@@ -236,13 +236,19 @@ def shape_breaches(module: Module) -> Iterator[str]:
         yield f"{module.name or 'the package'}: its __init__.py is not empty"
 
 
+LAZY_IMPORTS = ("import importlib", "from typing import Any")
+
+
 def is_lazy(tree: ast.Module) -> bool:
     """Whether a package only offers names that it imports on first use, so that `import tfdist` stays quick."""
     return all(
         isinstance(node, ast.Expr)  # its docstring
-        or (isinstance(node, ast.ImportFrom) and node.module == "typing")
-        or (isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) in ("__all__", "__version__"))
-        or (isinstance(node, ast.FunctionDef) and node.name == "__getattr__")
+        or (isinstance(node, ast.ImportFrom | ast.Import) and ast.unparse(node) in LAZY_IMPORTS)
+        or (
+            isinstance(node, ast.Assign)
+            and getattr(node.targets[0], "id", None) in ("_NAMES", "_MODULES", "__version__")
+        )
+        or (isinstance(node, ast.FunctionDef) and node.name in ("__getattr__", "__dir__"))
         for node in tree.body
     )
 

@@ -19,6 +19,9 @@ from tfdist.errors import UserError, suggest
 # gin.config, and what Context takes from ParseContext.
 
 
+WITHOUT_IMPORT = ("keras", "tfdist")
+
+
 class Context(gin_config.ParseContext):
     """What names mean in one file: its imports, the roots, and gin's own."""
 
@@ -65,6 +68,8 @@ class Context(gin_config.ParseContext):
     def find(self, selector: str) -> gin_config.Configurable:
         """The function or class that `module.function` names, registered with gin if it was not yet."""
         first, *rest = selector.split(".")
+        if first not in self._symbol_table and first in WITHOUT_IMPORT:
+            self.run_import(Import(first, is_from=False, alias=None))
         if first not in self._symbol_table:
             raise UserError(self._explain_not_imported(selector), error_id="unknown-name")
         if first in self._ambiguous:

@@ -74,6 +74,9 @@ def choose(
     return strategy
 
 
+choose_strategy = choose  # as `tfdist` names it
+
+
 def wrap_strategy(distribution: tf.distribute.Strategy) -> Strategy:
     """The strategy for what was made in the scope of `distribution`; one device for TensorFlow's default.
 
