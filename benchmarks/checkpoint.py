@@ -29,7 +29,7 @@ from workloads import heavy_mlp, loss, metric, optimizer
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints
-from tfdist.checkpoint.policy import CheckpointPolicy, Schedule
+from tfdist.checkpoint.policy import CheckpointPolicy, CheckpointSchedule
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.snapshot import views
@@ -98,7 +98,7 @@ class Subject:
             strategy=self.strategy,
             state=self.state,
             manager=self.manager,
-            schedule=Schedule(CheckpointPolicy(), steps_per_epoch=1000),
+            schedule=CheckpointSchedule(CheckpointPolicy(), steps_per_epoch=1000),
             preemption=Preemption(tell=lambda message: None, metadata_address=None),
         )
         self._recovery.prepare()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tfdist.checkpoint.policy import FIRST_SECONDS, LARGEST_SHARE, CheckpointPolicy, Schedule
+from tfdist.checkpoint.policy import FIRST_SECONDS, LARGEST_SHARE, CheckpointPolicy, CheckpointSchedule
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_checkpoints_are_made_where_they_are_due(
     settings: dict[str, int], begin: int, calls: Sequence[int], saved: list[int]
 ) -> None:
     """Where a loop's calls end at `calls`, in epochs of ten steps, a second a step."""
-    schedule = Schedule(CheckpointPolicy(**settings), steps_per_epoch=10, step=begin)
+    schedule = CheckpointSchedule(CheckpointPolicy(**settings), steps_per_epoch=10, step=begin)
     schedule.begin(float(begin))
     found = []
     for step in calls:
@@ -40,7 +40,7 @@ def test_checkpoints_are_made_where_they_are_due(
 
 def test_every_epochs_needs_the_length_of_an_epoch() -> None:
     with pytest.raises(ValueError, match="steps_per_epoch"):
-        Schedule(CheckpointPolicy(every_epochs=1), steps_per_epoch=None)
+        CheckpointSchedule(CheckpointPolicy(every_epochs=1), steps_per_epoch=None)
 
 
 @pytest.mark.parametrize(
@@ -59,16 +59,16 @@ def test_every_epochs_needs_the_length_of_an_epoch() -> None:
 def test_the_next_boundary_is_the_next_step_that_counts(
     settings: dict[str, int], step: int, expected: int | None
 ) -> None:
-    assert Schedule(CheckpointPolicy(**settings), steps_per_epoch=10).next_boundary(step) == expected
+    assert CheckpointSchedule(CheckpointPolicy(**settings), steps_per_epoch=10).next_boundary(step) == expected
 
 
 # The interval that is worked out
 
 
-def auto(mean_seconds_between_failures: float, *costs: float) -> Schedule:
+def auto(mean_seconds_between_failures: float, *costs: float) -> CheckpointSchedule:
     """After checkpoints of such costs."""
     policy = CheckpointPolicy(mean_seconds_between_failures=mean_seconds_between_failures)
-    schedule = Schedule(policy, steps_per_epoch=None)
+    schedule = CheckpointSchedule(policy, steps_per_epoch=None)
     for step, cost in zip(itertools.count(1), costs, strict=False):
         schedule.note_save(step, 0.0, cost_seconds=cost)
     return schedule

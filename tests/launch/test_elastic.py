@@ -22,7 +22,7 @@ from launch.programs import both_launchers
 
 from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch.hosts import read_hosts
-from tfdist.launch.supervise.supervisor import Slots
+from tfdist.launch.supervise.supervisor import WorkerSlots
 
 TOLERANCE = 1e-5
 DEADLINE_SECONDS = 120.0
@@ -256,7 +256,7 @@ def test_a_listing_names_hosts_and_their_slots() -> None:
 
 def test_hosts_that_stay_keep_their_places() -> None:
     listed = ["a", "b"]
-    hosts = Slots(lambda: listed, min_workers=1, max_workers=3)
+    hosts = WorkerSlots(lambda: listed, min_workers=1, max_workers=3)
     assert hosts.take() == ("a", "b") and not hosts.have_changed()
     listed = ["c", "b", "b#2", "d"]
     assert hosts.have_changed() and hosts.take() == ("b", "b#2", "c")

@@ -24,7 +24,7 @@ from tfdist.launch.supervise.hangs import (
     find_stalled,
 )
 from tfdist.launch.supervise.restarts import GiveUp, Restart, Restarts, Rules
-from tfdist.launch.supervise.supervisor import Journal
+from tfdist.launch.supervise.supervisor import LaunchJournal
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.heartbeat import Heartbeat, Reading, read, read_exit_info, stacks_path
@@ -240,7 +240,7 @@ def test_stacks_are_whole_behind_earlier_ones_with_characters_of_several_bytes(t
 def test_what_the_supervisor_does_goes_behind_the_events_of_the_run(tmp_path: pathlib.Path, gcs: GcsServer) -> None:
     for place in (str(tmp_path / "run"), "gs://bucket/run"):
         said: list[str] = []
-        journal = Journal(said.append)
+        journal = LaunchJournal(said.append)
         journal.note("warning", "worker_failed", worker=1, step=7, status=KILLED)
         journal.store(place)
         assert not files.exists(f"{place}/events.jsonl")  # the run has not made its directory

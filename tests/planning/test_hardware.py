@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.errors import UserError
-from tfdist.planning.estimate import Group, all_reduce_seconds
+from tfdist.planning.estimate import DeviceGroup, all_reduce_seconds
 from tfdist.planning.planning import apply_prices, find_topology, parse_groups
 from tfdist.tpu_compiler.devices import parse_slice, read_devices
 
@@ -27,7 +27,7 @@ def test_devices_are_named_with_or_without_a_number() -> None:
 
 def test_prices_of_ones_own_take_the_place_of_the_tables() -> None:
     own = apply_prices(["a100_40=3.5,v5e=1.3"], KNOWN)
-    assert Group(own["a100_40"], 8).usd_per_hour == 28 and Group(own["v5e"], 4).usd_per_hour == 5.2
+    assert DeviceGroup(own["a100_40"], 8).usd_per_hour == 28 and DeviceGroup(own["v5e"], 4).usd_per_hour == 5.2
     assert own["l4"] == KNOWN["l4"]
 
 
@@ -56,13 +56,13 @@ def test_a_table_of_ones_own_is_checked(tmp_path: Path) -> None:
 
 def test_the_all_reduce_is_that_of_the_scaling_page() -> None:
     h200 = KNOWN["h200"]  # benchmarks/scaling.md: 4 GB among 64 replicas at 50 GB/s take 159 ms
-    assert all_reduce_seconds(4e9, Group(h200, 64)) == pytest.approx(0.159, abs=0.001)
-    assert all_reduce_seconds(4e9, Group(h200, 1)) == 0
+    assert all_reduce_seconds(4e9, DeviceGroup(h200, 64)) == pytest.approx(0.159, abs=0.001)
+    assert all_reduce_seconds(4e9, DeviceGroup(h200, 1)) == 0
 
 
 def test_slices_are_as_near_to_squares_and_cubes_as_can_be() -> None:
     cases = {("v5e", 8): "v5e:2x4", ("v5e", 16): "v5e:4x4", ("v4", 4): "v4:2x2x1", ("v5p", 16): "v5p:4x2x2"}
     for (kind, count), topology in cases.items():
-        assert find_topology(Group(KNOWN[kind], count)) == topology
+        assert find_topology(DeviceGroup(KNOWN[kind], count)) == topology
         assert parse_slice(topology).num_cores == count
-    assert find_topology(Group(KNOWN["v5e"], 12)) is None
+    assert find_topology(DeviceGroup(KNOWN["v5e"], 12)) is None

@@ -15,7 +15,15 @@ import pytest
 from support import REPOSITORY, clean_environment, run_python
 
 from tfdist.checkpoint.policy import FIRST_COST, CheckpointPolicy
-from tfdist.planning.estimate import Group, Limits, Traced, Training, estimate_group, estimate_memory, plan_checkpoints
+from tfdist.planning.estimate import (
+    DeviceGroup,
+    Limits,
+    PlannedTraining,
+    Traced,
+    estimate_group,
+    estimate_memory,
+    plan_checkpoints,
+)
 from tfdist.planning.planning import choose_plans
 from tfdist.planning.traced_step import Step
 from tfdist.tpu_compiler.devices import read_devices
@@ -56,8 +64,8 @@ def step_of(rows: int, *, recomputes: bool) -> Step:
     )
 
 
-def training(batch: int = 64) -> Training:
-    return Training(
+def training(batch: int = 64) -> PlannedTraining:
+    return PlannedTraining(
         global_batch_size=batch,
         total_steps=1000,
         precisions=("float32", "bfloat16"),
@@ -76,7 +84,7 @@ def test_what_does_not_fit_is_cut_computed_again_and_shared_in_this_order() -> N
     }
     found = {}
     for kind, count in [("h200", 1), ("a100_40", 1), ("l4", 8), ("t4", 4)]:
-        some = list(estimate_group(training(), Group(KNOWN[kind], count), None))
+        some = list(estimate_group(training(), DeviceGroup(KNOWN[kind], count), None))
         found[kind] = some and (some[0].choice.num_microbatches, some[0].choice.recomputes, some[0].choice.sharding)
         for each in some:
             assert each.memory_bytes <= 0.9 * each.group.device.memory_bytes
@@ -85,7 +93,7 @@ def test_what_does_not_fit_is_cut_computed_again_and_shared_in_this_order() -> N
 
 
 def test_sharing_takes_the_optimizers_part_alone() -> None:
-    group = Group(KNOWN["l4"], 8)
+    group = DeviceGroup(KNOWN["l4"], 8)
     whole, shared = (estimate_memory(STEP, group, microbatches=False, shards=shards) for shards in (False, True))
     assert whole - shared == STEP.slot_bytes * 7 / 8
 
@@ -95,7 +103,7 @@ def test_the_cheapest_comes_first_and_limits_hold() -> None:
         each
         for kind in ("a100_40", "h200")
         for count in (1, 8)
-        for each in estimate_group(training(), Group(KNOWN[kind], count), None)
+        for each in estimate_group(training(), DeviceGroup(KNOWN[kind], count), None)
     ]
     best = choose_plans(found, Limits())
     prices = [each.price for each in best]
@@ -128,7 +136,7 @@ def test_a_plan_is_valid_and_trains(tmp_path: Path) -> None:
 
 
 def test_strategies_follow_the_devices_and_an_experiment_with_horovod_keeps_it() -> None:
-    groups = [*(Group(KNOWN["h200"], count) for count in (1, 8, 16)), Group(KNOWN["v5p"], 8)]
+    groups = [*(DeviceGroup(KNOWN["h200"], count) for count in (1, 8, 16)), DeviceGroup(KNOWN["v5p"], 8)]
     for horovod, expected in [
         (False, [("one_device", 1), ("mirrored", 1), ("multi_worker", 2), ("tpu", 1)]),
         (True, [("one_device", 1), ("horovod", 8), ("horovod", 16), ("tpu", 1)]),

@@ -17,17 +17,17 @@ from support import clean_environment, run_python
 from tfdist.telemetry.console.console import Console, PlainConsole
 from tfdist.telemetry.console.console_text import (
     EpochSummary,
-    Plan,
     Progress,
+    TrainingPlan,
     number_text,
 )
 from tfdist.telemetry.console.progress_bar import ProgressBarConsole, open_console
 
 _RUN = """
 from tfdist.telemetry.console.progress_bar import open_console
-from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress
+from tfdist.telemetry.console.console_text import EpochSummary, TrainingPlan, Progress
 console = open_console(is_chief=True)
-console.start(Plan(total_epochs=10, steps_per_epoch=34, total_steps=340))
+console.start(TrainingPlan(total_epochs=10, steps_per_epoch=34, total_steps=340))
 metrics = {"loss": 0.1234, "accuracy": 0.9671}
 console.update(Progress(step=17, epoch=1, step_in_epoch=17, metrics=metrics, examples_per_second=12345.6))
 console.message("A [bold] claim.", "warning")
@@ -115,7 +115,7 @@ class _Clock:
 def test_a_long_epoch_gets_a_line_in_ten_seconds_with_the_time_left_and_lines_are_aligned() -> None:
     clock, stdout = _Clock(), io.StringIO()
     console = PlainConsole(stdout, io.StringIO(), clock=clock)
-    console.start(Plan(total_epochs=100, total_steps=1000))
+    console.start(TrainingPlan(total_epochs=100, total_steps=1000))
     for step in range(201):
         clock.now = step * 0.05
         console.update(Progress(step=step, epoch=1, step_in_epoch=step, metrics={"loss": 2.0}, examples_per_second=640))
@@ -138,7 +138,7 @@ def test_thousands_of_short_epochs_get_a_line_in_five_seconds_and_the_first_and_
 ) -> None:
     clock, stdout, stderr = _Clock(), io.StringIO(), io.StringIO()
     console = make(stdout, stderr, clock=clock)
-    console.start(Plan(total_epochs=2000, steps_per_epoch=1))
+    console.start(TrainingPlan(total_epochs=2000, steps_per_epoch=1))
     for epoch in range(1, 2001):
         clock.now = 0.01 * epoch
         console.end_epoch(EpochSummary(step=epoch, epoch=epoch, metrics={}, seconds=0.01, examples_per_second=9))
@@ -154,7 +154,7 @@ def test_an_epoch_is_shown_late_and_not_left_out_where_no_newer_one_ends(
 ) -> None:
     clock, stdout = _Clock(), io.StringIO()
     console = make(stdout, io.StringIO(), clock=clock)
-    console.start(Plan(total_epochs=60))
+    console.start(TrainingPlan(total_epochs=60))
     for epoch, ends in ((1, 0.0), (2, 1.0), (3, 2.0)):
         clock.now = ends
         console.end_epoch(EpochSummary(step=epoch, epoch=epoch, metrics={}, seconds=1, examples_per_second=9))
@@ -178,7 +178,7 @@ def test_a_worker_that_is_not_the_chief_says_nothing_but_errors() -> None:
     stdout, stderr = io.StringIO(), io.StringIO()
     console = open_console(is_chief=False, stdout=stdout, stderr=stderr)
     assert type(console) is Console
-    console.start(Plan())
+    console.start(TrainingPlan())
     console.update(Progress(step=1, epoch=1, step_in_epoch=1, metrics={}, examples_per_second=1))
     console.end_epoch(EpochSummary(step=1, epoch=1, metrics={}, seconds=1, examples_per_second=1))
     console.message("hello")
@@ -192,7 +192,7 @@ def test_a_worker_that_is_not_the_chief_says_nothing_but_errors() -> None:
 def test_the_bar_is_drawn_five_times_a_second_however_often_it_is_told() -> None:
     clock, stdout = _Clock(), io.StringIO()
     console = ProgressBarConsole(stdout, io.StringIO(), clock=clock)
-    console.start(Plan(steps_per_epoch=1000))
+    console.start(TrainingPlan(steps_per_epoch=1000))
     drawn = []
     console._bar.refresh = lambda: drawn.append(clock.now)
     for step in range(1000):
@@ -220,7 +220,7 @@ def test_numbers_keep_the_digits_that_tell_something(number: float, text: str) -
 def test_a_bar_shows_the_whole_run_where_epochs_are_short() -> None:
     clock = _Clock()
     console = ProgressBarConsole(io.StringIO(), io.StringIO(), clock=clock)
-    console.start(Plan(total_epochs=100, steps_per_epoch=23, total_steps=2300))
+    console.start(TrainingPlan(total_epochs=100, steps_per_epoch=23, total_steps=2300))
     for epoch in (1, 50):
         clock.now += 1
         console.update(Progress(step=23 * epoch, epoch=epoch, step_in_epoch=23, metrics={}, examples_per_second=9))

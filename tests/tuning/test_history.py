@@ -9,7 +9,7 @@ from support import run_python
 from sweep_journals import Journal, hyperband_sweep
 
 from tfdist.errors import UserError
-from tfdist.tuning.schedule.journal import Point, read_sweep
+from tfdist.tuning.schedule.journal import TrialPoint, read_sweep
 
 
 def test_a_trial_is_read_with_its_values_its_curve_and_its_end(tmp_path: pathlib.Path) -> None:
@@ -20,7 +20,7 @@ def test_a_trial_is_read_with_its_values_its_curve_and_its_end(tmp_path: pathlib
     (trial,) = sweep.trials
     assert (trial.name, trial.status, trial.objective, trial.epochs) == ("0000", "done", 0.75, 2)
     assert trial.values == {"train.learning_rate": 0.01}
-    assert trial.curve == [Point(1, 100, 0.5), Point(2, 200, 0.75)]
+    assert trial.curve == [TrialPoint(1, 100, 0.5), TrialPoint(2, 200, 0.75)]
     assert trial.seconds == 120
     assert (sweep.objective, sweep.direction, sweep.search, sweep.max_trials) == ("val_accuracy", "max", "random", 5)
     assert sweep.is_ended and sweep.best == trial

@@ -14,9 +14,9 @@ from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.places.trials import OUT_OF_MEMORY
 from tfdist.tuning.schedule.chief import Interruptions
-from tfdist.tuning.schedule.trial import ActiveTrial, Objective
+from tfdist.tuning.schedule.trial import ActiveTrial, TuneObjective
 
-OBJECTIVE = Objective("val_accuracy", "max")
+OBJECTIVE = TuneObjective("val_accuracy", "max")
 
 
 def point(epoch: int, accuracy: Any, split: str = "eval") -> str:
@@ -185,7 +185,7 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: pathlib.Path) -> None:
 def test_an_objective_that_is_not_reported_is_named_with_what_is(tmp_path: pathlib.Path) -> None:
     run = trial(tmp_path, points=1)
     with pytest.raises(UserError, match=r"Did you mean 'val_accuracy'.*Reported: val_loss, val_accuracy"):
-        list(run.new_reports(Objective("val_acuracy", "max")))
+        list(run.new_reports(TuneObjective("val_acuracy", "max")))
 
 
 def test_devices_are_dealt_in_equal_parts_and_shared_only_if_there_are_too_few() -> None:

@@ -1,8 +1,8 @@
 """When a run saves, what it keeps and how it writes: the settings of `train.checkpoint`, and when they have it save.
 
 Invariant: a policy that exists is consistent; whatever cannot be meant is a UserError when it is made. A gin file
-names it (`train.checkpoint = @CheckpointPolicy()`); the manager and the catalog read it. `Schedule` reads no clock:
-what is due follows from the steps and seconds passed in. Of several workers one asks and tells the others.
+names it (`train.checkpoint = @CheckpointPolicy()`); the manager and the catalog read it. `CheckpointSchedule` reads no
+clock: what is due follows from the steps and seconds passed in. Of several workers one asks and tells the others.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ LARGEST_SHARE = 0.01  # of the time for which training waits for checkpoints of 
 REMEMBERED_COSTS = 5  # the first checkpoint may wait for its memory, and its cost should not count forever
 
 
-class Schedule:
+class CheckpointSchedule:
     """The checkpoints that a policy asks for; of several `every_…` whichever is due first.
 
     With no `every_…` set, the interval is √(2 · cost · mean time between failures), which loses the least time to

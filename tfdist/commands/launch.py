@@ -25,7 +25,7 @@ from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.restarts import Rules
 from tfdist.launch.supervise.signals import ignore_signals
-from tfdist.launch.supervise.supervisor import Slots, Start, Supervisor
+from tfdist.launch.supervise.supervisor import Start, Supervisor, WorkerSlots
 
 LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": local.start_one}
 ON_RAY = ("ray", "ray_horovod")
@@ -146,11 +146,11 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         options, plan, start, deadlines, rules = parse(arguments)
-        slots = Slots(lambda: plan.places, is_fixed=True)
+        slots = WorkerSlots(lambda: plan.places, is_fixed=True)
         if options.hosts_command is not None:
             listing = hosts.HostList(options.hosts_command, output.report)
             least, most = options.min_workers or 1, options.max_workers
-            slots = Slots(lambda: listing.slots, min_workers=least, max_workers=most)
+            slots = WorkerSlots(lambda: listing.slots, min_workers=least, max_workers=most)
         supervisor = Supervisor(plan, start, output, signals=signals, deadlines=deadlines, rules=rules, slots=slots)
         return supervisor.run()
     except TfdistError as error:

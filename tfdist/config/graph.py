@@ -26,7 +26,7 @@ Scope = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Source:
+class StatementSource:
     """Where a statement stands: `file:line` or `--gin_param 'text'`, and the line itself."""
 
     location: str
@@ -60,7 +60,7 @@ class Setting:
     target: str
     parameter: str
     value: Any
-    source: Source
+    source: StatementSource
 
     @property
     def key(self) -> tuple[Scope, str, str]:

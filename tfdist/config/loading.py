@@ -29,7 +29,7 @@ from gin import config_parser
 from tfdist import user_code
 from tfdist.config import files, graph, report, run_directory, syntax
 from tfdist.config.functions import Function, describe
-from tfdist.config.graph import CONSTANT, MACRO, Call, Graph, Reference, Setting, Source
+from tfdist.config.graph import CONSTANT, MACRO, Call, Graph, Reference, Setting, StatementSource
 from tfdist.config.names import Context, Registered, forget_registrations
 from tfdist.config.statements import (
     MODULES_IN,
@@ -135,7 +135,7 @@ class Config:
             within = tuple(scope.split("/")) if scope else ()
             bound = {s.parameter for s in self._used if s.target == target and s.scope == within[: len(s.scope)]}
             for name in parameters.keys() - bound if target in reached else ():
-                defaults[target, name] = Setting((), target, name, parameters[name], Source("a default"))
+                defaults[target, name] = Setting((), target, name, parameters[name], StatementSource("a default"))
         return report.config_text(self._used, self._functions, self._imports, defaults.values())
 
     def explain(self) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.config import files, run_directory
-from tfdist.config.graph import MACRO, Source, references
+from tfdist.config.graph import MACRO, StatementSource, references
 from tfdist.errors import UserError, suggest
 
 _MAX_WORD = 60  # characters of a value in a message
@@ -76,7 +76,7 @@ class Statement:
     """What was parsed, where it stands, and in which file; a file that is included twice counts as two."""
 
     content: Import | Include | Assignment
-    source: Source
+    source: StatementSource
     file: int
 
 
@@ -85,7 +85,7 @@ Parse = Callable[[str], Iterator[tuple[Import | Include | Assignment, int, str]]
 
 
 @contextmanager
-def name_source(source: Source) -> Iterator[None]:
+def name_source(source: StatementSource) -> Iterator[None]:
     """Says of a UserError which statement it comes from."""
     try:
         yield
@@ -130,10 +130,10 @@ class Reader:
         file = self._num_files
         self.included[file] = []
         self._open.append(shown)
-        self._add(text, lambda number, line: Source(f"{shown}:{number}", line.strip()), file, path)
+        self._add(text, lambda number, line: StatementSource(f"{shown}:{number}", line.strip()), file, path)
         self._open.pop()
 
-    def _include(self, name: str, source: Source, file: int, including: Path | None) -> None:
+    def _include(self, name: str, source: StatementSource, file: int, including: Path | None) -> None:
         with name_source(source):
             text, shown, path = self._find(name, including)
             if shown in self._open:
@@ -148,7 +148,9 @@ class Reader:
         """Reads the texts of `--gin_param`."""
         for param in params:
             shown = param.strip()
-            source = Source(f"--gin_param {shown if len(shown) <= _MAX_PARAM else shown[:_MAX_PARAM] + ' …'!r}")
+            source = StatementSource(
+                f"--gin_param {shown if len(shown) <= _MAX_PARAM else shown[:_MAX_PARAM] + ' …'!r}"
+            )
             words = param.split()
             if "=" not in param and (not words or words[0] not in ("import", "from", "include")):
                 raise source.error(
@@ -156,7 +158,7 @@ class Reader:
                 )
             self._add(param, lambda *_, source=source: source, PARAMS, None)
 
-    def _add(self, text: str, source_of: Callable[[int, str], Source], file: int, path: Path | None) -> None:
+    def _add(self, text: str, source_of: Callable[[int, str], StatementSource], file: int, path: Path | None) -> None:
         last = 0
         try:
             for content, last, line in self._parse(text):

@@ -10,7 +10,7 @@ import keras
 
 from tfdist.errors import UserError
 from tfdist.telemetry.console.console import Console, PlainConsole
-from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress, epoch_line
+from tfdist.telemetry.console.console_text import EpochSummary, Progress, TrainingPlan, epoch_line
 from tfdist.telemetry.console.progress_bar import open_console
 from tfdist.telemetry.facts import Level
 
@@ -38,7 +38,7 @@ def console_for(verbose: Any) -> Callable[[bool], Console]:
 class WarningsOnly(PlainConsole):
     """`Console` without what is no trouble."""
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: TrainingPlan) -> None:
         self._plan = plan
 
     def update(self, progress: Progress) -> None:

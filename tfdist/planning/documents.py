@@ -24,7 +24,7 @@ from tfdist.planning.estimate import (
     Estimate,
     Limits,
     Measured,
-    Training,
+    PlannedTraining,
 )
 from tfdist.telemetry.console.console_text import in_bytes
 from tfdist.training.run.settings import TrainSettings
@@ -53,7 +53,7 @@ ASSUMPTIONS = (
 
 
 def build_document(
-    best: Sequence[Estimate], training: Training, limits: Limits, measured: Measured | None
+    best: Sequence[Estimate], training: PlannedTraining, limits: Limits, measured: Measured | None
 ) -> dict[str, Any]:
     """plan.json."""
     first = best[0]
@@ -150,7 +150,7 @@ def _model(each: Estimate) -> dict[str, Any]:
     }
 
 
-def _batch(each: Estimate, training: Training) -> dict[str, Any]:
+def _batch(each: Estimate, training: PlannedTraining) -> dict[str, Any]:
     choice, largest = each.choice, each.largest_rows * each.group.count
     return {
         "global_batch_size": training.global_batch_size,
@@ -203,7 +203,7 @@ def _rdma(each: Estimate) -> dict[str, Any]:
     }
 
 
-def _checkpoint(each: Estimate, training: Training) -> dict[str, Any]:
+def _checkpoint(each: Estimate, training: PlannedTraining) -> dict[str, Any]:
     return {
         "state_bytes": each.step.state_bytes,
         "every_seconds": each.interval_seconds,
@@ -216,7 +216,7 @@ def _cost(each: Estimate) -> dict[str, Any]:
     return {"hours": each.hours, "device_hours": each.device_hours, "usd": each.price}
 
 
-def format_page(best: Sequence[Estimate], training: Training) -> str:
+def format_page(best: Sequence[Estimate], training: PlannedTraining) -> str:
     """The plan, the next best, and what both rest on."""
     first = best[0]
     step, number, choice = first.step, first.choice.num_microbatches, first.choice

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from tfdist.checkpoint.policy import FIRST_COST, CheckpointPolicy, Schedule
+from tfdist.checkpoint.policy import FIRST_COST, CheckpointPolicy, CheckpointSchedule
 from tfdist.errors import UserError
 from tfdist.planning.traced_step import ALLOCATED, Step
 from tfdist.telemetry.result import read_result
@@ -28,7 +28,7 @@ MEASURED = "measured in"
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class DeviceGroup:
     """So many devices of one kind."""
 
     device: Device
@@ -63,7 +63,7 @@ class Measured:
     num_replicas: int
     accelerators: Sequence[str]
 
-    def ran_on(self, group: Group) -> bool:
+    def ran_on(self, group: DeviceGroup) -> bool:
         """Whether it ran on so many of these devices."""
         names = [name for name in group.device.names if any(name in each for each in self.accelerators)]
         return bool(names) and self.num_replicas == group.count
@@ -112,7 +112,7 @@ class Traced:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Training:
+class PlannedTraining:
     """What is to be trained.
 
     Attributes:
@@ -127,11 +127,11 @@ class Training:
     total_steps: int
     precisions: tuple[str, ...]
     trace: Callable[[str, bool], Traced | None]
-    compile_step: Callable[[Group, Choice], tuple[float, float, float] | None]
+    compile_step: Callable[[DeviceGroup, PlannedChoice], tuple[float, float, float] | None]
     policy: CheckpointPolicy | None
     horovod: bool = False
 
-    def strategy(self, group: Group) -> str:
+    def strategy(self, group: DeviceGroup) -> str:
         """The name of its module."""
         if group.device.is_tpu:
             return "tpu"
@@ -143,7 +143,7 @@ class Training:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class PlannedChoice:
     """Settings that an estimate is of; `rows` are a microbatch's on one replica."""
 
     precision: str
@@ -170,9 +170,9 @@ class Estimate:
       basis: what the step's time rests on, and what its memory does.
     """
 
-    group: Group
+    group: DeviceGroup
     strategy: str
-    choice: Choice
+    choice: PlannedChoice
     step: Step
     largest_rows: int
     memory_bytes: float
@@ -217,7 +217,7 @@ class Limits:
         return is_paid and (self.deadline_hours is None or estimate.hours <= self.deadline_hours)
 
 
-def estimate_group(training: Training, group: Group, measured: Measured | None) -> Iterator[Estimate]:
+def estimate_group(training: PlannedTraining, group: DeviceGroup, measured: Measured | None) -> Iterator[Estimate]:
     """The quickest settings of each precision with which the training fits on a group; none where it does not."""
     if group.device.bytes_per_second(group.count) is None:
         return
@@ -228,14 +228,16 @@ def estimate_group(training: Training, group: Group, measured: Measured | None) 
                 yield _estimate(training, group, *found, measured)
 
 
-def estimate_memory(step: Step, group: Group, *, microbatches: bool, shards: bool) -> float:
+def estimate_memory(step: Step, group: DeviceGroup, *, microbatches: bool, shards: bool) -> float:
     """Bytes of one replica at the peak; several microbatches keep the sum of their gradients."""
     slots = step.slot_bytes / (group.count if shards else 1)
     state = step.parameter_bytes + slots + (step.gradient_bytes if microbatches else 0)
     return state + ALLOCATED * step.tensor_bytes + 2 * step.batch_bytes
 
 
-def _first_that_fits(training: Training, group: Group, precision: str) -> tuple[Choice, Step, int] | None:
+def _first_that_fits(
+    training: PlannedTraining, group: DeviceGroup, precision: str
+) -> tuple[PlannedChoice, Step, int] | None:
     """The first of: as it is, blocks computed again, the optimizer's state shared; each with ever more microbatches."""
     usable = USABLE * group.device.memory_bytes
     may_shard = group.count > 1 and not group.device.is_tpu
@@ -251,12 +253,12 @@ def _first_that_fits(training: Training, group: Group, precision: str) -> tuple[
             rows = math.ceil(training.global_batch_size / group.count / number)
             step = traced.estimate_step(rows)
             if estimate_memory(step, group, microbatches=number > 1, shards=sharding is not None) <= usable:
-                choice = Choice(precision, step.recomputes, sharding, number, rows)
+                choice = PlannedChoice(precision, step.recomputes, sharding, number, rows)
                 return choice, step, _largest(traced, group, choice, usable)
     return None
 
 
-def _largest(traced: Traced, group: Group, choice: Choice, usable: float) -> int:
+def _largest(traced: Traced, group: DeviceGroup, choice: PlannedChoice, usable: float) -> int:
     """The most examples of a microbatch that fit; memory grows along a line."""
 
     def memory(rows: int) -> float:
@@ -270,9 +272,9 @@ def _largest(traced: Traced, group: Group, choice: Choice, usable: float) -> int
 
 
 def _estimate(
-    training: Training,
-    group: Group,
-    choice: Choice,
+    training: PlannedTraining,
+    group: DeviceGroup,
+    choice: PlannedChoice,
     step: Step,
     largest_rows: int,
     measured: Measured | None,
@@ -311,7 +313,7 @@ def _estimate(
     )
 
 
-def all_reduce_seconds(num_bytes: float, group: Group) -> float:
+def all_reduce_seconds(num_bytes: float, group: DeviceGroup) -> float:
     """Of a ring (benchmarks/scaling.md), at the most that the links can do."""
     count, speed = group.count, group.device.bytes_per_second(group.count)
     if count == 1 or speed is None:
@@ -324,7 +326,7 @@ def plan_checkpoints(policy: CheckpointPolicy | None) -> tuple[float | None, flo
     if policy is None:
         return None, 0.0
     failures = policy.mean_seconds_between_failures
-    schedule = Schedule(CheckpointPolicy(mean_seconds_between_failures=failures), steps_per_epoch=None)
+    schedule = CheckpointSchedule(CheckpointPolicy(mean_seconds_between_failures=failures), steps_per_epoch=None)
     schedule.note_save(1, 0.0, cost_seconds=FIRST_COST)
     interval = schedule.interval_seconds
     assert interval is not None

@@ -16,12 +16,12 @@ from tfdist.errors import UserError, suggest
 from tfdist.planning import documents
 from tfdist.planning.estimate import (
     OPTIMIZER,
-    Choice,
+    DeviceGroup,
     Estimate,
-    Group,
     Limits,
+    PlannedChoice,
+    PlannedTraining,
     Traced,
-    Training,
     estimate_group,
     read_measured,
 )
@@ -102,7 +102,7 @@ def _check(settings: TrainSettings) -> None:
         )
 
 
-def describe_training(settings: TrainSettings, *, several: bool, compiler: Compiler | None = None) -> Training:
+def describe_training(settings: TrainSettings, *, several: bool, compiler: Compiler | None = None) -> PlannedTraining:
     """What a plan has to know of an experiment; its step is traced as it is asked for.
 
     Args:
@@ -128,7 +128,7 @@ def describe_training(settings: TrainSettings, *, several: bool, compiler: Compi
                 return None
             raise
 
-    def compile_step(group: Group, choice: Choice) -> tuple[float, float, float] | None:
+    def compile_step(group: DeviceGroup, choice: PlannedChoice) -> tuple[float, float, float] | None:
         topology = find_topology(group)
         if compiler is None or topology is None:
             return None
@@ -147,7 +147,7 @@ def describe_training(settings: TrainSettings, *, several: bool, compiler: Compi
     examples = trace(settings.precision, False)
     assert examples is not None
     steps_per_epoch = settings.plan(examples.small.num_examples, 1).steps_per_epoch
-    return Training(
+    return PlannedTraining(
         global_batch_size=settings.global_batch_size,
         total_steps=settings.boundaries(steps_per_epoch).total_steps,
         precisions=tuple(precisions),
@@ -187,7 +187,7 @@ def _cost(each: Estimate) -> tuple[float, float]:
     return (each.price, each.hours) if each.price is not None else (float("inf"), each.device_hours)
 
 
-def find_topology(group: Group) -> str | None:
+def find_topology(group: DeviceGroup) -> str | None:
     """The slice of so many chips, as near to a square or cube as can be; None where they are no power of two."""
     power = group.count.bit_length() - 1
     if group.count != 1 << power:
@@ -199,7 +199,7 @@ def find_topology(group: Group) -> str | None:
     return f"{group.device.kind}:{'x'.join(map(str, ordered))}"
 
 
-def parse_groups(texts: Sequence[str], known: Mapping[str, Device]) -> list[Group]:
+def parse_groups(texts: Sequence[str], known: Mapping[str, Device]) -> list[DeviceGroup]:
     """What `--devices` names, 'a100_40:8' or 'v5e' for several numbers of it; all, where it names nothing."""
     found = []
     for text in [part for given in texts for part in given.split(",")] or list(known):
@@ -209,7 +209,7 @@ def parse_groups(texts: Sequence[str], known: Mapping[str, Device]) -> list[Grou
         if number and not (number.isdecimal() and int(number)):
             raise UserError(f"--devices={text}: {number!r} is no number of devices. Write, for example, {kind}:8")
         counts = [int(number)] if number else [count for count in COUNTS if count <= known[kind].per_machine]
-        found += [Group(known[kind], count) for count in counts]
+        found += [DeviceGroup(known[kind], count) for count in counts]
     return found
 
 

@@ -12,15 +12,15 @@ import statistics
 from collections.abc import Sequence
 
 from tfdist.report.figures import STEPS, Axis, choose_color, draw_curves
-from tfdist.report.page import Cell, Section, Table
-from tfdist.report.run_data import Run, is_metric
+from tfdist.report.page import Cell, PageTable, Section
+from tfdist.report.run_data import RunData, is_metric
 from tfdist.telemetry.console.console_text import duration_text, number_text, short_names
 
 SEED = "train.seed"
 NOT_SET = "–"
 
 
-def build_comparison(runs: Sequence[Run], now: datetime.datetime) -> list[Section]:
+def build_comparison(runs: Sequence[RunData], now: datetime.datetime) -> list[Section]:
     """The sections of the page of several runs, empty ones among them."""
     names, axis = shorten_paths([run.path for run in runs]), Axis(STEPS)
     metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
@@ -47,14 +47,16 @@ def shorten_paths(paths: Sequence[str]) -> list[str]:
     return ["/".join(each[same:]) or path for each, path in zip(parts, paths, strict=True)]
 
 
-def find_differing_settings(runs: Sequence[Run]) -> list[str]:
+def find_differing_settings(runs: Sequence[RunData]) -> list[str]:
     """The settings that differ between the runs."""
     settings = [run.settings for run in runs]
     stated = dict.fromkeys(name for run in runs for name in run.stated)
     return [name for name in stated if len({each.get(name) for each in settings}) > 1]
 
 
-def _runs_table(runs: Sequence[Run], names: Sequence[str], metrics: Sequence[str], now: datetime.datetime) -> Table:
+def _runs_table(
+    runs: Sequence[RunData], names: Sequence[str], metrics: Sequence[str], now: datetime.datetime
+) -> PageTable:
     rows = [
         [
             Cell(name, color=choose_color(place)),
@@ -69,12 +71,12 @@ def _runs_table(runs: Sequence[Run], names: Sequence[str], metrics: Sequence[str
         for place, (run, name) in enumerate(zip(runs, names, strict=True))
     ]
     heads = ("run", "status", "strategy", "replicas", "steps", *metrics, "goodput", "wall clock")
-    return Table(title="Runs", names=heads, rows=rows)
+    return PageTable(title="Runs", names=heads, rows=rows)
 
 
-def _ablation(runs: Sequence[Run], metrics: Sequence[str]) -> Section:
+def _ablation(runs: Sequence[RunData], metrics: Sequence[str]) -> Section:
     differ = [name for name in find_differing_settings(runs) if name != SEED]
-    groups: dict[tuple[str | None, ...], list[Run]] = {}
+    groups: dict[tuple[str | None, ...], list[RunData]] = {}
     for run in runs:
         groups.setdefault(tuple(run.settings.get(name) for name in differ), []).append(run)
     rows = [
@@ -93,7 +95,7 @@ def _ablation(runs: Sequence[Run], metrics: Sequence[str]) -> Section:
         text += " Runs that differ in the seed at most are one row: mean ± standard deviation."
     if any(not run.result for run in runs):
         text += " Of runs that are not done the newest metrics count."
-    table = Table(title="Ablation", names=(*(short[name] for name in differ), "runs", *metrics), rows=rows)
+    table = PageTable(title="Ablation", names=(*(short[name] for name in differ), "runs", *metrics), rows=rows)
     return Section(title="What differs", text=text, tables=[table])
 
 

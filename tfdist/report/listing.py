@@ -9,7 +9,7 @@ import datetime
 from typing import TYPE_CHECKING
 
 from tfdist.errors import UserError, printable
-from tfdist.report.run_data import Run, read_run
+from tfdist.report.run_data import RunData, read_run
 from tfdist.storage import files
 from tfdist.telemetry.console.console_text import number_text
 from tfdist.telemetry.run_directory import RunDirectory
@@ -71,7 +71,7 @@ def _find_run_dirs(directory: str) -> list[str]:
     return sorted(files.join(top, path).removesuffix(f"/{name}") for path in paths)
 
 
-def _metrics_text(run: Run) -> str:
+def _metrics_text(run: RunData) -> str:
     """`val_loss=0.1234  val_accuracy=0.9512`; no line ends between a name and its value."""
     ordered = sorted(run.metrics, key=lambda name: not name.startswith("val_"))
     return "  ".join(f"{name}={number_text(run.metrics[name])}" for name in ordered[:MAX_METRICS])

@@ -27,7 +27,7 @@ class Cell:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Table:
+class PageTable:
     """A table that is sorted by a press on a column's name; a folded one is opened by a press on its title."""
 
     title: str
@@ -68,7 +68,7 @@ class Section:
     text: str = ""
     facts: Sequence[tuple[str, str]] = ()
     plots: Sequence[Plot] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[PageTable] = ()
     code: str = ""
     code_title: str = ""
     is_wide: bool = False

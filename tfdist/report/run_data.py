@@ -63,7 +63,7 @@ class Curve:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
+class RunData:
     """What the files of a run hold.
 
     Attributes:
@@ -167,7 +167,7 @@ def is_metric(name: str) -> bool:
     return name not in (LEARNING_RATE, GRADIENT_NORM)
 
 
-def read_run(run_dir: str) -> Run:
+def read_run(run_dir: str) -> RunData:
     """Reads a run directory, local or gs://.
 
     Raises:
@@ -185,7 +185,7 @@ def read_run(run_dir: str) -> Run:
     stated, defaults = _parse_settings(config)
     starts = record.starts if (record := _load(directory.starts, Starts)) is not None else ()
     result = _load(directory.result, RunResult)
-    return Run(
+    return RunData(
         path=directory.path,
         config=config,
         stated=stated,

@@ -13,8 +13,8 @@ import numpy as np
 from bokeh.palettes import Category10_10, Dark2_8
 
 from tfdist.report.figures import STEPS, TIME, Axis, draw_bars, draw_curves, draw_points, to_milliseconds
-from tfdist.report.page import Cell, Plot, Section, Table
-from tfdist.report.run_data import BEGIN, ENDS, GRADIENT_NORM, LEARNING_RATE, Curve, Run, is_metric
+from tfdist.report.page import Cell, PageTable, Plot, Section
+from tfdist.report.run_data import BEGIN, ENDS, GRADIENT_NORM, LEARNING_RATE, Curve, RunData, is_metric
 from tfdist.telemetry.account.goodput import ALL_SHARES, total
 from tfdist.telemetry.console.console_text import count_text, duration_text, number_text
 from tfdist.telemetry.facts import Event, Sample
@@ -39,7 +39,7 @@ VALUES = {
 }
 
 
-def summarize_run(run: Run, status: str) -> list[tuple[str, str]]:
+def summarize_run(run: RunData, status: str) -> list[tuple[str, str]]:
     """The facts on top of the page."""
     facts = {"status": status, "steps": f"{run.steps:,}", "strategy": run.fact("strategy")}
     facts |= {"workers": run.fact("num_workers"), "replicas": run.fact("num_replicas"), "starts": len(run.starts)}
@@ -53,7 +53,7 @@ def summarize_run(run: Run, status: str) -> list[tuple[str, str]]:
     return [(name, str(text)) for name, text in facts.items() if text is not None]
 
 
-def list_notes(run: Run) -> list[str]:
+def list_notes(run: RunData) -> list[str]:
     """The best value, how a run that failed ended, and what could not be read."""
     notes: list[str] = []
     if run.result is not None:
@@ -69,7 +69,7 @@ def list_notes(run: Run) -> list[str]:
     return notes
 
 
-def build_sections(run: Run) -> list[Section]:
+def build_sections(run: RunData) -> list[Section]:
     """The sections of one run's page, empty ones among them."""
     begins = [to_milliseconds(event.time) for event in run.events if event.name == BEGIN][1:]
     return [
@@ -82,7 +82,7 @@ def build_sections(run: Run) -> list[Section]:
     ]
 
 
-def _curves(run: Run) -> Section:
+def _curves(run: RunData) -> Section:
     axis = Axis(STEPS, lines=[float(start.step) for start in run.starts[1:]])
     by_metric: dict[str, dict[str, Curve | None]] = {}
     for (metric, split), curve in sorted(run.curves.items(), key=lambda item: item[0][1] != "train"):
@@ -96,7 +96,7 @@ def _curves(run: Run) -> Section:
     return Section(title="Curves", text="Dashed: where a start resumed." if len(run.starts) > 1 else "", plots=plots)
 
 
-def _timeline(run: Run, axis: Axis) -> Section:
+def _timeline(run: RunData, axis: Axis) -> Section:
     """Events and throughput, along one axis."""
     shown = [event for event in run.events if event.name not in UNSHOWN_EVENTS]
     newest, plots, tables = shown[-MAX_EVENTS:], [], []
@@ -120,7 +120,7 @@ def _message(event: Event) -> str:
     return event.message or details.get("reason") or ", ".join(f"{name} {value}" for name, value in details.items())
 
 
-def _event_table(events: Sequence[Event]) -> Table:
+def _event_table(events: Sequence[Event]) -> PageTable:
     rows = [
         [
             Cell(f"{event.time:%Y-%m-%d %H:%M:%S}"),
@@ -132,10 +132,10 @@ def _event_table(events: Sequence[Event]) -> Table:
         for event in events
     ]
     names = ("time", "event", "worker", "step", "what")
-    return Table(title=f"{len(events)} events", names=names, rows=rows, is_folded=True)
+    return PageTable(title=f"{len(events)} events", names=names, rows=rows, is_folded=True)
 
 
-def _throughput(run: Run, axis: Axis) -> list[Plot]:
+def _throughput(run: RunData, axis: Axis) -> list[Plot]:
     """Of the whole run, by its chief's steps; none where nothing was sampled."""
     batch = run.fact("global_batch_size") or run.settings.get("train.global_batch_size", "")
     examples = int(batch) if str(batch).isdigit() else None
@@ -148,7 +148,7 @@ def _throughput(run: Run, axis: Axis) -> list[Plot]:
     return [] if curve is None else [draw_curves(title, axis, {unit: curve}, y_format="0,0")]
 
 
-def _account(run: Run) -> Section:
+def _account(run: RunData) -> Section:
     """The wall clock of each worker over all starts, and goodput."""
     whole = total(run.accounts.values())
     if whole.goodput is None:
@@ -169,12 +169,12 @@ def _account(run: Run) -> Section:
         text=f"Goodput {whole.goodput:.1%}: the part of the wall clock{workers}, over all starts and the time between "
         "them, that went into steps that counted.",
         plots=[Plot(title="By worker", figure=draw_bars(shown, SHARE_COLORS))],
-        tables=[Table(title="Shares", names=("share", "part", "seconds", "what it is"), rows=rows)],
+        tables=[PageTable(title="Shares", names=("share", "part", "seconds", "what it is"), rows=rows)],
         is_wide=True,
     )
 
 
-def _resources(run: Run, axis: Axis) -> Section:
+def _resources(run: RunData, axis: Axis) -> Section:
     """Memory, utilization and traffic, a line a worker."""
     workers = sorted({sample.worker for sample in run.samples})[:MAX_WORKERS]
     plots = []
@@ -191,7 +191,7 @@ def _resources(run: Run, axis: Axis) -> Section:
     return Section(title="Memory and utilization", text="Over time (UTC).", plots=plots)
 
 
-def _processes(run: Run, worker: int) -> Iterator[list[Sample]]:
+def _processes(run: RunData, worker: int) -> Iterator[list[Sample]]:
     """A worker's samples, start by start."""
     own = (sample for sample in run.samples if sample.worker == worker)
     return (list(group) for _, group in itertools.groupby(own, key=lambda sample: sample.start))
@@ -212,15 +212,15 @@ def _join(parts: Sequence[Sequence[tuple[float, float]]]) -> Curve | None:
     return Curve(*np.array(points).T) if points else None
 
 
-def _configuration(run: Run) -> Section:
+def _configuration(run: RunData) -> Section:
     rows = [[Cell(name), Cell(value), Cell("stated")] for name, value in run.stated.items()]
     rows += [[Cell(name), Cell(value), Cell("default")] for name, value in run.defaults.items()]
     title = f"{len(run.stated)} settings stated, {len(run.defaults)} defaults used"
-    tables = [Table(title=title, names=("setting", "value", "from"), rows=rows, is_folded=True)] if rows else []
+    tables = [PageTable(title=title, names=("setting", "value", "from"), rows=rows, is_folded=True)] if rows else []
     return Section(title="Configuration", tables=tables, code=run.config, code_title="config.gin")
 
 
-def _environment(run: Run) -> Section:
+def _environment(run: RunData) -> Section:
     hardware, versions = (run.result.hardware, run.result.versions) if run.result is not None else ({}, {})
     facts = [(name, str(version)) for name, version in versions.items()]
     facts += [(f"{kind} devices", str(count)) for kind, count in hardware.get("devices", {}).items()]

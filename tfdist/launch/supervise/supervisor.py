@@ -20,13 +20,13 @@ from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.restarts import GiveUp, Restart, Restarts, Rules
-from tfdist.launch.supervise.watch import FATAL, POLL_SECONDS, Outcome, Watch, describe
+from tfdist.launch.supervise.watch import FATAL, POLL_SECONDS, StartOutcome, Watch, describe
 
 if TYPE_CHECKING:
     from tfdist.telemetry.facts import Level
 
 
-class Slots:
+class WorkerSlots:
     """The slots that a run may use: those that are listed, but for those that fail or were taken away.
 
     Args:
@@ -87,7 +87,7 @@ class Slots:
         return tuple(sorted(chosen, key=lambda slot: hosts.index(host_of(slot))))
 
 
-class Journal:
+class LaunchJournal:
     """What a supervisor does, noted in its run's events.jsonl: failures, restarts, waiting, giving up.
 
     Invariant: it writes only while none of its workers runs, and to a file of its own if worker 0 is none of them, so
@@ -155,7 +155,7 @@ class Supervisor:
         signals: collections.deque[int],
         deadlines: Deadlines,
         rules: Rules,
-        slots: Slots,
+        slots: WorkerSlots,
     ) -> None:
         self.plan = plan
         self.start = start
@@ -163,7 +163,7 @@ class Supervisor:
         self.signals = signals
         self.deadlines = deadlines
         self.restarts = Restarts(rules, plan.num_workers)
-        self.journal = Journal(output.report, worker=plan.first_index)
+        self.journal = LaunchJournal(output.report, worker=plan.first_index)
         self.run_dir: str | None = None
         self.slots = slots
 
@@ -201,7 +201,7 @@ class Supervisor:
             if (status := self._wait(again, outcome.noticed)) is not None:
                 return status
 
-    def _run_once(self) -> Outcome:
+    def _run_once(self) -> StartOutcome:
         with self.start(self.plan, self.output) as workers:
             return Watch(workers, self.signals, self.output.report, self.deadlines, self.slots.have_changed).run()
 
@@ -222,7 +222,7 @@ class Supervisor:
         self.plan = dataclasses.replace(self.plan, num_workers=num_workers, slots=slots)
         return None
 
-    def _continues_elsewhere(self, outcome: Outcome) -> bool:
+    def _continues_elsewhere(self, outcome: StartOutcome) -> bool:
         """Whether the workers have left, as asked or because a machine is taken away, for others to continue."""
         if self.slots.is_fixed or outcome.first_signal is not None:
             return False
@@ -243,7 +243,7 @@ class Supervisor:
         self.journal.store(self.run_dir)
         return True
 
-    def _decide(self, outcome: Outcome) -> Restart | GiveUp:
+    def _decide(self, outcome: StartOutcome) -> Restart | GiveUp:
         slot: Slot | None = None
         if outcome.is_certain and outcome.worker is not None:
             slot = self.plan.slots[outcome.worker - self.plan.first_index]
@@ -253,7 +253,7 @@ class Supervisor:
             self._note_failure(outcome)
         return decision
 
-    def _note_failure(self, outcome: Outcome) -> None:
+    def _note_failure(self, outcome: StartOutcome) -> None:
         reading = outcome.vital.reading if outcome.vital else None
         how = f"hung: {outcome.hang.why}" if outcome.hang else f"ended with {describe(outcome.status)}"
         self.journal.note(
@@ -308,13 +308,13 @@ class Supervisor:
         return EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
 
 
-def _status_of(outcome: Outcome) -> int:
+def _status_of(outcome: StartOutcome) -> int:
     """Of the whole; the workers, which got SIGTERM, do not know that it was Ctrl-C that had them save and leave."""
     has_left = outcome.status == EXIT_PREEMPTED or outcome.exit_info.get("left_after_saving")
     return EXIT_INTERRUPTED if outcome.first_signal == signal.SIGINT and has_left else outcome.status
 
 
-def report_outcome(outcome: Outcome, output: Output) -> None:
+def report_outcome(outcome: StartOutcome, output: Output) -> None:
     """Reports at the very end, below what the others still wrote, whose failure it was."""
     if outcome.worker is None:
         return

@@ -82,7 +82,7 @@ class Ending:
 
 
 @dataclasses.dataclass
-class Outcome:
+class StartOutcome:
     """What came of a start.
 
     Attributes:
@@ -176,7 +176,7 @@ class Watch:
         self.deadlines = deadlines
         self.endings: list[Ending] = []
         self.sweep = 0
-        self.outcome = Outcome()
+        self.outcome = StartOutcome()
         self.is_ending = False  # the survivors of a failure were told to end
         self.killed: set[int] = set()
         self.watcher = Watcher(deadlines)
@@ -186,7 +186,7 @@ class Watch:
         self.to_store: Callable[[str], str | None] | None = None
         self.end_at = self.kill_at = self.ended_at = math.inf
 
-    def run(self) -> Outcome:
+    def run(self) -> StartOutcome:
         """Returns when all workers have ended."""
         with noting_profile_signal() as profiles:
             while self.running:

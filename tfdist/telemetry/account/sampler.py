@@ -39,7 +39,7 @@ class Sampler:
         self._run = run
         self._events = events
         self._log = None if path is None else GuardedLog(path)
-        self._resources = Resources()
+        self._resources = ResourceUsage()
         self._low_since: float | None = None
         self._begun = self._store_at = time.monotonic()
         self._closing = threading.Event()
@@ -116,7 +116,7 @@ def sample_line(sample: Sample) -> str:
     )
 
 
-class Resources:
+class ResourceUsage:
     """What this process, its GPUs and its network cards use, under the names of `registry.METRICS`.
 
     Invariant: a measurement takes about a millisecond and creates no device, no CUDA context and no TensorFlow

@@ -17,7 +17,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress, epoch_line, plan_text, progress_line
+from tfdist.telemetry.console.console_text import (
+    EpochSummary,
+    Progress,
+    TrainingPlan,
+    epoch_line,
+    plan_text,
+    progress_line,
+)
 from tfdist.telemetry.facts import Event, Level, RunFacts
 
 EPOCH_LINE_SECONDS, PROGRESS_LINE_SECONDS = 5.0, 10.0
@@ -32,7 +39,7 @@ class Console:
     def belongs_to(self, run: RunFacts) -> None:
         """The run is known from now on."""
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: TrainingPlan) -> None:
         """The training begins, or continues."""
 
     def update(self, progress: Progress) -> None:
@@ -89,13 +96,13 @@ class PlainConsole(Console):
         super().__init__(stderr)
         self._stdout = stdout
         self._clock = clock
-        self._plan = Plan()
+        self._plan = TrainingPlan()
         self._first: tuple[int, float] | None = None  # the step and the moment of the first report
         self._held: EpochSummary | None = None
         self._shown_at = -float("inf")
         self._last_line_time = clock()
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: TrainingPlan) -> None:
         self._plan = plan
         self._first = None
         self._held, self._shown_at, self._last_line_time = None, -float("inf"), self._clock()

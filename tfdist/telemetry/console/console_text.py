@@ -16,7 +16,7 @@ _GIN_REFERENCE = re.compile(r"[@%][\w./]+(\(\))?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """How far a run is to go; None where nobody knows."""
 
     total_epochs: int | None = None
@@ -50,7 +50,7 @@ class EpochSummary:
     eval_metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: TrainingPlan) -> str:
     """`training: 10 epochs, 23 steps an epoch, 230 steps in all`."""
     parts = []
     if plan.total_epochs is not None:
@@ -62,7 +62,7 @@ def plan_text(plan: Plan) -> str:
     return "training: " + (", ".join(parts) or "until stopped")
 
 
-def epoch_text(plan: Plan, epoch: int) -> str:
+def epoch_text(plan: TrainingPlan, epoch: int) -> str:
     """`epoch  3/10`."""
     if plan.total_epochs is None:
         return f"epoch {epoch}"
@@ -70,7 +70,7 @@ def epoch_text(plan: Plan, epoch: int) -> str:
     return f"epoch {epoch:>{len(total)}}/{total}"
 
 
-def epoch_line(plan: Plan, summary: EpochSummary) -> str:
+def epoch_line(plan: TrainingPlan, summary: EpochSummary) -> str:
     """`epoch  3/10  step  68  loss 0.1234  accuracy 0.9671 | eval loss 0.1300 | 1.2 s  12,345 examples/s`."""
     step = f"  step {summary.step:>{len(str(plan.total_steps or summary.step))}}"
     metrics, evaluation = _numbers_text(summary.metrics), _numbers_text(summary.eval_metrics)
@@ -80,7 +80,7 @@ def epoch_line(plan: Plan, summary: EpochSummary) -> str:
     return f"{epoch_text(plan, summary.epoch)}{step}{metrics}{evaluated}{took}"
 
 
-def progress_line(plan: Plan, progress: Progress, seconds_left: float | None) -> str:
+def progress_line(plan: TrainingPlan, progress: Progress, seconds_left: float | None) -> str:
     """`epoch  3/10  step 40/68  loss 0.1234  12,345 examples/s  0:00:12 left`."""
     steps = "" if plan.steps_per_epoch is None else f"/{plan.steps_per_epoch}"
     position = f"{epoch_text(plan, progress.epoch)}  step {progress.step_in_epoch}{steps}"

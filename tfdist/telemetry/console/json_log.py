@@ -14,7 +14,7 @@ from typing import Any
 
 from tfdist.telemetry.account.sampler import device_memory_bytes
 from tfdist.telemetry.console.console import PROGRESS_LINE_SECONDS, Console, write_line
-from tfdist.telemetry.console.console_text import EpochSummary, Plan, Progress
+from tfdist.telemetry.console.console_text import EpochSummary, Progress, TrainingPlan
 from tfdist.telemetry.events import time_text
 from tfdist.telemetry.facts import Event, Level, RunFacts, now
 from tfdist.telemetry.json_text import to_json
@@ -35,7 +35,7 @@ class JsonLog(Console):
     def belongs_to(self, run: RunFacts) -> None:
         self._run = run
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: TrainingPlan) -> None:
         self._write("INFO", event="training", total_steps=plan.total_steps, total_epochs=plan.total_epochs)
 
     def update(self, progress: Progress) -> None:

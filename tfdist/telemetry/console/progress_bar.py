@@ -17,7 +17,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
 from tfdist.telemetry.console.console import Console, PlainConsole, outliving_terminal, write_line
-from tfdist.telemetry.console.console_text import Plan, Progress, progress_line
+from tfdist.telemetry.console.console_text import Progress, TrainingPlan, progress_line
 from tfdist.telemetry.facts import Level
 
 _REDRAWS_PER_SECOND = 5
@@ -44,7 +44,7 @@ class ProgressBarConsole(PlainConsole):
         self._task = rich.progress.TaskID(0)
         self._last_redraw_time = -float("inf")
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: TrainingPlan) -> None:
         self.close()
         super().start(plan)
         self._bar = rich.progress.Progress(

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.policy import Schedule
+from tfdist.checkpoint.policy import CheckpointSchedule
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write.manager import CheckpointManager
@@ -54,7 +54,7 @@ class Recovery:
     strategy: Strategy
     state: TrainingState
     manager: CheckpointManager | None
-    schedule: Schedule
+    schedule: CheckpointSchedule
     preemption: Preemption
     exit_status: int = EXIT_PREEMPTED
     start_step: int | None = None

@@ -17,7 +17,7 @@ import keras
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
-from tfdist.checkpoint.policy import ALL, CheckpointPolicy, Schedule
+from tfdist.checkpoint.policy import ALL, CheckpointPolicy, CheckpointSchedule
 from tfdist.checkpoint.preemption import SIGNALS, Preemption, find_address
 from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write.manager import CheckpointManager
@@ -122,7 +122,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
             strategy=run.strategy,
             state=state,
             manager=manager,
-            schedule=Schedule(policy, steps_per_epoch=steps_per_epoch, step=start.step if start else 0),
+            schedule=CheckpointSchedule(policy, steps_per_epoch=steps_per_epoch, step=start.step if start else 0),
             preemption=stack.enter_context(preemption),
             exit_status=policy.preempted_exit_status,
             start_step=start.step if start else None,

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.data.pipeline import dispose
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.sampler import list_local_devices
-from tfdist.telemetry.console.console_text import Plan
+from tfdist.telemetry.console.console_text import TrainingPlan
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.metrics import FINAL
 from tfdist.telemetry.result import RunResult, read_starts, record_start, versions, write_result
@@ -98,7 +98,7 @@ class Trainer:
             settings, lost = run.request.settings(), opened.lost_steps
             record_start(run.directory, settings, run.earlier_starts, step=first_step, lost_steps=lost)
         run.console.start(
-            Plan(
+            TrainingPlan(
                 total_epochs=max(boundaries.num_epochs, -(-first_step // boundaries.steps_per_epoch)),
                 steps_per_epoch=boundaries.steps_per_epoch,
                 total_steps=max(boundaries.total_steps, first_step),

@@ -117,7 +117,7 @@ UNCOMPILED = "off"
 Settle = Callable[[str, Mapping[str, float]], None]
 
 
-class Call(NamedTuple):
+class MeasuredCall(NamedTuple):
     """A call of the step: the step it came to, how many it did, and the seconds that they took."""
 
     step: int
@@ -155,7 +155,7 @@ class XlaTrial:
         self._begun = [next(self._trial)]
         self.is_over = self.compiles_next = False
 
-    def observe(self, call: Call) -> TrainStep:
+    def observe(self, call: MeasuredCall) -> TrainStep:
         """The step for the next call, until all is settled. Now and then a collective."""
         try:
             step = self._trial.send(call)
@@ -166,7 +166,7 @@ class XlaTrial:
             self._begun.append(step)
         return step
 
-    def _run(self) -> Generator[TrainStep, Call, TrainStep]:
+    def _run(self) -> Generator[TrainStep, MeasuredCall, TrainStep]:
         first = yield self._uncompiled
         budget, number, look = 0.0, 1, FIRST_LOOK
         while not budget:  # until the rest of the run is long enough for what a trial may take of it

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.report.page import Cell, Plot, Section, Table, build_page
+from tfdist.report.page import Cell, PageTable, Plot, Section, build_page
 from tfdist.report.report import check_can_draw, store_page
 from tfdist.report.run_data import Curve
 from tfdist.storage import files
@@ -181,7 +181,7 @@ def _trials(sweep: Sweep, run_dir: str) -> Section:
         link = "" if files.is_remote(run_dir) else f"../trials/{trial.name}/"
         row[0] = Cell(trial.name, link=link, color="#2f9e62" if trial == sweep.best else "")
     shown = [column for column in range(len(heads)) if any(row[column].text for row in rows)]
-    table = Table(
+    table = PageTable(
         title="Trials",
         names=[heads[column] for column in shown],
         rows=[[row[column] for column in shown] for row in rows],

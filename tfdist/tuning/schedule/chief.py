@@ -24,7 +24,7 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.places.trials import Slots, TrialExit
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.journal import FAILED, INFEASIBLE, INTERRUPTED, Journal
-from tfdist.tuning.schedule.trial import DISK_FAILED, ActiveTrial, Objective, Report
+from tfdist.tuning.schedule.trial import DISK_FAILED, ActiveTrial, Report, TuneObjective
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.space import Space
 from tfdist.tuning.settings import TuneSettings
@@ -42,13 +42,13 @@ PARENT, EPOCHS, ROUND = "tuner/trial_id", "tuner/epochs", "tuner/round"
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """What is to be done; `epochs` are those of a whole training, None where `train.steps` ends it."""
 
     run_dir: str
     settings: TuneSettings
     space: Space
-    objective: Objective
+    objective: TuneObjective
     epochs: int | None
 
     def directory(self, trial: str) -> RunDirectory:
@@ -103,7 +103,7 @@ class Chief:
       slots: where trials run.
     """
 
-    def __init__(self, plan: Plan, oracle: OracleClient, journal: Journal, slots: Slots) -> None:
+    def __init__(self, plan: SweepPlan, oracle: OracleClient, journal: Journal, slots: Slots) -> None:
         self._plan = plan
         self._oracle = oracle
         self._journal = journal

@@ -145,7 +145,7 @@ def check_identity(identity: Mapping[str, Any], started: Mapping[str, Any], run_
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class TrialPoint:
     """The objective that a trial reported after `epoch` epochs, at `step`."""
 
     epoch: int
@@ -182,7 +182,7 @@ class Trial:
     objective: float | None = None
     message: str = ""
     host: str | None = None
-    curve: list[Point] = dataclasses.field(default_factory=list)
+    curve: list[TrialPoint] = dataclasses.field(default_factory=list)
     ends: list[End] = dataclasses.field(default_factory=list)
 
     @property
@@ -200,7 +200,7 @@ class Trial:
         epoch, step = event["epoch"], event["step"]
         self.curve = [point for point in self.curve if (point.epoch, point.step) < (epoch, step)]
         if (objective := finite(event["objective"])) is not None:
-            self.curve.append(Point(epoch, step, objective))
+            self.curve.append(TrialPoint(epoch, step, objective))
         self.epochs = max(self.epochs, epoch)
 
     def end(self, event: Mapping[str, Any], at_seconds: float) -> None:

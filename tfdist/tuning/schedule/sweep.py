@@ -32,7 +32,7 @@ from tfdist.tuning.places.trials import TrialCommand
 from tfdist.tuning.report.progress import SweepProgress, write_hparams
 from tfdist.tuning.report.sweep_page import write_sweep_report
 from tfdist.tuning.schedule import journal as journals
-from tfdist.tuning.schedule.chief import Chief, Plan
+from tfdist.tuning.schedule.chief import Chief, SweepPlan
 from tfdist.tuning.schedule.journal import INTERRUPTED, Journal, Sweep, check_identity
 from tfdist.tuning.schedule.trial import build_objective
 from tfdist.tuning.search import hypermodel
@@ -134,7 +134,9 @@ def validate(settings: TuneSettings, request: Request, experiment: Experiment, n
     notify(f"a sweep of {varied} by {settings.search!r}: {plan.objective.direction} {plan.objective.name}")
 
 
-def _prepare(settings: TuneSettings, request: Request, experiment: Experiment) -> tuple[Plan, TrialCommand, list[str]]:
+def _prepare(
+    settings: TuneSettings, request: Request, experiment: Experiment
+) -> tuple[SweepPlan, TrialCommand, list[str]]:
     """The sweep, the command of its trials, and gin statements with some values of the space.
 
     Raises:
@@ -147,7 +149,7 @@ def _prepare(settings: TuneSettings, request: Request, experiment: Experiment) -
     model = _build_hypermodel(training)
     space = Space(settings.space, model.find_space(), model.values) if model else Space(settings.space)
     objective = build_objective(settings.objective, settings.direction)
-    plan = Plan(RunDirectory(request.run_dir).path, settings, space, objective, training.epochs)
+    plan = SweepPlan(RunDirectory(request.run_dir).path, settings, space, objective, training.epochs)
     launch = []
     if (workers := settings.workers_per_trial) > 1:
         strategy = request.settings().get("train.strategy", "")
@@ -190,7 +192,7 @@ def _build_hypermodel(training: TrainSettings) -> HyperModel | None:
     return model if isinstance(model, HyperModel) else None
 
 
-def _load_journal(plan: Plan, identity: Mapping[str, Any], journal: Journal) -> list[dict[str, Any]]:
+def _load_journal(plan: SweepPlan, identity: Mapping[str, Any], journal: Journal) -> list[dict[str, Any]]:
     """The journal's events of this sweep; another sweep that has stored nothing makes room for it.
 
     Raises:
@@ -217,7 +219,7 @@ def _has_stored(run_dir: str, events: Sequence[Mapping[str, Any]]) -> bool:
     return has_results or bool(files.glob(files.join(run_dir, "trials", "*", "checkpoints", "*")))
 
 
-def _identify(plan: Plan, request: Request) -> dict[str, Any]:
+def _identify(plan: SweepPlan, request: Request) -> dict[str, Any]:
     """What makes two starts the same sweep, as the journal's first event has it."""
     # 1: how often each set of values was trained; older sweeps had it as a setting.
     configured = [lasting(request.settings()), plan.epochs, 1, plan.settings.seed]
@@ -250,7 +252,7 @@ def _sample_space(settings: TuneSettings, experiment: Experiment) -> list[str]:
     return space.sample()
 
 
-def _write_result(plan: Plan, sweep: Sweep, experiment: Experiment, seconds: float) -> dict[str, Any]:
+def _write_result(plan: SweepPlan, sweep: Sweep, experiment: Experiment, seconds: float) -> dict[str, Any]:
     """best.gin, the configuration with the best values, and result.json, which names the best; the latter last."""
     best, num_trials = sweep.best, len(sweep.trials)
     values = best and plan.space.from_json(best.values)

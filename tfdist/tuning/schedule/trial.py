@@ -53,7 +53,7 @@ _OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError"
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class TuneObjective:
     """A metric and its better end, "min" or "max": `val_NAME` is that of the evaluation, any other name of training."""
 
     name: str
@@ -83,7 +83,7 @@ class Objective:
         return {f"{VALIDATION if self.split == 'eval' else ''}{name}": value for name, value in metrics.items()}
 
 
-def build_objective(name: object, direction: object) -> Objective:
+def build_objective(name: object, direction: object) -> TuneObjective:
     """The objective that is meant; without a direction its name tells it.
 
     Raises:
@@ -94,11 +94,11 @@ def build_objective(name: object, direction: object) -> Objective:
     if direction is None:
         better = larger_is_better(name.removeprefix(VALIDATION))
         if better is not None:
-            return Objective(name, "max" if better else "min")
+            return TuneObjective(name, "max" if better else "min")
         raise UserError(f"Whether {name!r} should grow or shrink is not clear. Write tune.direction = 'max' or 'min'.")
     if direction not in ("min", "max"):
         raise UserError(f"tune.direction must be 'min' or 'max'; received {direction!r}.")
-    return Objective(name, direction)
+    return TuneObjective(name, direction)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ class ActiveTrial:
         self.suggestion, self.rung, self.epochs, self.active_seconds = suggestion, rung, epochs, 0.0
         self.status, self.objective, self.message = None, None, ""
 
-    def new_reports(self, objective: Objective, *, anew: bool = False) -> Iterator[Report]:
+    def new_reports(self, objective: TuneObjective, *, anew: bool = False) -> Iterator[Report]:
         """The evaluations since, each step once, whatever a resumed run does again.
 
         Args:
@@ -203,7 +203,7 @@ class ActiveTrial:
         self._num_bytes = first + len(whole)
         return whole.decode(errors="replace").split("\n")[:-1]
 
-    def end(self, status: int, log: str, objective: Objective, *, lost: str = "") -> bool:
+    def end(self, status: int, log: str, objective: TuneObjective, *, lost: str = "") -> bool:
         """Takes the end of the process; whether it ended the trial, rather than interrupt it.
 
         A kill from outside, a preemption, a lost worker or peer and a full disk interrupt it, however often they come.
@@ -246,12 +246,12 @@ class ActiveTrial:
             return self._count_crash(f"its process died with status {status}")
         return True
 
-    def stop(self, objective: Objective) -> None:
+    def stop(self, objective: TuneObjective) -> None:
         """Ends it early, with the last objective that it reported."""
         self.status, self.message = STOPPED, ""
         self._score(self._last(), objective)
 
-    def _score(self, value: float | None, objective: Objective) -> None:
+    def _score(self, value: float | None, objective: TuneObjective) -> None:
         """Takes the objective that the trial has ended with; values that lead to no number are infeasible."""
         if value is None or not math.isfinite(value):
             self.status, self.message = INFEASIBLE, f"{objective.name} is {value} at the end"
@@ -269,7 +269,7 @@ class ActiveTrial:
     def _last(self) -> float | None:
         return self.reports[max(self.reports)].objective if self.reports else None
 
-    def _final(self, objective: Objective) -> float | None:
+    def _final(self, objective: TuneObjective) -> float | None:
         """The objective in the result of a run that is done; raises UserError where that is damaged or lacks it."""
         result = read_result(self.directory) if self.status == DONE else None
         if result is None:

@@ -110,11 +110,11 @@ class Journaled:
         trial.score, trial.best_step = last.mean(), last.step
 
 
-class Random(Journaled, oracles.RandomSearchOracle):
+class RandomOracle(Journaled, oracles.RandomSearchOracle):
     """Random search."""
 
 
-class Bayesian(Journaled, oracles.BayesianOptimizationOracle):
+class BayesianOracle(Journaled, oracles.BayesianOptimizationOracle):
     """Bayesian optimization that, where the process promises most for values that were tried, tries others."""
 
     def populate_space(self, trial_id: str) -> dict[str, Any]:
@@ -125,14 +125,14 @@ class Bayesian(Journaled, oracles.BayesianOptimizationOracle):
         return {"status": "STOPPED"} if values is None else {"status": "RUNNING", "values": values}
 
 
-class Hyperband(Journaled, oracles.HyperbandOracle):
+class HyperbandOracle(Journaled, oracles.HyperbandOracle):
     """Hyperband."""
 
     def __init__(self, *, iterations: int, **arguments: Any) -> None:
         super().__init__(hyperband_iterations=iterations, **arguments)
 
 
-class Grid(Journaled, oracles.GridSearchOracle):
+class GridOracle(Journaled, oracles.GridSearchOracle):
     """Grid search that does not wait for a trial to end before it names the next combination.
 
     KerasTuner's waits because a trial might reveal new parameters; a space of bindings is known from the start.
@@ -147,7 +147,7 @@ class Grid(Journaled, oracles.GridSearchOracle):
         return answer
 
 
-class _Stopping(Random):
+class _Stopping(RandomOracle):
     """Random values, and a trial ends early where `_is_poor` says so."""
 
     @keras_tuner.synchronized
@@ -170,7 +170,7 @@ class _Stopping(Random):
         return {step: sign * value if math.isfinite(value) else math.inf for step, value in values.items()}
 
 
-class AshaStopping(_Stopping):
+class AshaOracle(_Stopping):
     """Stops a trial at a rung unless it is among the best of those that got there before.
 
     Of n trials with a value at the rung, its own included, ⌊n ÷ factor⌋ continue, and at least the best.
@@ -190,7 +190,7 @@ class AshaStopping(_Stopping):
         return sorted(cost, key=cost.__getitem__).index(trial.trial_id) >= max(1, len(cost) // self._factor)
 
 
-class MedianStopping(_Stopping):
+class MedianOracle(_Stopping):
     """Stops a trial whose best cost so far is above the median of the mean costs of the finished ones by that epoch."""
 
     def __init__(self, *, min_trials: int, min_epochs: int, **arguments: Any) -> None:

@@ -1,6 +1,6 @@
 """The ways to search, as a gin file names them: `tune.search = @search.Hyperband()`.
 
-Invariant: a search that exists is consistent. Each is the settings of the oracle of its name in `oracles.py`, which
+Invariant: a search that exists is consistent. Each is the settings of its oracle in `oracles.py`, which
 `build` imports, and KerasTuner with it, only then.
 """
 
@@ -63,7 +63,7 @@ class Search(Settings):
 
         limits = {} if self.SETS_EPOCHS else {"max_trials": max_trials}
         limits |= {"max_epochs": epochs} if self.DIVIDES_EPOCHS else {}
-        return getattr(oracles, type(self).__name__)(
+        return getattr(oracles, f"{type(self).__name__.removesuffix('Stopping')}Oracle")(
             objective=keras_tuner.Objective(metric, direction),
             hyperparameters=hyperparameters,
             seed=seed + 1,  # KerasTuner takes 0 for none
