@@ -30,13 +30,13 @@ from tfdist.strategies.cluster import environment as marks
 from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config
 
 ABOUT = """\
-tfdist doctor [FLAGS]
+tfdist doctor [EXPERIMENT.gin] [FLAGS]
 
 Looks at this machine, and at the other workers, before a run.
 
 Run it on all machines at once, as the run itself: with TF_CONFIG set, or through
-  tfdist launch -n 2 doctor --gin_file=…
-  srun / horovodrun tfdist doctor --gin_file=…
+  tfdist launch -n 2 doctor my.gin
+  srun / horovodrun tfdist doctor my.gin
 """
 FLAGS = flags.FlagValues()
 flags.DEFINE_multi_string("gin_file", None, "the run's, to compare between the workers", flag_values=FLAGS)

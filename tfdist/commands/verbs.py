@@ -40,7 +40,7 @@ class Verb:
     """
 
     summary: str
-    operands: str = EXPERIMENT
+    operands: str = ""
     example: str = ""
     mode: str = ""
     flags: tuple[str, ...] = ()
@@ -73,7 +73,12 @@ VERBS = {
     "find-rate": _build_verb("find_rate", DIGITS),
     "new": Verb("write an experiment for your own data", command="tfdist.new.new:main"),
     "launch": Verb("run a script or a verb in several processes, as workers of one run"),
-    "doctor": Verb("look at this machine, and at the other workers", command="tfdist.commands.doctor:main"),
+    "doctor": Verb(
+        "look at this machine, and at the other workers",
+        f"[{EXPERIMENT}]",
+        f"{DIGITS} --run_dir=runs/digits",
+        command="tfdist.commands.doctor:main",
+    ),
     "checkpoint": Verb("list and verify the checkpoints of a run", command="tfdist.commands.checkpoint:main"),
     "report": Verb("draw a page of a run, of several or of a sweep", command="tfdist.commands.report:main"),
     "settings": Verb("list every setting: type, default, meaning", command="tfdist.commands.settings_list:main"),
@@ -153,7 +158,7 @@ def run(arguments: Sequence[str]) -> int:
     if verb.command:
         module, function = verb.command.split(":")
         command: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
-        return command(others)
+        return command([_as_flag(each) for each in others] if EXPERIMENT in verb.operands else others)
     flags_of_main: list[str] = []
     status = exit_status_of(lambda: flags_of_main.extend(translate(name, others)))
     return status or main.leave(flags_of_main)
@@ -194,6 +199,13 @@ def _format_flags(values: flags.FlagValues, defined: flags.FlagValues) -> list[s
         value = values[name].value if values[name].present else []
         written += [f"--{name}={each}" for each in (value if isinstance(value, list) else [value])]
     return written
+
+
+def _as_flag(argument: str) -> str:
+    """The flag of an experiment or a setting; other arguments as they are."""
+    if argument.startswith("-") or not ("=" in argument or argument.endswith(".gin")):
+        return argument
+    return f"--gin_param={argument}" if "=" in argument else f"--gin_file={argument}"
 
 
 def _refuse(name: str) -> int:
