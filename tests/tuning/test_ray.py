@@ -119,7 +119,8 @@ def test_sigterm_lets_the_trials_on_all_nodes_save(
     sweep = Sweep(tmp_path / "sweep")
     budget = ("tune.num_workers = 2", "tune.max_trials = 2")
     saving = ("from tfdist.checkpoint import policy", "train.checkpoint = @policy.CheckpointPolicy()")
-    command = arguments(gin_file, sweep.directory, *ON_RAY, *LONG, *saving, *budget)
+    longer = "train.epochs = 2000"  # than the signal takes to reach them
+    command = arguments(gin_file, sweep.directory, *ON_RAY, *LONG, longer, *saving, *budget)
     with running(command, tmp_path / "log", cluster.variables) as chief:
         with held(gin_file):
             for trial in ("0000", "0001"):
