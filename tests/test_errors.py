@@ -22,7 +22,9 @@ from tfdist.errors import (
     InUseError,
     PeerFailedError,
     StoreUnavailableError,
+    TfdistError,
     UserError,
+    build_user_error,
     exit_status_of_error,
     suggest,
 )
@@ -67,7 +69,7 @@ def test_an_error_has_the_id_of_its_nearest_cause_that_has_one(number: int, erro
     error.__cause__ = OSError(number, os.strerror(number))
     assert find_error_id(error) == error_id
     assert format_error(error) == str(error) + ("" if error_id == "user-error" else f" [{error_id}]")
-    assert find_error_id(pickle.loads(pickle.dumps(UserError("no", error_id="no-loss")))) == "no-loss"
+    assert find_error_id(pickle.loads(pickle.dumps(build_user_error("no", error_id="no-loss")))) == "no-loss"
     assert find_error_id(ZeroDivisionError()) == "bug"
 
 
@@ -131,3 +133,9 @@ def test_parameters_that_messages_tell_to_set_exist() -> None:
     for module, name, parameter in own:
         made = getattr(importlib.import_module(modules[module]), name)
         assert parameter in inspect.signature(made).parameters, (module, name, parameter)
+
+
+def test_autograph_raises_the_users_error_as_it_is() -> None:
+    """TensorFlow makes an exception anew by its class, if that has Exception's own constructor."""
+    for kind in (UserError, TfdistError):
+        assert kind.__init__ is Exception.__init__

@@ -36,18 +36,24 @@ class TfdistError(Exception):
     is_in_step = False
     """Whether all workers of a run raise it at the same point, so that none needs to be told."""
 
-    def __init__(self, *args: object, error_id: str | None = None) -> None:
-        super().__init__(*args)
-        self.error_id = error_id or self.error_id
-
     def __str__(self) -> str:
         return printable(redact(super().__str__()))
 
 
 class UserError(TfdistError):
-    """Something that the user wrote or set is wrong."""
+    """Something that the user wrote or set is wrong.
+
+    Has Exception's own constructor, without which TensorFlow's autograph raises another class in its place.
+    """
 
     exit_status = EXIT_USER_ERROR
+
+
+def build_user_error(message: str, *, error_id: str | None) -> UserError:
+    """A `UserError`, of one of the kinds in `error_ids.SYMPTOMS` or of none."""
+    error = UserError(message)
+    error.error_id = error_id
+    return error
 
 
 class UnreadableError(UserError):
@@ -107,7 +113,8 @@ class PeerFailedError(UserError):
     """
 
     def __init__(self, worker: int, text: str, *, exit_status: int, error_id: str | None) -> None:
-        super().__init__(f"Worker {worker} failed: {text}", error_id=error_id)
+        super().__init__(f"Worker {worker} failed: {text}")
+        self.error_id = error_id
         self.worker = worker
         self.exit_status = exit_status
 
@@ -160,7 +167,7 @@ def printable(text: str) -> str:
 
 def missing_extra(package: str, extra: str, purpose: str) -> UserError:
     """The error for an optional dependency that is not installed."""
-    return UserError(
+    return build_user_error(
         f"{purpose} needs the package {package!r}, which is not installed. Run: pip install 'tfdist[{extra}]'",
         error_id="missing-package",
     )

@@ -21,13 +21,7 @@ from typing import Any, NoReturn
 
 from tfdist import command_line, xla_cache
 from tfdist.command_line import exit_status_of, flags
-from tfdist.errors import (
-    EXIT_INTERRUPTED,
-    TfdistError,
-    UserError,
-    is_unicode,
-    suggest,
-)
+from tfdist.errors import EXIT_INTERRUPTED, TfdistError, UserError, build_user_error, is_unicode, suggest
 from tfdist.requirements import REQUIREMENTS, check_tensorflow, missing_requirement
 from tfdist.training.run.request import ProfiledSteps
 
@@ -188,7 +182,7 @@ def find_config(run_dir: str) -> str:
     try:
         content = files.read(path)
     except FileNotFoundError:
-        raise UserError(
+        raise build_user_error(
             f"{run_dir!r} holds no run: there is no {path}. Write the --run_dir of a training, or --gin_file=FILE.",
             error_id="missing-run",
         ) from None

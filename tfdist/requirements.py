@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 
 # The modules without which nothing works, and the packages that hold them: pyproject.toml's, and TensorFlow.
 REQUIREMENTS = {
@@ -37,7 +37,7 @@ def missing_requirement(module: str) -> UserError | None:
     package = REQUIREMENTS.get(name)
     if package is None:
         return None
-    return UserError(
+    return build_user_error(
         f"{sys.executable} has no module {name!r}, which tfdist needs. Use the Python of the environment that "
         f"tools/quickstart.sh makes (.venv/bin/python), or run: pip install "
         f"{TENSORFLOW_EXTRAS if package == 'tensorflow' else package}",
@@ -66,7 +66,7 @@ def check_tensorflow() -> None:
     for package, version in installed_tensorflow().items():
         release = re.match(r"\d+\.\d+", version)
         if release is None or release[0] not in TENSORFLOW_RELEASES:
-            raise UserError(
+            raise build_user_error(
                 f"{package} is {version}; tfdist needs TensorFlow {' or '.join(TENSORFLOW_RELEASES)}. "
                 f"Run: pip install {TENSORFLOW_EXTRAS}",
                 error_id="missing-package",

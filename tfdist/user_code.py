@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 
 _TFDIST = f"{Path(__file__).resolve().parent}{os.sep}"
 _PYTHON = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
@@ -34,7 +34,7 @@ _MAX_LINES = 12
 
 def build_error(what: str, error: BaseException) -> UserError:
     """The UserError for what the user's code, or a library called with the user's values, raised."""
-    return UserError(
+    return build_user_error(
         "\n    ".join([f"{what} failed: {format_exception(error)}", *list_own_frames(error)]), error_id="code-failure"
     )
 
@@ -86,7 +86,9 @@ def refused_values(error: BaseException) -> UserError | None:
         return None if _TFDIST in inside else build_error("Your code", error)
     text = str(error)
     if (in_pipeline := _IN_PIPELINE.search(text)) is not None and type(error).__name__ in _PIPELINE_REFUSALS:
-        return UserError(f"A function of the input pipeline failed: {_reason(in_pipeline[1])}", error_id="code-failure")
+        return build_user_error(
+            f"A function of the input pipeline failed: {_reason(in_pipeline[1])}", error_id="code-failure"
+        )
     if type(error).__name__ not in _REFUSALS:
         return None
     frames = _graph_frames(text)
@@ -98,7 +100,7 @@ def refused_values(error: BaseException) -> UserError | None:
     reason = _reason(text[frames[-1].end() if frames else 0 :])
     operation = re.search(r"\{\{node (?:gradient_tape/)?(?:while/)*([^}]+)\}\}", text)
     where = f" (in {operation[1]})" if operation else ""
-    return UserError(
+    return build_user_error(
         "\n    ".join(
             [f"The model or the loss cannot compute on these examples{where}: {reason}", *list_own_frames(error)]
         ),

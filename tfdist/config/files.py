@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from tfdist.errors import UserError, suggest
+from tfdist.errors import UserError, build_user_error, suggest
 from tfdist.storage import files as stored
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -72,7 +72,9 @@ def find_gin_file(name: str, *, including: Path | None = None) -> Path:
         raise UserError(f"{name} is a directory; write the gin file in it that is meant.")
     looked = " and ".join(map(str, places if len(places) < 4 else [*places[:2], f"{len(places) - 2} more directories"]))
     hint = "" if Path(name).is_absolute() else f" Looked for it in {looked}."
-    raise UserError(f"there is no gin file {name!r}.{hint}{_suggest_files(name, places)}", error_id="missing-file")
+    raise build_user_error(
+        f"there is no gin file {name!r}.{hint}{_suggest_files(name, places)}", error_id="missing-file"
+    )
 
 
 def _find_shipped(name: str) -> Path:
@@ -179,7 +181,7 @@ def _explain_failure(statement: str, error: BaseException) -> UserError:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
         places = [f"{frame.filename}:{frame.lineno}: {frame.line}" for frame in own[-3:]]
-    return UserError(
+    return build_user_error(
         "\n    ".join([f"{statement!r} failed: {type(error).__name__}: {error}", *places]), error_id="code-failure"
     )
 

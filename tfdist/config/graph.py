@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.config.functions import Function
-from tfdist.errors import UserError, suggest
+from tfdist.errors import UserError, build_user_error, suggest
 
 MACRO = "gin.macro"
 CONSTANT = "gin.constant"
@@ -35,7 +35,7 @@ class StatementSource:
     def error(self, message: str, error_id: str | None = None) -> UserError:
         """The user's error, with the statement that it is in."""
         line = self.line if len(self.line) <= _MAX_LINE else f"{self.line[:_MAX_LINE]} …"
-        return UserError(f"{self.location}: {message}" + (f"\n    {line}" if line else ""), error_id=error_id)
+        return build_user_error(f"{self.location}: {message}" + (f"\n    {line}" if line else ""), error_id=error_id)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def check_all_used(settings: Sequence[Setting], functions: Mapping[str, Function
         calls = [call for call, _ in graph.walk(starts)]
         errors = [str(s.source.error(_explain_unused(s, calls, functions, roots))) for s in unused]
         more = f"\n… and {len(errors) - 10} more of this kind." if len(errors) > 10 else ""
-        raise UserError("\n".join(errors[:10]) + more, error_id="unknown-setting")
+        raise build_user_error("\n".join(errors[:10]) + more, error_id="unknown-setting")
 
 
 def _explain_unused(

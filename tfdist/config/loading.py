@@ -41,7 +41,7 @@ from tfdist.config.statements import (
     check_macros,
     name_source,
 )
-from tfdist.errors import UserError, suggest
+from tfdist.errors import UserError, build_user_error, suggest
 
 # gin's version is pinned. Of its private names this module uses, in gin.config:
 #   _CONFIG, _OPERATIVE_CONFIG, _SINGLETONS, _CONFIG_IS_LOCKED: what a call of a configurable function reads and writes;
@@ -109,7 +109,7 @@ class Config:
             failure = user_code.build_error(f"{self._functions[called[-1]].name}()", error)
             settings = [setting for setting in self._used if setting.target == called[-1]][:MAX_SETTINGS_SHOWN]
             text = "\n    ".join([str(failure), *map(self._describe_setting, settings)])
-            return UserError(text, error_id=failure.error_id)
+            return build_user_error(text, error_id=failure.error_id)
         if user_code.may_pass(error):
             return None
         refused = user_code.refused_values(error)
@@ -313,7 +313,7 @@ class _Loader:
             others = f" Its parameters: {', '.join(known)}." if known else " It has no parameters."
             if near and len(known) > MAX_SHOWN_PARAMETERS:
                 others = ""
-            raise UserError(
+            raise build_user_error(
                 f"{content.function} has no parameter {content.parameter!r}.{near}{others}", error_id="unknown-setting"
             )
 

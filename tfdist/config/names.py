@@ -13,7 +13,7 @@ from gin import config_parser, selector_map
 
 from tfdist.config import files
 from tfdist.config.statements import Import, Statement
-from tfdist.errors import UserError, suggest
+from tfdist.errors import UserError, build_user_error, suggest
 
 # gin's version is pinned. Of its private names this module uses _REGISTRY, _INVERSE_REGISTRY and _inverse_lookup of
 # gin.config, and what Context takes from ParseContext.
@@ -71,7 +71,7 @@ class Context(gin_config.ParseContext):
         if first not in self._symbol_table and first in WITHOUT_IMPORT:
             self.run_import(Import(first, is_from=False, alias=None))
         if first not in self._symbol_table:
-            raise UserError(self._explain_not_imported(selector), error_id="unknown-name")
+            raise build_user_error(self._explain_not_imported(selector), error_id="unknown-name")
         if first in self._ambiguous:
             lines = " and ".join(map(repr, self._ambiguous[first]))
             raise UserError(f"the name {first!r} may be of {lines}. Add the line that is meant to this file.")

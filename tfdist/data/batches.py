@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 from tfdist.settings.checks import COUNT, SWITCH, Check
 from tfdist.settings.declaration import Settings, setting
 
@@ -71,7 +71,7 @@ class BatchPlan:
     def __post_init__(self) -> None:
         check_split(self.global_batch_size, self.num_replicas, self.num_microbatches, even=self.pad)
         if self.num_examples < 1:
-            raise UserError("The data holds no examples.", error_id="no-examples")
+            raise build_user_error("The data holds no examples.", error_id="no-examples")
         if self.steps_per_epoch < 1:
             raise UserError(
                 f"The data holds {self.num_examples} examples, fewer than one batch of {self.global_batch_size}, and "

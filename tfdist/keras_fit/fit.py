@@ -20,7 +20,7 @@ import keras
 
 from tfdist import experiment
 from tfdist.error_ids import format_error
-from tfdist.errors import EXIT_INTERRUPTED, NotSavedError, PreemptedError, UserError, suggest
+from tfdist.errors import EXIT_INTERRUPTED, NotSavedError, PreemptedError, UserError, build_user_error, suggest
 from tfdist.keras_fit import examples
 from tfdist.keras_fit.compiled_model import (
     build_compiled,
@@ -235,7 +235,7 @@ def _check_arguments(settings: Mapping[str, Any], epochs: Any, initial_epoch: An
     known = [name for name in TrainSettings.declared() if name not in OMITTED]
     for name in settings:
         if name not in known:
-            raise UserError(
+            raise build_user_error(
                 f"fit() got an argument {name!r}, which neither keras.Model.fit nor tfdist.fit takes."
                 f"{suggest(name, [*inspect.signature(fit).parameters, *known])}",
                 error_id="unknown-setting",

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tfdist.errors import UserError
+from tfdist.errors import build_user_error
 from tfdist.storage import files
 from tfdist.telemetry.account import goodput
 from tfdist.telemetry.account.goodput import Account, total
@@ -175,7 +175,7 @@ def read_run(run_dir: str) -> RunData:
     """
     directory = RunDirectory(run_dir)
     if not any(files.exists(path) for path in (directory.starts, directory.events, directory.metrics)):
-        raise UserError(
+        raise build_user_error(
             f"{run_dir!r} holds no run: there is no run.json, events.jsonl or metrics.jsonl. Write the --run_dir of a "
             f"training, or --list {run_dir} for the runs below a directory.",
             error_id="missing-run",

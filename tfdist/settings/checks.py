@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.errors import build_user_error, is_whole_number, suggest
 
 MOST_SEED = 2**32 - 1  # NumPy's
 MOST_COUNT = 10**12
@@ -38,7 +38,7 @@ class Check:
     def __call__(self, name: str, value: Any) -> None:
         """Raises UserError, with the setting's name, where the value will not do."""
         if not (self.takes_none if value is None else self.accepts(value)):
-            raise UserError(
+            raise build_user_error(
                 f"{name} is {format_value(value)}; write {self.described}.{self.hint(value)}", error_id="wrong-value"
             )
 

@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import EXIT_DONE, PeerFailedError, UserError
+from tfdist.errors import EXIT_DONE, PeerFailedError, UserError, build_user_error
 from tfdist.strategies import failure_report
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.tf_config import VARIABLE as TF_CONFIG
@@ -489,7 +489,7 @@ def refuse_others(strategy: str, variables: Mapping[str, str]) -> None:
     counts |= {name: variables.get(name, "") for name in (*environment.HOROVOD_SIZES, environment.SLURM_TASKS)}
     for name, count in counts.items():
         if count.isdecimal() and int(count) > 1:
-            raise UserError(
+            raise build_user_error(
                 f"The strategy {strategy} trains in one process here, and {name} says that this is one of {count}. "
                 "Each of them would train by itself, into the same run directory. To train together, use "
                 f"{_TOGETHER.get(name, _BY_HOROVOD)}. To train in this process alone on purpose, take the variable "

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import UserError
+from tfdist.errors import build_user_error
 from tfdist.settings.checks import SECONDS
 from tfdist.strategies.base import Notify, Strategy, Topology, refuse_others
 from tfdist.strategies.cluster import environment
@@ -52,7 +52,7 @@ class Horovod(Strategy):
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         self._hvd = import_horovod()
         if environment.first_set(environment.HOROVOD_MARKS, environment.current()) is None:
-            raise UserError(
+            raise build_user_error(
                 "The strategy horovod was chosen, and horovodrun has not started this process (none of "
                 f"{', '.join(environment.HOROVOD_MARKS)} is set): it would train alone. Start it with `python -m "
                 "tfdist.launch --workers=2 --launcher=horovod -- --gin_file=…` or `horovodrun -np 2 python -m "
@@ -145,7 +145,7 @@ def import_horovod() -> ModuleType:
     try:
         import horovod.tensorflow as hvd
     except ImportError as error:
-        raise UserError(
+        raise build_user_error(
             f"The strategy horovod needs Horovod built for TensorFlow {tf.__version__}: {error}. "
             "Run: python tools/build_horovod.py",
             error_id="missing-package",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 from tfdist.settings.checks import whole_number
 from tfdist.strategies.base import Notify, Strategy, Topology
 
@@ -31,7 +31,7 @@ class Mirrored(Strategy):
     def _gpus(self) -> list[tf.config.PhysicalDevice]:
         gpus = tf.config.list_physical_devices("GPU")
         if not gpus:
-            raise UserError(
+            raise build_user_error(
                 "The strategy mirrored needs GPUs, and TensorFlow finds 0 here. To try it on logical CPU devices, "
                 "write mirrored.Mirrored.num_cpu_devices = 2.",
                 error_id="missing-gpu",

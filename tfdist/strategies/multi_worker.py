@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 from tfdist.settings.checks import SECONDS, one_of, whole_number
 from tfdist.strategies import failure_report
 from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, static_replica_index, with_device
@@ -136,7 +136,7 @@ class MultiWorker(Strategy):
     def _cluster(self) -> Cluster:
         cluster = read_tf_config(environment.current())
         if cluster is None:
-            raise UserError(
+            raise build_user_error(
                 "The strategy multi_worker needs the environment variable TF_CONFIG, which is not set. For two workers "
                 "on this machine run: tfdist launch -n 2 train EXPERIMENT.gin; else set it on each worker, "
                 f"e.g. TF_CONFIG='{TF_CONFIG_EXAMPLE}'",

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 from tfdist.strategies.base import Notify, Strategy, Topology
 
 
@@ -61,7 +61,7 @@ def use_only(device: str) -> None:
             )
         chosen = gpus[int(index or 0) : int(index or 0) + 1]
         if not chosen:
-            raise UserError(
+            raise build_user_error(
                 f"OneDevice.device is {device!r}, but TensorFlow finds {len(gpus)} GPUs here. Write 'auto' or 'CPU'.",
                 error_id="missing-gpu",
             )

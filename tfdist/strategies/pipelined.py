@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 from tfdist.settings.checks import whole_number
 from tfdist.strategies.base import Notify, Strategy, Topology
 from tfdist.strategies.mirrored import split_cpu
@@ -49,7 +49,7 @@ class Pipelined(Strategy):
         kind = "logical CPU devices" if self.num_cpu_devices else "GPUs"
         count = self.num_cpu_devices or len(tf.config.list_physical_devices("GPU"))
         if count < wanted:
-            raise UserError(
+            raise build_user_error(
                 f"The strategy pipelined has {wanted} stages, and {count} {kind}. Write fewer stages, or to try them "
                 f"on logical CPU devices, pipelined.Pipelined.num_cpu_devices = {wanted}.",
                 error_id="missing-gpu",

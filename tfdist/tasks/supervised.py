@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import UserError, suggest
+from tfdist.errors import UserError, build_user_error, suggest
 from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, compute_mean, symbolic_outputs, with_trailing_axes
 from tfdist.tasks.losses import (
     Loss,
@@ -119,7 +119,7 @@ class Supervised(Task):
         self._own_loss = OwnLoss(model, self._compute_mean_loss) if overrides(model, "compute_loss") else None
         self.includes_layer_losses = self._own_loss is not None
         if not self._losses and self._own_loss is None:
-            raise UserError(
+            raise build_user_error(
                 "Supervised.loss is not given, and the model has no compute_loss of its own. Write a loss: "
                 "supervised.Supervised.loss = 'mean_squared_error'.",
                 error_id="no-loss",
@@ -317,7 +317,7 @@ def only(nest: Any) -> Any:
 def _unpack_examples(examples: Any) -> tuple[Any, Any, Any]:
     if not isinstance(examples, (tuple, list)) or not 2 <= len(examples) <= 3:
         held = f"{len(examples)} parts" if isinstance(examples, (tuple, list)) else "x alone"
-        raise UserError(
+        raise build_user_error(
             f"Supervised learning takes (x, y) or (x, y, sample_weight); the data gives {held}.",
             error_id="data-structure",
         )
@@ -335,7 +335,7 @@ def _check_labels(labels: np.ndarray, num_classes: int | None, ignored: int | No
     if not wrong.any():
         return
     place = np.argwhere(wrong)[0]
-    raise UserError(
+    raise build_user_error(
         f"Example {place[0]} of the {where} has the label {labels[tuple(place)]}, but the model's output is of "
         f"{num_classes} classes, 0 … {num_classes - 1}. {np.count_nonzero(wrong):,} labels are out of range. Give the "
         "model more outputs, or correct the labels.",

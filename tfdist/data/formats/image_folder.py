@@ -21,7 +21,7 @@ from tfdist.data.formats.input_files import IMAGE_SUFFIXES
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.indexed import IndexedSource
 from tfdist.data.sources.source import Order, Reader, Staged
-from tfdist.errors import UnreadableError, UserError, is_whole_number, missing_extra
+from tfdist.errors import UnreadableError, UserError, build_user_error, is_whole_number, missing_extra
 from tfdist.settings.checks import one_of
 from tfdist.storage import files
 
@@ -82,7 +82,7 @@ class ImageFolder(IndexedSource):
         listed = [_list_images(files.join(root, name)) for name in self.classes]
         self.labels = np.repeat(np.arange(len(listed)), [len(of_class) for of_class in listed]).astype(np.int32)
         if not len(self.labels):
-            raise UserError(
+            raise build_user_error(
                 f"No images in {root}/CLASS/ for the classes {self.classes}; they end in {', '.join(IMAGE_SUFFIXES)}.",
                 error_id="no-examples",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
 
@@ -43,7 +43,7 @@ def find_files(patterns: Patterns, setting: str) -> list[FileVersion]:
         except OSError as error:
             raise UserError(f"The files {pattern!r} cannot be listed: {error.strerror or error}") from error
         if not matched:
-            raise UserError(
+            raise build_user_error(
                 f"No file matches {pattern!r} (from {os.getcwd()}). Write paths or patterns of files that exist.",
                 error_id="missing-file",
             )

@@ -12,7 +12,7 @@ from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.indexed import IndexedSource, is_indexed
 from tfdist.data.sources.source import Source
 from tfdist.data.sources.user_dataset import DatasetFunction
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 
 
 def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:
@@ -35,7 +35,7 @@ def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:
     if is_indexed(data):
         return IndexedSource(data)
     if data is None or isinstance(data, (str, bytes, int, float)):
-        raise UserError(
+        raise build_user_error(
             f"A data function returned {type(data).__name__}. Return (x, y) or (x, y, sample_weight), each an array or "
             "a dict of arrays. An object with __len__ and __getitem__, one of tfdist's sources, or a tf.data.Dataset "
             "will do, too.",

@@ -24,7 +24,7 @@ from tensorflow.python.eager import context
 from tfdist.data.batches import BatchPlan
 from tfdist.data.sources.failures import record_errors
 from tfdist.data.sources.source import Order, Reader, Source
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.patches import SharedPatch
 from tfdist.settings.checks import COUNT, one_of, or_none
 from tfdist.strategies.base import Topology
@@ -295,7 +295,7 @@ def _batched_structure(dataset: tf.data.Dataset) -> Any:
         )
     batching = find_batching(dataset)
     if batching is not None and all(each.shape.rank and each.shape[0] in (None, batch_size(batching)) for each in flat):
-        raise UserError(
+        raise build_user_error(
             f"The dataset gives batches, {spec}; it has to give single examples, of which tfdist makes the batches. "
             "Take out Dataset.batch, or set DatasetFunction.unbatch = True.",
             error_id="data-structure",

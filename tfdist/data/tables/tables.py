@@ -43,7 +43,7 @@ from tfdist.data.tables.table_files import (
     find_common_kinds,
     read_table,
 )
-from tfdist.errors import UserError, suggest
+from tfdist.errors import UserError, build_user_error, suggest
 from tfdist.settings.checks import one_of
 from tfdist.telemetry.records import build_damage_error
 
@@ -110,7 +110,9 @@ class Table(RandomAccessSource):
         self._starts = [0, *itertools.accumulate(table.rows.num_rows for table in self._tables)]
         self.num_examples = self._starts[-1]
         if not self.num_examples:
-            raise UserError(f"The table {files!r} has no rows, in {len(self._tables)} files.", error_id="no-examples")
+            raise build_user_error(
+                f"The table {files!r} has no rows, in {len(self._tables)} files.", error_id="no-examples"
+            )
         self._fit_tables = self._tables if fitted_on == files else []
         if fitted_on is not None and fitted_on != files:
             self._fit_tables = read(fitted_on, "Table.fitted_on")

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdist.data.formats.input_files import Patterns, find_files, read_whole
 from tfdist.data.sources.failures import call_python
 from tfdist.data.sources.source import Order, Preprocessing, Reader, Source, Staged, load_or_fit
-from tfdist.errors import UserError, suggest
+from tfdist.errors import UserError, build_user_error, suggest
 from tfdist.settings.checks import one_of, or_none, whole_number
 from tfdist.storage.contents import FileVersion
 
@@ -104,7 +104,7 @@ class TextLines(Source):
         self.file_sizes = tuple(map(len, read))  # which workers compare
         self.num_examples = sum(self.file_sizes)
         if not self.num_examples:
-            raise UserError(f"The files {files!r} have no lines.", error_id="no-examples")
+            raise build_user_error(f"The files {files!r} have no lines.", error_id="no-examples")
         self.labels = _check_labels(labels) or sorted({line.label for lines in fit for line in lines})
         self._fit_texts = [line.text for lines in fit for line in lines]
         self._texts = np.array([line.text for lines in read for line in lines], dtype=object)

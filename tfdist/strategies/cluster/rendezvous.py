@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.errors import PeerLostError, UserError
+from tfdist.errors import PeerLostError, UserError, build_user_error
 from tfdist.strategies.cluster.tf_config import Cluster, split_address
 from tfdist.telemetry.json_text import from_json
 
@@ -153,7 +153,7 @@ class Meeting:
                 message, is_of_chief = decode(line), True
                 self.missing = message.get("missing")
                 if not self.over.done() and "failed" in message:
-                    self.over.set_exception(UserError(message["failed"], error_id="cluster-mismatch"))
+                    self.over.set_exception(build_user_error(message["failed"], error_id="cluster-mismatch"))
                 elif not self.over.done() and "met" in message:
                     self.over.set_result(None)
         except (OSError, ValueError):
@@ -221,14 +221,14 @@ class Meeting:
         """Raises UserError where a worker's account of itself does not fit this one's cluster."""
         address, name = self.cluster.workers[index], self.cluster.task_name(index)
         if message["workers"] != list(self.cluster.workers):
-            raise UserError(
+            raise build_user_error(
                 f"{self.me} and {name} have different clusters in TF_CONFIG. Give both the same, in the same order.\n"
                 f"  {self.me}: {', '.join(self.cluster.workers)}\n"
                 f"  {name} at {address}: {', '.join(map(str, message['workers']))}",
                 error_id="cluster-mismatch",
             )
         if message["index"] != index:
-            raise UserError(
+            raise build_user_error(
                 f"At {address}, the address of {name}, answers a process whose TF_CONFIG says that it is worker "
                 f"{message['index']}. Set task.type and task.index of each process to its place in the cluster.",
                 error_id="cluster-mismatch",

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.errors import UserError, is_whole_number, suggest
+from tfdist.errors import UserError, build_user_error, is_whole_number, suggest
 
 VARIABLE = "TF_CONFIG"
 JOBS = ("chief", "worker")  # in the order in which TensorFlow counts them
@@ -161,7 +161,7 @@ def _check_jobs(jobs: Mapping[str, Any]) -> None:
 
 def _error(what: str, received: Any) -> UserError:
     shown = received if isinstance(received, str) else json.dumps(received)
-    return UserError(
+    return build_user_error(
         f"{VARIABLE}: {what}\n  Received: {shown}\n  Write, for example: {VARIABLE}='{_EXAMPLE}'",
         error_id="cluster-mismatch",
     )

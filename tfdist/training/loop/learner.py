@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.recipes.recompute import AUTO, choose_layers
 from tfdist.strategies.base import Strategy
@@ -218,7 +218,7 @@ def check_inputs(model: keras.Model, inputs: Any) -> None:
     takes = [keras.backend.standardize_dtype(each.dtype) for each in getattr(model, "inputs", None) or []]
     gives = [spec.dtype.name for spec in tf.nest.flatten(inputs)]
     if takes and "string" in gives and "string" not in takes:
-        raise UserError(
+        raise build_user_error(
             f"The data gives the model text (string), and it takes {', '.join(dict.fromkeys(takes))}. Turn the text "
             "into numbers in the data function. Or give the model a keras.Input of dtype 'string', and a layer such as "
             "keras.layers.TextVectorization behind it.",

@@ -22,7 +22,7 @@ from tfdist.checkpoint.preemption import SIGNALS, Preemption, find_address
 from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.writer import Part
-from tfdist.errors import PreemptedError, UserError
+from tfdist.errors import PreemptedError, UserError, build_user_error
 from tfdist.storage import files
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry import heartbeat
@@ -220,7 +220,7 @@ def _check_none_is_damaged(run: Run) -> None:
     damaged = [entry.step for entry in list_checkpoints(directory) if not entry.is_leftover]
     if damaged or run.place.extends:
         steps = ", ".join(f"{step:,}" for step in damaged)
-        raise UserError(
+        raise build_user_error(
             f"{run.place.said or f'The run in {run.directory.path} is not finished.'} It cannot resume: none of its "
             f"checkpoints is whole{f' (of the steps {steps})' if steps else ''}. Restore one from a copy of the run; "
             f"or move {directory} away, and the training begins again.",

@@ -22,7 +22,7 @@ from tfdist.checkpoint.catalog import Entry, list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.restore import State
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 from tfdist.recipes.lora import adapter_bytes, keep_adapters, read_adapter
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
@@ -317,7 +317,7 @@ def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> lis
                 model.load_weights(copy, skip_mismatch=partial)
         except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
             told = format_exception(error).partition(" Target variable: ")[0]  # of which Keras shows the values
-            raise UserError(
+            raise build_user_error(
                 f"The weights in {path} do not load into this model: {told}", error_id="checkpoint-mismatch"
             ) from error
     messages = [str(each.message) for each in caught]

@@ -23,7 +23,7 @@ from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Order, Reader, Source
 from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.data.transforms.mapped import Mapped
-from tfdist.errors import UserError
+from tfdist.errors import build_user_error
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import choose_layers
 from tfdist.storage import files
@@ -227,12 +227,12 @@ def _check_first_batch(model: keras.Model, task: Task, examples: Any, split: str
     if np.isfinite(total):
         return
     if found:
-        raise UserError(
+        raise build_user_error(
             f"The {where} holds values that are not finite, and so the loss or its gradient is not: {found}. Fix or "
             "leave out such examples.",
             error_id="not-finite-data",
         )
-    raise UserError(
+    raise build_user_error(
         f"The loss on the {where} is {total}, though all its values are finite. Look for a logarithm or a division in "
         "the model or the loss that meets 0, and for values that are too large.",
         error_id="not-finite-data",

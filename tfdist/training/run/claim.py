@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 
 from tfdist.checkpoint.catalog import list_paths, read_newest_first
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 from tfdist.storage import files, lease
 from tfdist.strategies.base import Strategy
 from tfdist.telemetry.records import remove_stale
@@ -181,7 +181,7 @@ def check_kind(directory: RunDirectory, mode: str) -> None:
     finished = read_mode(directory)
     found, name = (finished, directory.result) if finished is not None else _kind_of_unfinished(directory)
     if found not in (None, mode):
-        raise UserError(
+        raise build_user_error(
             f"{directory.path} holds a {WORDS.get(found, found)} ({name.rpartition('/')[2]}), and this is a "
             f"{WORDS[mode]}: a run directory belongs to one run. Give another --run_dir.",
             error_id="another-experiment",
@@ -225,7 +225,7 @@ def check_same_experiment(
         head = f"{place} holds another experiment, {where}; its settings differ:"
         change = ", or write train.accept_changes = True to resume from its newest checkpoint with these settings"
         told = "\n    ".join([head, *lines[:MOST_SHOWN], *more])
-        raise UserError(
+        raise build_user_error(
             f"{told}\nGive another {another}{change if newest is not None else ''}.", error_id="another-experiment"
         )
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import keras
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task, symbolic_outputs
@@ -82,7 +82,7 @@ def _build(
 def _build_task(model: keras.Model, structure: Any) -> Supervised:
     refuse_own_methods(model)
     if model._compile_loss is None and not overrides(model, "compute_loss"):
-        raise UserError(
+        raise build_user_error(
             "The model is compiled without a loss. Give compile() one, or write train.task.", error_id="no-loss"
         )
     if not isinstance(structure, tuple | list) or len(structure) < 2:
@@ -102,7 +102,7 @@ def _build_task(model: keras.Model, structure: Any) -> Supervised:
         loss_weights = None if weight is None else {ONLY_OUTPUT: weight}
         return Supervised(loss=_find_loss(loss), loss_weights=loss_weights, metrics=metrics)
     if loss is None:
-        raise UserError(
+        raise build_user_error(
             "The model has several outputs and is compiled without a loss. Give compile() one, or write train.task.",
             error_id="no-loss",
         )

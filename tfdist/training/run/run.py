@@ -24,7 +24,7 @@ from tfdist.errors import (
     PeerLostError,
     PreemptedError,
     TfdistError,
-    UserError,
+    build_user_error,
     redact,
 )
 from tfdist.storage import files
@@ -250,7 +250,7 @@ def explain_collective(error: BaseException, topology: Topology) -> TfdistError 
         return None
     mismatch = MISMATCH.search(text)
     if mismatch is not None:
-        return UserError(
+        return build_user_error(
             f"The workers do not run the same training: {mismatch[0].strip()[:300]} Give all workers the same code, "
             "model, data and configuration; `tfdist doctor` compares their packages.",
             error_id="workers-differ",

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.data.batches import BatchPlan
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.sums import ordered_sum_of_vector
 from tfdist.tasks.base import Objective, Task, reduce_terms
@@ -229,7 +229,7 @@ def explain_errors(examples: Any, kinds: tuple[type[Exception], ...] = (Exceptio
         failure = "\n    ".join(
             [f"Model, loss and metrics do not fit the data: {format_exception(error)}", *list_own_frames(error)]
         )
-        raise UserError(f"{failure}\nThe data gives batches of {shapes}.", error_id="shape-mismatch") from error
+        raise build_user_error(f"{failure}\nThe data gives batches of {shapes}.", error_id="shape-mismatch") from error
 
 
 def quotients(sums: Objective) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:

@@ -26,7 +26,7 @@ import tensorflow as tf
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline, digest_arrays, dispose
 from tfdist.data.sources.source import Source
-from tfdist.errors import UserError
+from tfdist.errors import build_user_error
 from tfdist.strategies.base import Strategy, Topology
 from tfdist.telemetry.events import EventLog
 from tfdist.training.step.precision import traced
@@ -55,7 +55,7 @@ def check_agreement(strategy: Strategy, facts: Callable[[], Mapping[str, object]
     lines = [_line(name, [each.get(name, "(none)") for each in facts_of_workers]) for name in names]
     lines = [line for line in lines if line]
     more = [f"and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
-    error = UserError(
+    error = build_user_error(
         "\n    ".join(["The workers differ:", *lines[:MAX_SHOWN], *more]) + f"\n{advice}", error_id="workers-differ"
     )
     error.is_in_step = True
@@ -161,7 +161,7 @@ class Equality:
             self._rounds = True
             return
         more = f" and {len(apart) - MAX_VARIABLES} more" if len(apart) > MAX_VARIABLES else ""
-        error = UserError(
+        error = build_user_error(
             f"Worker {', '.join(map(str, others))} has other values than worker 0 at step {step:,}: "
             f"{', '.join(apart[:MAX_VARIABLES])}{more}. The run ends, and this state is not saved. A callback that "
             "changes something on one worker alone does that: let it decide by `logs`, which are the same on all. So "
@@ -216,7 +216,7 @@ def compare_batches(strategy: Strategy, summary: np.ndarray, split: str) -> None
     differ = np.abs(sums - sums[0]) > TOLERANCE * np.maximum(magnitudes, magnitudes[0])
     workers = np.flatnonzero(differ.any(axis=1)).tolist()
     if workers:
-        error = UserError(
+        error = build_user_error(
             f"The first global batch of the {split} data on worker {', '.join(map(str, workers))} is another than on "
             "worker 0. Every worker takes its rows of the same global batch, so all must read the same examples in the "
             "same order. Give whatever draws at random a seed, such as dataset.shuffle(1000, seed=1), "

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfdist.errors import UserError
+from tfdist.errors import build_user_error
 from tfdist.storage import files
 from tfdist.storage.logs import LogSink
 from tfdist.telemetry.json_text import from_json, to_json
@@ -137,7 +137,7 @@ def check_identity(identity: Mapping[str, Any], started: Mapping[str, Any], run_
         theirs = started.get(name)
         if own != theirs and (own or theirs):  # older journals lack what is empty
             shown = "its settings differ" if name == "configuration" else f"there {theirs}, here {own}"
-            raise UserError(
+            raise build_user_error(
                 f"{run_dir} holds another sweep; the {name}: {shown}. Give another --run_dir. "
                 "(tune.max_trials, the other budgets and tune.num_workers may change.)",
                 error_id="another-experiment",
@@ -275,7 +275,7 @@ def read_sweep(run_dir: str) -> Sweep:
     """The sweep of a run directory, local or `gs://`; raises UserError where there is none."""
     path = RunDirectory(run_dir).sweep
     if not files.exists(path):
-        raise UserError(
+        raise build_user_error(
             f"There is no sweep in {str(run_dir)!r}: {path} is missing. Name the run directory of --mode=tune.",
             error_id="missing-run",
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tfdist import user_code
-from tfdist.errors import TfdistError, UserError, missing_extra
+from tfdist.errors import TfdistError, UserError, build_user_error, missing_extra
 from tfdist.settings.checks import FUNCTION
 from tfdist.storage import files
 from tfdist.strategies.base import Strategy
@@ -171,7 +171,7 @@ def builder_of_trained(settings: TrainedSettings, run_dir: str, strategy: Strate
     def values() -> Mapping[str, Any]:
         found = read(run_dir)
         if found is None and files.exists(RunDirectory(run_dir).starts):
-            raise UserError(
+            raise build_user_error(
                 f"{files.join(run_dir, NAME)} is missing: it holds what build(hp) was called with in this training. "
                 "Restore it from a copy of the run, or train again.",
                 error_id="damaged-file",
