@@ -101,7 +101,7 @@ def test_a_strategy_of_one_process_is_refused_in_one_of_several(
         strategy().check_alone()
     decisive = next(iter(name for name in variables if "RANK" not in name))
     assert f"{decisive} says that this is one of 2" in str(raised.value)
-    assert together in str(raised.value) and f"env -u {decisive} python" in str(raised.value)
+    assert together in str(raised.value) and f"env -u {decisive} tfdist" in str(raised.value)
 
 
 @pytest.mark.parametrize(
