@@ -275,6 +275,8 @@ def test_a_report_of_a_fault_holds_no_secret(
 ) -> None:
     monkeypatch.setenv("TFDIST_X", "https://me:secret@host/x")
     monkeypatch.setenv("MY_TOKEN", "hidden")
+    for name in ("SLURM_JWT", "HOROVOD_SECRET_KEY", "TF_VAR_password", "TFDIST_API_TOKEN"):
+        monkeypatch.setenv(name, "hidden")
     assert verbs.run(["env"]) == 0
     shown = capsys.readouterr().out
     assert f"tfdist {__version__}" in shown and "tensorflow" in shown and "TFDIST_X=" in shown

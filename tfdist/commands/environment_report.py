@@ -1,12 +1,13 @@
 """`tfdist env`: what a report of a fault needs to say of a machine, in one block to paste. TensorFlow is not imported.
 
-Invariant: no value of a variable is printed that may hold a secret; addresses in URLs lose their passwords.
+Invariant: a variable whose name speaks of a secret is named without its value; URLs lose their passwords.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ FLAGS = flags.FlagValues()
 # Of the variables that change what TensorFlow, Keras, Horovod or a cluster do.
 BEGINNINGS = ("TF_", "KERAS_", "XLA_", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32", "HOROVOD_", "SLURM_", "OMP_", "TFDIST_")
 
+SECRETS = re.compile("JWT|KEY|TOKEN|SECRET|PASS|CRED|AUTH", re.IGNORECASE)  # in the name of a variable
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
@@ -47,9 +50,9 @@ def describe_environment(variables: Mapping[str, str]) -> Iterator[str]:
     memory = psutil.virtual_memory().total / 2**30
     yield f"{len(os.sched_getaffinity(0))} CPUs of {os.cpu_count()}, {memory:.0f} GiB of memory"
     gpus = [_read_model(path) for path in sorted(GPUS_OF_DRIVER.glob("*/information"))]
-    yield f"GPUs: {', '.join(gpus) or 'none'}" + (f"; driver {driver_version()}" if driver_version() else "")
+    yield f"GPUs: {', '.join(gpus) or 'none'}; driver {driver_version() or 'none'}"
     for name in sorted(name for name in variables if name.startswith(BEGINNINGS)):
-        yield f"{name}={printable(redact(variables[name]))}"
+        yield f"{name}={'…' if SECRETS.search(name) else printable(redact(variables[name]))}"
 
 
 def _read_model(path: Path) -> str:

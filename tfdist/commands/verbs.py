@@ -134,13 +134,7 @@ def start() -> None:
         sys.argv = [f"{sys.argv[0]} launch", *sys.argv[2:]]
         command()
     else:
-        command_line.start(leave_if_training)
-
-
-def leave_if_training(arguments: Sequence[str]) -> int:
-    """Runs the command; where it trained, Ctrl-C has nothing left to save; returns the exit status."""
-    verb = VERBS.get(arguments[0]) if arguments else None
-    return main.leave(arguments) if verb is None and _has_flags_alone(arguments) else run(arguments)
+        command_line.start(run)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -152,6 +146,8 @@ def run(arguments: Sequence[str]) -> int:
     if name == "--version":
         print(f"tfdist {__version__}", flush=True)
         return EXIT_DONE
+    if name.startswith("-"):  # flags of `tfdist.main`, without a verb
+        return main.leave(arguments)
     verb = VERBS.get(name)
     if verb is None:
         return exit_status_of(lambda: _refuse(name))
@@ -212,11 +208,6 @@ def _refuse(name: str) -> int:
     if name.endswith(".gin") or name.startswith("tfdist:"):
         raise UserError(f"{name!r} is no verb. Write: tfdist train {name}")
     raise UserError(f"There is no verb {name!r}; the verbs are {', '.join(VERBS)}.{suggest(name, VERBS)}")
-
-
-def _has_flags_alone(arguments: Sequence[str]) -> bool:
-    """Whether the arguments are flags alone, of `tfdist.main`."""
-    return bool(arguments) and arguments[0].startswith("-") and arguments[0] not in ("--version", *command_line.HELP)
 
 
 def _select_flags(verb: Verb) -> flags.FlagValues:
