@@ -21,7 +21,7 @@ from marked_page import fill_page  # noqa: E402 (found only now)
 from tfdist.checkpoint.policy import CheckpointPolicy  # noqa: E402
 from tfdist.serving.settings import ExportSettings, PredictSettings  # noqa: E402
 from tfdist.settings.declaration import Settings, format_default  # noqa: E402
-from tfdist.training.run.settings import EvaluateSettings, TrainSettings  # noqa: E402
+from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings  # noqa: E402
 from tfdist.tuning.find_rate import FindRateSettings  # noqa: E402
 from tfdist.tuning.settings import TuneSettings  # noqa: E402
 
@@ -47,11 +47,15 @@ def render_page() -> str:
 
 
 def format_table(part: type[Settings]) -> str:
-    """A row for each setting: required ones first, the others as they are declared."""
+    """A row for each setting: required ones first, the others as they are declared; what evaluate has, by name."""
     declared = part.declared()
+    repeats = issubclass(part, TrainedSettings) and part is not EvaluateSettings
+    shared = {field.name for field in dataclasses.fields(TrainedSettings)} if repeats else set()
     resumes = any(about.may_change for about in declared.values())
     columns = ["setting", "default", "value", *(["on resume"] if resumes else []), "meaning"]
     fields = sorted(dataclasses.fields(part), key=lambda field: format_default(field) is not None)
+    names = ", ".join(f"`{field.name}`" for field in fields if field.name in shared)
+    fields = [field for field in fields if field.name not in shared]
     rows = [columns, ["---"] * len(columns)]
     for field in fields:
         about = declared[field.name]
@@ -59,7 +63,8 @@ def format_table(part: type[Settings]) -> str:
         value = about.check.wanted + (f" ({about.unit})" if about.unit else "")
         may_change = ["may change" if about.may_change else ""] if resumes else []
         rows.append([f"`{field.name}`", default, value, *may_change, about.meaning])
-    return "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in rows)
+    table = "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in rows)
+    return f"As `evaluate`: {names}.\n\n{table}" if names else table
 
 
 if __name__ == "__main__":
