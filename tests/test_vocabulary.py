@@ -25,7 +25,6 @@ BANNED = {
 PREPOSITIONS = {*("of", "in", "at", "by", "over", "between", "beside", "behind", "after", "before", "than", "under")}
 # Names with a reason: `as_…`, `to_…`, `from_…`, `with_…` and `on_…` convert, construct, copy and handle, as elsewhere.
 ALLOWED = {
-    "Found": "weights that were found, with the step and file",
     "_by_output": "a mapping's key",
     "by_output": "a mapping's key",
     "by_worker": "a list's order",

@@ -21,7 +21,7 @@ from tfdist.strategies.base import Strategy, replica_index
 from tfdist.strategies.sums import gather_rows
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.learner import build_model
-from tfdist.training.recovery.weights import Found, find_weights, put_weights
+from tfdist.training.recovery.weights import SavedWeights, find_weights, put_weights
 from tfdist.training.run import assembly, checks
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
@@ -124,7 +124,9 @@ def _steps_per_file(settings: PredictSettings) -> int:
     return max(1, settings.examples_per_file // settings.global_batch_size)
 
 
-def _open_files(run: Run, settings: PredictSettings, found: Found, source: Source, plan: BatchPlan) -> PredictionFiles:
+def _open_files(
+    run: Run, settings: PredictSettings, found: SavedWeights, source: Source, plan: BatchPlan
+) -> PredictionFiles:
     about: dict[str, Any] = {"weights": found.path.removeprefix(f"{run.directory.path}/"), "step": found.step}
     about |= {"num_examples": source.num_examples, "global_batch_size": plan.global_batch_size}
     about["data"] = run.request.settings().get("predict.data")

@@ -31,7 +31,7 @@ from tfdist.telemetry.result import versions
 from tfdist.training.recovery.recovery import Checkpoint, Opened, Recovery, load_checkpoint
 from tfdist.training.recovery.weights import (
     FILES,
-    Found,
+    SavedWeights,
     find_checkpoint,
     find_on_chief,
     list_checkpoint_dirs,
@@ -271,8 +271,8 @@ def check_weights(
     restore.match_tensors(of_model, specs, partial=partial)
 
 
-def _find_start(path: str, tell: EventLog) -> Found:
-    found = Found(path) if path.endswith(FILES) else find_checkpoint(path, "train.start_from", tell=tell)
+def _find_start(path: str, tell: EventLog) -> SavedWeights:
+    found = SavedWeights(path) if path.endswith(FILES) else find_checkpoint(path, "train.start_from", tell=tell)
     if found is None:  # which `check_start_from` saw there
         raise UserError(f"No checkpoint in train.start_from = {path!r} is whole.")
     return found

@@ -41,7 +41,7 @@ FILES = (".keras", ".weights.h5")
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class SavedWeights:
     """Weights that are there.
 
     Attributes:
@@ -63,7 +63,7 @@ class Found:
         return f"step {self.step:,}{f' ({self.why})' if self.why else ''}, {self.path}"
 
 
-def find_checkpoint(path: str, setting: str, *, tell: EventLog) -> Found | None:
+def find_checkpoint(path: str, setting: str, *, tell: EventLog) -> SavedWeights | None:
     """One checkpoint, or the newest whole one of a run directory or a directory of checkpoints; None where there is
     none.
 
@@ -85,23 +85,23 @@ def list_checkpoint_dirs(path: str) -> tuple[str, str]:
     return RunDirectory(path, find_checkpoint_dir(path)).checkpoints, path
 
 
-def find_exported(run: RunDirectory, setting: str = "evaluate.weights") -> Found:
+def find_exported(run: RunDirectory, setting: str = "evaluate.weights") -> SavedWeights:
     """The model that the run has exported; raises UserError where it has none yet."""
     if files.exists(run.model):
-        return Found(run.model)
+        return SavedWeights(run.model)
     steps = _list_steps(run)
     advice = f"Write {setting} = 'last' for the newest checkpoint; there are {steps}" if steps else "Train first"
     raise UserError(f"There are no trained weights at {run.model}. {advice}, or write {setting} = 'FILE'.")
 
 
-def _find_step(step: int, run: RunDirectory) -> Found:
+def _find_step(step: int, run: RunDirectory) -> SavedWeights:
     found = [entry for entry in _list_whole(run) if entry.step == step]
     if not found:
         raise UserError(f"{run.path} has no checkpoint of step {step:,}. It has {_list_steps(run) or 'none'}.")
     return _load(max(found, key=lambda entry: entry.age_order).path)
 
 
-def _find_best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str) -> Found:
+def _find_best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str) -> SavedWeights:
     if policy is None or policy.keep_best is None:
         raise UserError(
             f"{setting} is 'best', and the run was not told which checkpoint is the best one. Train with a "
@@ -118,16 +118,16 @@ def _find_best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str)
     )
 
 
-def _find_newest(directory: str, otherwise: str, tell: EventLog) -> Found:
+def _find_newest(directory: str, otherwise: str, tell: EventLog) -> SavedWeights:
     state = restore.load_newest(directory, tell=tell)
     if state is None:
         raise UserError(otherwise)
-    return Found(state.path or directory, state.step, state)
+    return SavedWeights(state.path or directory, state.step, state)
 
 
-def _load(path: str) -> Found:
+def _load(path: str) -> SavedWeights:
     state = restore.load(path)
-    return Found(path, state.step, state)
+    return SavedWeights(path, state.step, state)
 
 
 def _list_whole(run: RunDirectory) -> list[Entry]:
@@ -208,7 +208,7 @@ def check_exported(run_dir: str, weights: str | int | None) -> None:
         find_exported(RunDirectory(run_dir))
 
 
-def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy | None, *, setting: str) -> Found:
+def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy | None, *, setting: str) -> SavedWeights:
     """The weights that a setting names, such as `evaluate.weights`; None is the model that the run has exported.
 
     A collective: the chief looks, the others learn what it found, without the values. The policy says by which metric a
@@ -220,21 +220,21 @@ def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy |
     return find_on_chief(run, lambda: _find(weights, run.directory, policy, run.events, setting))
 
 
-def find_on_chief(run: Run, find: Callable[[], Found]) -> Found:
+def find_on_chief(run: Run, find: Callable[[], SavedWeights]) -> SavedWeights:
     """What `find` gives on the chief; the others learn of it without the values. A collective."""
-    found: list[Found] = []
+    found: list[SavedWeights] = []
 
     def read() -> tuple[str, int | None, str]:
         found.append(find())
         return found[0].path, found[0].step, found[0].why
 
     path, step, why = run.strategy.read_on_chief(read, "The checkpoints cannot be read")
-    return found[0] if found else Found(path, step, None, why)
+    return found[0] if found else SavedWeights(path, step, None, why)
 
 
 def _find(
     weights: str | int | None, run: RunDirectory, policy: CheckpointPolicy | None, tell: EventLog, setting: str
-) -> Found:
+) -> SavedWeights:
     if weights is None:
         return find_exported(run, setting)
     if isinstance(weights, int):
@@ -247,7 +247,7 @@ def _find(
     if path.endswith(FILES):
         if not files.exists(path):
             raise UserError(f"There is no file {setting} = {path!r}.")
-        return Found(path)
+        return SavedWeights(path)
     if (found := find_checkpoint(path, setting, tell=tell)) is not None:
         return found
     raise UserError(
@@ -259,7 +259,7 @@ def _find(
 def put_weights(
     run: Run,
     model: keras.Model,
-    found: Found,
+    found: SavedWeights,
     *,
     state: TrainingState | None = None,
     names: Mapping[str, str] | None = None,

@@ -32,7 +32,7 @@ MOST_SHOWN = 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RunClaim:
     """A run directory, as this worker has it.
 
     Attributes:
@@ -71,7 +71,7 @@ def lock_run_directory(
     mode: str,
     check: Callable[[], object] = lambda: None,
     notify: Callable[[str], None],
-) -> Place:
+) -> RunClaim:
     """The run directory, made if it is missing. A collective.
 
     Args:
@@ -88,7 +88,7 @@ def lock_run_directory(
       InUseError: another live run has it; on the chief, and UserError with its exit status on the others.
     """
 
-    def take() -> Place:
+    def take() -> RunClaim:
         check()
         directory.create()
         name = f"{lease.NAME}-{mode}" if settings is None else lease.NAME
@@ -104,14 +104,14 @@ def lock_run_directory(
                     files.remove_tree(path) if files.is_dir(path) else files.remove(path)
             warnings: list[str] = []
             starts = read_starts(directory, warnings.append)
-            place = Place() if settings is None else _inspect(directory, request, settings, starts)
+            place = RunClaim() if settings is None else _inspect(directory, request, settings, starts)
             return dataclasses.replace(place, starts=starts.starts, warnings=warnings, held=tuple(held))
         except BaseException:
-            Place(held=tuple(held)).release()
+            RunClaim(held=tuple(held)).release()
             raise
 
     failed = f"{directory.path} cannot be used"
-    place = strategy.on_chief(take, failed) or Place()
+    place = strategy.on_chief(take, failed) or RunClaim()
     # For the logs of each, where workers share no disk.
     strategy.on_every_worker(lambda: files.make_dirs(directory.path), failed)
     return dataclasses.replace(
@@ -119,7 +119,7 @@ def lock_run_directory(
     )
 
 
-def _inspect(directory: RunDirectory, request: Request, settings: TrainSettings, last: Starts) -> Place:
+def _inspect(directory: RunDirectory, request: Request, settings: TrainSettings, last: Starts) -> RunClaim:
     """What a training finds in its directory, whose `last` start was so."""
     check_kind(directory, TRAIN)
     result = read_result(directory)
@@ -127,7 +127,7 @@ def _inspect(directory: RunDirectory, request: Request, settings: TrainSettings,
     if not settings.accept_changes:
         of_finished = last.settings if result is not None else None
         check_same_experiment(directory, request.settings(), of_finished=of_finished)
-    return Place() if result is None else _find_finished(directory, result, settings)
+    return RunClaim() if result is None else _find_finished(directory, result, settings)
 
 
 def _check_checkpoint_dir(directory: RunDirectory, last: str | None) -> None:
@@ -146,7 +146,7 @@ def _check_checkpoint_dir(directory: RunDirectory, last: str | None) -> None:
         )
 
 
-def _find_finished(directory: RunDirectory, result: RunResult, settings: TrainSettings) -> Place:
+def _find_finished(directory: RunDirectory, result: RunResult, settings: TrainSettings) -> RunClaim:
     """Whether more is asked for than the run with this result has done.
 
     Raises:
@@ -158,19 +158,19 @@ def _find_finished(directory: RunDirectory, result: RunResult, settings: TrainSe
     had = f"{directory.path} holds this run, and it is finished: {done:,} steps, {epochs:,} epochs"
     if result.end_reason != "completed":
         by = result.stopped_by or "a callback"
-        return Place(is_finished=True, said=f"{had}, then {by} stopped it. More epochs do not change that.")
+        return RunClaim(is_finished=True, said=f"{had}, then {by} stopped it. More epochs do not change that.")
     if total <= done:
         asked = "as many as are asked for" if total == done else f"more than the {total:,} steps that are asked for"
         lacks = f" Only {directory.model} is missing; remove {directory.result}, and the next start writes it."
         said = f"{had}, {asked}. Nothing is left to train.{'' if files.exists(directory.model) else lacks}"
-        return Place(is_finished=True, said=said)
+        return RunClaim(is_finished=True, said=said)
     if settings.policy is None or not list_paths(directory.checkpoints):
         why = "train.checkpoint is 'off'" if settings.policy is None else "it kept no checkpoint"
         raise UserError(
             f"{had}. It cannot continue to step {total:,}, because {why}. Give another --run_dir; "
             f"train.start_from = {directory.model!r} begins with its weights."
         )
-    return Place(extends=True, said=f"The run in {directory.path} was finished at step {done:,}.")
+    return RunClaim(extends=True, said=f"The run in {directory.path} was finished at step {done:,}.")
 
 
 WORDS = {TRAIN: "training", TUNE: "sweep"}

@@ -42,7 +42,7 @@ from tfdist.telemetry.records import Unreadable, Warn, read_samples, with_line_c
 from tfdist.telemetry.result import Start, find_checkpoint_dir, versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED, SinkDispatcher
-from tfdist.training.run.claim import Place, lock_run_directory
+from tfdist.training.run.claim import RunClaim, lock_run_directory
 from tfdist.training.run.request import Request
 from tfdist.training.run.settings import TelemetrySettings, TrainSettings
 from tfdist.training.watch.equality import check_agreement
@@ -89,7 +89,7 @@ class Run:
     metrics: Metrics
     facts: RunFacts
     stream: SinkDispatcher
-    place: Place
+    place: RunClaim
     earlier_starts: Sequence[Start] = ()
     notes: list[str] = dataclasses.field(default_factory=list)
     damaged: list[str] = dataclasses.field(default_factory=list)
