@@ -75,8 +75,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_of_another_test() -> Iterator[None]:
-    """Takes back TensorFlow's global seed, under which what is not seeded seems to be, its determinism, and errors."""
+    """Takes back TensorFlow's global seed, under which what is not seeded seems to be, its determinism, and errors.
+
+    Fails a test that leaves another handler of a signal behind, on which a later one would fail.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
+    changed = {number.name: now for number, old in handlers.items() if (now := signal.signal(number, old)) != old}
+    assert not changed, f"the test leaves handlers of signals behind: {changed}"
     if "tfdist.data.sources.failures" in sys.modules:
         sys.modules["tfdist.data.sources.failures"].clear_errors()
     if "tensorflow" in sys.modules:

@@ -44,7 +44,11 @@ HELP = frozenset({"--help", "-help", "-h", "-?", "--helpshort", "--helpfull"})
 
 
 def start(command: Callable[[list[str]], int]) -> None:
-    """Runs a command as absl's programs are run; `command` takes the arguments and returns the exit status."""
+    """Runs a command as absl's programs are run, after which Ctrl-C has nothing to save and no traceback to show.
+
+    Args:
+      command: takes the arguments and returns the exit status.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="backslashreplace")  # it may lack a character of a message, or of a name in it
@@ -59,7 +63,13 @@ def start(command: Callable[[list[str]], int]) -> None:
         logging.getLogger().removeHandler(absl_logging.get_absl_handler())
         return argv
 
-    app.run(lambda argv: command(argv[1:]), flags_parser=leave_unread)
+    def run(argv: list[str]) -> int:
+        status = command(argv[1:])
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        return status
+
+    app.run(run, flags_parser=leave_unread)
 
 
 def parse(

@@ -433,16 +433,9 @@ def is_installed(module: str) -> bool:
         return sys.modules.get(module) is not None
 
 
-def leave(arguments: Sequence[str]) -> int:
-    """Runs the command, after which Ctrl-C has nothing to save, and no traceback to show; returns its exit status."""
-    status = main(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return status
-
-
 def command() -> None:
     """The command `tfdist`."""
-    command_line.start(leave)
+    command_line.start(main)
 
 
 if __name__ == "__main__":

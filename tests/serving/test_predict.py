@@ -135,7 +135,7 @@ def test_workers_and_replicas_share_the_examples(
 
 KILLED = """\
 import os, signal, sys
-from tfdist.main import leave, load_roots
+from tfdist.main import load_roots, main
 load_roots(False)
 from tfdist.serving.predicting import Predictor
 call, calls = Predictor.__call__, []
@@ -145,7 +145,7 @@ def dies(self, batch):
         os.kill(os.getpid(), signal.SIGKILL)
     return call(self, batch)
 Predictor.__call__ = dies
-leave(sys.argv[1:])
+main(sys.argv[1:])
 """
 
 

@@ -147,7 +147,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"tfdist {__version__}", flush=True)
         return EXIT_DONE
     if name.startswith("-"):  # flags of `tfdist.main`, without a verb
-        return main.leave(arguments)
+        return main.main(arguments)
     verb = VERBS.get(name)
     if verb is None:
         return exit_status_of(lambda: _refuse(name))
@@ -157,7 +157,7 @@ def run(arguments: Sequence[str]) -> int:
         return command([_as_flag(each) for each in others] if EXPERIMENT in verb.operands else others)
     flags_of_main: list[str] = []
     status = exit_status_of(lambda: flags_of_main.extend(translate(name, others)))
-    return status or main.leave(flags_of_main)
+    return status or main.main(flags_of_main)
 
 
 def translate(name: str, arguments: Sequence[str]) -> list[str]:
