@@ -16,6 +16,7 @@ from tfdist.checkpoint import catalog
 from tfdist.errors import DivergedError, OutOfMemoryError
 from tfdist.keras_patches.patches import Patches
 from tfdist.storage import files
+from tfdist.tasks.own_methods import OwnSteps
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult
 from tfdist.training.loop.learner import build_model, check_fit, check_metric_sums
@@ -127,13 +128,19 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
         source = assembly.open_source(run, settings.data, "evaluation")
         if task is None:
             model, _, task = parts_of(strategy, model, None, None, source.structure)
-        with strategy.scope():
-            built = build_model(model, task, source.structure)
-            metrics = MetricGroup(task.metric_specs())
-            check_fit(built, task, source.structure, [metrics])
-        check_metric_sums(built, task, source.structure, run.topology.num_replicas)
-        put_weights(run, built, found)
-        evaluator = assembly.evaluator_of(run, built, metrics, task, source, settings.global_batch_size)
+        if isinstance(task, OwnSteps):
+            with strategy.scope():
+                built = model()
+            evaluator = assembly.own_evaluator_of(run, built, source, settings.global_batch_size, Patches())
+            put_weights(run, built, found)
+        else:
+            with strategy.scope():
+                built = build_model(model, task, source.structure)
+                metrics = MetricGroup(task.metric_specs())
+                check_fit(built, task, source.structure, [metrics])
+            check_metric_sums(built, task, source.structure, run.topology.num_replicas)
+            put_weights(run, built, found)
+            evaluator = assembly.evaluator_of(run, built, metrics, task, source, settings.global_batch_size)
         results = evaluator.evaluate()
         assert results is not None  # nothing asks it to leave
         evaluator.close()

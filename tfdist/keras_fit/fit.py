@@ -38,6 +38,7 @@ from tfdist.storage import files
 from tfdist.strategies.auto import wrap_strategy
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.losses import check_one_class
+from tfdist.tasks.own_methods import has_own_steps
 from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import CallbackError, find_backup
@@ -163,7 +164,8 @@ def fit(
             **({"precision": precision_of(model)} | ({} if resumes else {"checkpoint": "off"}) | settings),
         )
         _train(model, trained, kept, known_by, console_for(verbose if shows else 0), initial_epoch)
-        build_compiled(model, data.source.structure)
+        if not has_own_steps(model):
+            build_compiled(model, data.source.structure)
         note_end(model, known_by)
     return history
 

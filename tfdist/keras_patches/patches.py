@@ -30,7 +30,11 @@ class Patches(contextlib.ExitStack):
     def replace(self, owner: object, **values: Any) -> None:
         """Sets an object's own attributes until the end, past what its class does when one is set; properties by it."""
         for name, value in values.items():
-            if hasattr(getattr(type(owner), name, None), "__set__"):
+            if isinstance(owner, type):
+                undo = setattr if name in vars(owner) else (lambda owner, name, _: delattr(owner, name))
+                self.callback(undo, owner, name, vars(owner).get(name))
+                setattr(owner, name, value)
+            elif hasattr(getattr(type(owner), name, None), "__set__"):
                 self.callback(setattr, owner, name, getattr(owner, name))
                 setattr(owner, name, value)
             else:

@@ -1,10 +1,10 @@
 """Methods of a subclassed model's own that Keras's trainer would have called.
 
-`compute_loss` fits sums over replicas; `train_step` and `test_step`, which reduce and update by themselves, and
-`compute_metrics`, whose results no other replica knows, do not and are refused. Invariant: a method that a model
-overrides is called, or refused. Two private names of Keras are used here: that by which `compute_loss` finds the loss
-of `compile`, and that of the function by which Keras divides losses by the number of replicas. The case `own_methods`
-of tests/equivalence fails when they change.
+A model with a `train_step`, `test_step` or `compute_metrics` of its own is trained and evaluated by its steps, see
+training/step/own_step.py. Of a `compute_loss` alone a task makes a term, which fits sums over replicas and
+microbatches. Invariant: a method that a model overrides is called, or refused. Two private names of Keras are used
+here: that by which `compute_loss` finds the loss of `compile`, and those of the functions by which Keras divides losses
+by the number of replicas. The case `own_methods` of tests/equivalence fails when they change.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -21,18 +21,10 @@ from keras.src.losses import loss as keras_loss
 
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import SharedPatch
-from tfdist.tasks.base import Term
+from tfdist.tasks.base import Task, Term
 from tfdist.user_code import where_defined
 
-TASK_EXAMPLE = """
-    class MyTask(tfdist.tasks.base.Task):
-        def inputs(self, examples):
-            return examples[0]
-        def terms(self, model, examples, *, training):
-            x, y = examples
-            outputs = model(x, training=training)
-            return {"mine": Term(my_loss(y, outputs))}, outputs  # the loss of each example, [n]
-"""
+STEPS = ("train_step", "test_step", "compute_metrics")
 
 
 def overrides(model: keras.Model, method: str) -> bool:
@@ -40,22 +32,31 @@ def overrides(model: keras.Model, method: str) -> bool:
     return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
-def refuse_own_methods(model: keras.Model) -> None:
-    """Raises UserError where the model has a training or evaluation step, or a way to its metrics, of its own."""
-    own = [name for name in ("train_step", "test_step") if overrides(model, name)]
-    if own:
-        method = getattr(type(model), own[0])
-        raise UserError(
-            f"{type(model).__name__} has a {own[0]} of its own{where_defined(method)}, which differentiates, updates "
-            "or averages by itself and so cannot be computed in parts. Take it out; write what it computes as its "
-            f"compute_loss, or as a task, and name it as train.task:\n{TASK_EXAMPLE}"
-        )
-    if overrides(model, "compute_metrics"):
-        method = type(model).compute_metrics
-        raise UserError(
-            f"{type(model).__name__} has a compute_metrics of its own{where_defined(method)}, which is not called. "
-            "Take it out, and name its metrics in supervised.Supervised.metrics, or in compile(metrics=…)."
-        )
+def has_own_steps(model: keras.Model) -> bool:
+    """Whether the model's class says by itself how it is trained, evaluated or measured."""
+    return any(overrides(model, method) for method in STEPS)
+
+
+def refuse_own_steps(model: keras.Model) -> None:
+    """Raises UserError where a task is to train a model that says by itself how it is trained."""
+    for method in STEPS:
+        if overrides(model, method):
+            where = where_defined(getattr(type(model), method))
+            raise UserError(
+                f"{type(model).__name__} has a {method} of its own{where}, which train.task would not call. Leave "
+                "train.task and train.optimizer out, and compile the model. Or take the method out."
+            )
+
+
+class OwnSteps(Task):
+    """What stands in the place of a task for a model with steps of its own."""
+
+    def inputs(self, examples: Any) -> Any:
+        """x of (x, y, sample_weight)."""
+        return keras.utils.unpack_x_y_sample_weight(examples)[0]
+
+    def terms(self, model: keras.Model, examples: Any, *, training: bool) -> NoReturn:
+        raise AssertionError("The model's own steps compute its losses.")
 
 
 class OwnLoss:
@@ -78,7 +79,7 @@ class OwnLoss:
     def term(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Term:
         """The whole loss, what layers add included."""
         given = {"training": training} if self._takes_training else {}
-        with _without_scaling():
+        with unscaled_losses():
             loss = self._model.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **given)
         loss = tf.cast(loss, tf.float32)
         if loss.shape.rank == 0:
@@ -87,15 +88,21 @@ class OwnLoss:
 
 
 _thread = threading.local()  # of one replica perhaps
-_scale_loss = keras_loss.scale_loss_for_distribution
+
+
+def _keep_where_asked(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: value if getattr(_thread, "keeps_losses", False) else scale(value)
+
+
 _PATCH = SharedPatch(
     keras_loss,
-    scale_loss_for_distribution=lambda value: value if getattr(_thread, "keeps_losses", False) else _scale_loss(value),
+    scale_loss_for_distribution=_keep_where_asked(keras_loss.scale_loss_for_distribution),
+    unscale_loss_for_distribution=_keep_where_asked(keras_loss.unscale_loss_for_distribution),
 )
 
 
 @contextlib.contextmanager
-def _without_scaling() -> Iterator[None]:
+def unscaled_losses() -> Iterator[None]:
     """Keeps Keras from dividing losses by the number of replicas, as it does for a step that sums their gradients."""
     with _PATCH:
         _thread.keeps_losses = True

@@ -26,7 +26,7 @@ from tfdist.tasks.losses import (
     weigh_classes,
 )
 from tfdist.tasks.names import call_symbolically, check_metric_name, outputs_by_name, resolve_loss, resolve_metric
-from tfdist.tasks.own_methods import OwnLoss, overrides, refuse_own_methods
+from tfdist.tasks.own_methods import OwnLoss, overrides, refuse_own_steps
 
 MetricBuilders = Sequence[Callable[[], keras.metrics.Metric] | str]
 ONLY_OUTPUT = "output"
@@ -114,7 +114,7 @@ class Supervised(Task):
 
     def bind(self, model: keras.Model, structure: Any) -> None:
         """Resolves losses and metrics by the model's shapes, and finds its own loss."""
-        refuse_own_methods(model)
+        refuse_own_steps(model)
         self._model = model
         self._own_loss = OwnLoss(model, self._compute_mean_loss) if overrides(model, "compute_loss") else None
         self.includes_layer_losses = self._own_loss is not None

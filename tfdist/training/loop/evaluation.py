@@ -15,6 +15,7 @@ from tfdist.data.pipeline import dispose
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import ROWS, Objective, Task
+from tfdist.tasks.own_methods import OwnSteps
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.boundaries import Pace, Vote, Votes
 from tfdist.training.loop.callbacks import Callbacks
@@ -22,6 +23,13 @@ from tfdist.training.run.run import Run
 from tfdist.training.step.gradients import forward, quotients
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import batch_norm_layers
+from tfdist.training.step.own_step import (
+    StepMetrics,
+    average_over_replicas,
+    find_whole_rows,
+    step_on_rows,
+    trace_step,
+)
 from tfdist.training.step.precision import traced
 
 
@@ -167,6 +175,53 @@ class Evaluator:
         for name, term in zip(self._term_names, terms, strict=True):
             losses[f"{name}_loss"] = tf.math.divide_no_nan(term, count)
         return weight, losses, self._metrics.read(self._strategy)[0]
+
+
+class OwnEvaluator(Evaluator):
+    """Evaluates a model by its `test_step`, whose metrics may be those of a training that goes on afterwards.
+
+    Args:
+      run: open.
+      model: built inside the strategy's scope.
+      structure: nest of `tf.TensorSpec`s of a batch of examples.
+      iterator, plan: as `Evaluator` has them.
+      patches: of the model's use.
+
+    Raises:
+      UserError: the examples do not fit the model's step, or batches are padded.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        model: keras.Model,
+        structure: Any,
+        iterator: Iterator[Any],
+        plan: BatchPlan,
+        patches: Patches,
+    ) -> None:
+        strategy = run.strategy
+        with strategy.scope():
+            metrics = StepMetrics(model, trace_step(model, "test_step", structure))
+        average_over_replicas(model, (), metrics.metrics, patches)
+        super().__init__(run, model, OwnSteps(), metrics, iterator, plan)
+        self._step_metrics = metrics
+        self._whole_rows = find_whole_rows(plan)
+        self._has_noted = True  # where there is no loss, the step returns none
+        self._read_states = traced(lambda: strategy.first_local(strategy.run(metrics.states, args=(strategy,))))
+        self._load_states = traced(lambda states: strategy.run(metrics.load, args=(strategy, states)))
+
+    def evaluate(self, votes: Votes = Vote, hooks: Callbacks | None = None) -> dict[str, Any] | None:
+        states = self._read_states()
+        results = super().evaluate(votes, hooks)
+        self._load_states(states)
+        return results
+
+    def _on_replica(self, batch: dict[str, Any]) -> None:
+        step_on_rows(self._strategy, self._model, "test_step", self._step_metrics, batch, self._whole_rows)
+
+    def _results(self) -> tuple[tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        return tf.constant(0.0), {}, self._metrics.read(self._strategy)[0]
 
 
 def to_python(results: dict[str, tf.Tensor]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.recipes.recompute import AUTO, choose_layers
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task, symbolic_inputs
+from tfdist.tasks.own_methods import OwnSteps
 from tfdist.telemetry import heartbeat
 from tfdist.training.sharding.sharded_update import build_on_stages, build_sharded
 from tfdist.training.sharding.sharded_weights import gather_weights
@@ -31,7 +32,8 @@ from tfdist.training.sharding.tensor_parallel import chosen, split_layers
 from tfdist.training.step.gradients import explain_errors, forward
 from tfdist.training.step.layer_state import patch_aggregation, separate_losses
 from tfdist.training.step.metrics import ADDED, MetricGroup, result_of
-from tfdist.training.step.optimizer import build_optimizer
+from tfdist.training.step.optimizer import build_optimizer, parts
+from tfdist.training.step.own_step import StepMetrics, average_over_replicas, trace_step
 from tfdist.training.step.precision import LossScale, traced
 from tfdist.training.step.randomness import separate_replicas
 from tfdist.training.step.state import Learner
@@ -74,6 +76,8 @@ def build_learner(
       UserError: the parts do not fit together.
     """
     heartbeat.beat(heartbeat.BUILDING)
+    if isinstance(task, OwnSteps):
+        return _build_with_own_steps(strategy, model, structure, patches)
     with strategy.scope():
         make = functools.partial(build_model, model, task, structure, patches)
         built, shards, arrange = _build(strategy, make, sharding, patches)
@@ -99,6 +103,59 @@ def build_learner(
     if shards is None:
         strategy.synchronize([*built.variables, *made_optimizer.variables])
     return Learner(built, made_optimizer, loss_scale, train_metrics, eval_metrics, scale_factor, shards)
+
+
+def _build_with_own_steps(strategy: Strategy, builder: ModelBuilder, structure: Any, patches: Patches) -> Learner:
+    """The same for a model whose own steps train and evaluate it; it stays compiled."""
+    with strategy.scope():
+        model = builder()
+        step = trace_step(model, "train_step", structure)
+        optimizers = [optimizer for optimizer, _ in step.updates]
+        _check_own_optimizers(model, optimizers, strategy.topology.num_replicas)
+        for optimizer, variables in step.updates:
+            if not optimizer.built:
+                optimizer.build(variables)
+        metrics = StepMetrics(model, step)
+    check_divisible(model, num_parts=strategy.topology.num_replicas)
+    compiled = model.optimizer
+    is_used = compiled is not None and any(each in optimizers for each in [compiled, *parts(compiled)])
+    main = compiled if is_used else optimizers[0]
+    names = {id(value): name for name, value in vars(model).items() if isinstance(value, keras.optimizers.Optimizer)}
+    others = {
+        names.get(id(each), f"optimizer_{i}"): each
+        for i, each in enumerate(optimizers)
+        if each is not main and each not in parts(main)
+    }
+    check_agreement(strategy, lambda: describe_model(model, main), advice=ADVICE_OF_MODELS)
+    separate_replicas(model, patches)
+    average_over_replicas(model, optimizers, metrics.metrics, patches)
+    patch_aggregation(model, strategy, patches)
+    if strategy.topology.num_local_replicas > 1:
+        separate_losses(model, patches)
+    slots = [variable for each in (main, *others.values()) for variable in each.variables]
+    strategy.synchronize([*model.variables, *slots])
+    return Learner(model, main, None, metrics, metrics, other_optimizers=others)
+
+
+def _check_own_optimizers(
+    model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer], num_replicas: int
+) -> None:
+    """Raises UserError where a model's own step updates nothing, or by what does not fit a step on replicas."""
+    name = f"{type(model).__name__}.train_step"
+    if not optimizers:
+        raise UserError(f"{name} applies no gradients to an optimizer: nothing would be learned.")
+    for each in optimizers:
+        if each.gradient_accumulation_steps:
+            raise UserError(
+                f"{type(each).__name__}.gradient_accumulation_steps is {each.gradient_accumulation_steps!r}; a step "
+                "updates once. Leave it out, and take larger batches."
+            )
+        if each.use_ema and each.ema_overwrite_frequency and num_replicas > 1:
+            raise UserError(
+                f"{type(each).__name__}.ema_overwrite_frequency is {each.ema_overwrite_frequency!r}, and {name} is "
+                f"computed on {num_replicas} replicas, where Keras cannot overwrite weights within a step. Leave it "
+                "out: at the end of the training the averages take the weights' place."
+            )
 
 
 def _build(

@@ -311,7 +311,8 @@ class Loop:
         heartbeat.beat(heartbeat.BETWEEN, self._outcome.step)
         self._account(seconds, float(totals.input_seconds), float(totals.peer_seconds))
         self._profiler.after_call(self._outcome.step)
-        self._outcome.train_metrics = mean_losses(self._sums, self._step.term_names) | to_python(metrics)
+        losses = mean_losses(self._sums, self._step.term_names) if self._step.reports_loss else {}
+        self._outcome.train_metrics = losses | to_python(metrics)
         if self._step.unused and not self._has_reported_unused:
             self._has_reported_unused = True
             self._report_unused(self._step.unused)

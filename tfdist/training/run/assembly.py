@@ -23,10 +23,11 @@ from tfdist.recipes.recompute import recompute_layers
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.cluster import environment
 from tfdist.tasks.base import Task
+from tfdist.tasks.own_methods import OwnSteps
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors, reported_by
 from tfdist.training.loop.boundaries import Boundaries
-from tfdist.training.loop.evaluation import Evaluator
+from tfdist.training.loop.evaluation import Evaluator, OwnEvaluator
 from tfdist.training.loop.learner import ModelBuilder, build_learner, check_divisible, check_fit, check_metric_sums
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.run.compiled import parts_of
@@ -48,6 +49,7 @@ from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import batch_norm_layers, microbatch_note, synchronize
 from tfdist.training.step.optimizer import bind_schedules, steps_before_swa
+from tfdist.training.step.own_step import OwnTrainStep, find_whole_rows
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import seed_generators, set_seeds
 from tfdist.training.step.state import Learner
@@ -59,7 +61,12 @@ REASSOCIATING = ("arithmetic_optimization", "constant_folding")  # of TensorFlow
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A training, as far as this worker has put it together; `rate_factor` is that of the learning rate."""
+    """A training, as far as this worker has put it together.
+
+    Attributes:
+      patches: end when the training does.
+      rate_factor: of the learning rate.
+    """
 
     run: Run
     settings: TrainSettings
@@ -68,6 +75,7 @@ class Training:
     task: Task
     plan: BatchPlan
     boundaries: Boundaries
+    patches: Patches
     rate_factor: float = 1.0
 
 
@@ -89,6 +97,8 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     source = open_source(run, settings.train_data, "training")
     parts = parts_of(run.strategy, model, settings.optimizer, settings.task, source.structure, patches)
     task = parts[-1]
+    if isinstance(task, OwnSteps):
+        check_own_step_settings(settings, run.strategy)
     plan = settings.plan(source.num_examples, run.topology.num_replicas)
     check_same_batches(run.strategy, source, plan, "training")
     learner = build_learner(
@@ -101,10 +111,12 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
         sharding=settings.sharding if run.topology.num_replicas > 1 or settings.sharding == HOST else None,
     )
     check_reported(settings, learner.eval_metrics, task, learner.optimizer)
-    if learner.shards is None:
+    if learner.shards is None and not isinstance(task, OwnSteps):
         check_metric_sums(learner.model, task, source.structure, run.topology.num_replicas)
     bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables, patches)
-    if settings.canonical_replicas is None:  # whose parts are the same for any number of workers
+    if settings.canonical_replicas is None and not isinstance(
+        task, OwnSteps
+    ):  # whose parts are the same for any number of workers
         plan = scale_microbatches(run, learner, plan)
         sizes = {"num_microbatches": plan.num_microbatches, "global_batch_size": plan.global_batch_size}
         if (note := microbatch_note(learner.model, **sizes)) is not None:
@@ -115,7 +127,31 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     recompute_layers(learner.model, settings.recompute, patches)
     if settings.deterministic:
         patches.enter_context(keep_arithmetic())
-    return Training(run, settings, source, learner, task, plan, settings.boundaries(plan.steps_per_epoch))
+    return Training(run, settings, source, learner, task, plan, settings.boundaries(plan.steps_per_epoch), patches)
+
+
+def check_own_step_settings(settings: TrainSettings, strategy: Strategy) -> None:
+    """Raises UserError for what the step of a model's own cannot be combined with: all of it in one message."""
+    wrong = {
+        "optimizer": settings.optimizer is not None,
+        "num_microbatches": settings.num_microbatches != 1,
+        "canonical_replicas": settings.canonical_replicas is not None,
+        "sharding": settings.sharding is not None,
+        "precision": settings.precision == "float16",
+        "xla": settings.xla not in (AUTO_XLA, UNCOMPILED),
+        "swa_start": settings.swa_start is not None,
+        "reduce_precision": settings.reduce_precision is not None,
+        "log_gradient_norm": settings.log_gradient_norm,
+        "on_divergence": settings.on_divergence is not None,
+    }
+    names = [f"train.{name} = {getattr(settings, name)!r}" for name, is_wrong in wrong.items() if is_wrong]
+    if strategy.stages:
+        names.append(f"train.strategy = {strategy.name}")
+    if names:
+        raise UserError(
+            f"The model has a train_step of its own, which computes losses and updates by itself. Leave out: "
+            f"{', '.join(names)}."
+        )
 
 
 def apply_rollbacks(training: Training, rollbacks: Rollbacks) -> Training:
@@ -250,6 +286,8 @@ def choose_xla(training: Training) -> tuple[str, list[str]]:
     An earlier start may have made the choice.
     """
     run, settings = training.run, training.settings
+    if isinstance(training.task, OwnSteps):
+        return UNCOMPILED, []
     if settings.xla != AUTO_XLA:
         return settings.xla, []
     names = xla_variants(run.strategy, training.learner, deterministic=bool(settings.deterministic))
@@ -270,6 +308,8 @@ def build_step(training: Training, xla: str | None = None) -> TrainStep:
         check_examples(training.task, learner.model, training.source, "training")
         xla, _ = choose_xla(training)
     compiles_pass, compiles_update = COMPILED[xla]
+    if isinstance(training.task, OwnSteps):
+        return OwnTrainStep(run.strategy, learner, find_whole_rows(plan))
     check_divisible(learner.model, num_parts=plan.num_replicas * plan.num_microbatches)
     in_order = settings.canonical_replicas is not None
     if settings.canonical_replicas is not None:
@@ -320,10 +360,12 @@ def build_evaluator(training: Training) -> Evaluator | None:
     if settings.eval_data is None:
         return None
     source = open_source(run, settings.eval_data, "evaluation")
+    batch_size = settings.eval_batch_size or settings.global_batch_size
+    if isinstance(task, OwnSteps):
+        return own_evaluator_of(run, learner.model, source, batch_size, training.patches, pads=settings.pads)
     if source.structure != training.source.structure:
         with run.strategy.scope():
             check_fit(learner.model, task, source.structure, [learner.eval_metrics])
-    batch_size = settings.eval_batch_size or settings.global_batch_size
     return evaluator_of(run, learner.model, learner.eval_metrics, task, source, batch_size, pads=settings.pads)
 
 
@@ -344,15 +386,28 @@ def evaluator_of(
     Raises:
       UserError: an example does not fit the model.
     """
+    check_examples(task, model, source, "evaluation")
+    plan = _plan_evaluation(run, source, batch_size, pads=pads)
+    return Evaluator(run, model, task, metrics, stream(run, source, plan), plan)
+
+
+def own_evaluator_of(
+    run: Run, model: keras.Model, source: Source, batch_size: int, patches: Patches, *, pads: bool = False
+) -> Evaluator:
+    """The same for a model whose own `test_step` evaluates it; `patches`: of the model's use."""
+    plan = _plan_evaluation(run, source, batch_size, pads=pads)
+    return OwnEvaluator(run, model, source.structure, stream(run, source, plan), plan, patches)
+
+
+def _plan_evaluation(run: Run, source: Source, batch_size: int, *, pads: bool) -> BatchPlan:
     plan = BatchPlan(
         num_examples=source.num_examples,
         global_batch_size=batch_size,
         num_replicas=run.topology.num_replicas,
         pad=pads or run.strategy.needs_static_shapes,
     )
-    check_examples(task, model, source, "evaluation")
     check_same_batches(run.strategy, source, plan, "evaluation")
-    return Evaluator(run, model, task, metrics, stream(run, source, plan), plan)
+    return plan
 
 
 @contextlib.contextmanager

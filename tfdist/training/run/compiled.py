@@ -22,7 +22,7 @@ from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.strategies.base import Strategy
 from tfdist.tasks.base import Task, symbolic_outputs
 from tfdist.tasks.names import call_symbolically, outputs_by_name, resolve_metric
-from tfdist.tasks.own_methods import overrides, refuse_own_methods
+from tfdist.tasks.own_methods import OwnSteps, has_own_steps, overrides
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, Unweighted, Weighted
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder, symbols_of
 from tfdist.training.step.state import Learner
@@ -68,6 +68,8 @@ def _build(
             "gin file, such as train.optimizer = @keras.optimizers.Adam and train.task = @supervised.Supervised(). Or "
             "compile the model: then its optimizer, loss and metrics are taken."
         )
+    if is_task_wanted and has_own_steps(built):
+        return built, built.optimizer, OwnSteps()
     if patches is not None:
         patches.keep(built, *COMPILED)
     optimizer = built.optimizer
@@ -80,7 +82,6 @@ def _build(
 
 
 def _build_task(model: keras.Model, structure: Any) -> Supervised:
-    refuse_own_methods(model)
     if model._compile_loss is None and not overrides(model, "compute_loss"):
         raise build_user_error(
             "The model is compiled without a loss. Give compile() one, or write train.task.", error_id="no-loss"
@@ -196,6 +197,9 @@ class CallbackModel:
 
     def __init__(self, learner: Learner, task: Task) -> None:
         self._model = learner.model
+        self._compiled: dict[str, Any] = {"_distribute_strategy": None}
+        if isinstance(task, OwnSteps):  # which leave the model compiled
+            return
         with Patches() as patches:
             patches.keep(self._model, *COMPILED)
             _compile(learner, task)

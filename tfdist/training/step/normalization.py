@@ -34,9 +34,11 @@ class _Pass(threading.local):
 
     Attributes:
       shares: float32 [n], how much each of its examples counts; None: one.
+      weight: float32 scalar, of this replica's loss in the mean of all replicas' losses; None: losses are sums.
     """
 
     shares: tf.Tensor | None = None
+    weight: tf.Tensor | None = None
 
 
 _pass = _Pass()
@@ -72,6 +74,16 @@ def example_weights(shares: tf.Tensor | None) -> Iterator[None]:
         yield
     finally:
         _pass.shares = before
+
+
+@contextlib.contextmanager
+def weighted_reductions(weight: tf.Tensor | None) -> Iterator[None]:
+    """Around a pass whose loss counts so much in the mean of the replicas' losses, float32; None: in their sum."""
+    before, _pass.weight = _pass.weight, weight
+    try:
+        yield
+    finally:
+        _pass.weight = before
 
 
 def synchronize(
@@ -178,4 +190,20 @@ def _sum_over_parts(vector: tf.Tensor) -> tf.Tensor:
 
 def _sum_over_replicas(vector: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
-    return vector if context is None else context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
+    if context is None:
+        return vector
+    weight = _pass.weight
+    if weight is None:
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
+
+    @tf.custom_gradient
+    def add(vector: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        """The gradient of this replica's loss, which counts `weight`, comes from the losses of all."""
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            scale = tf.cast(weight, upstream.dtype)
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, upstream * scale) / scale
+
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, vector), gradient
+
+    return add(vector)

@@ -38,6 +38,7 @@ class Learner:
     Attributes:
       shards: who keeps the optimizer's state; None: every replica all of it.
       scale_factor: the optimizer's own `loss_scale_factor`, which the step applies in its place.
+      other_optimizers: that a model's own step calls beside `optimizer`, by name.
     """
 
     model: keras.Model
@@ -47,6 +48,7 @@ class Learner:
     eval_metrics: MetricGroup
     scale_factor: float = 1.0
     shards: Shards | None = None
+    other_optimizers: Mapping[str, keras.optimizers.Optimizer] = dataclasses.field(default_factory=dict)
 
 
 class _NamedVariables:
@@ -163,8 +165,10 @@ def variables_by_name(learner: Learner) -> dict[str, keras.Variable]:
     named = model_variables(learner.model)
     held = {} if learner.shards is None else learner.shards.list_stored(_split(learner, named))
     slots = {v.path.replace("/", "_"): name.removeprefix(MODEL) for name, v in (named | held).items()}
-    own = (f"{OPTIMIZER}{_slot_name(v, slots)}" for v in learner.optimizer.variables)
-    named |= dict(zip(_number_names(own), learner.optimizer.variables, strict=True))
+    for prefix, optimizer in {"": learner.optimizer, **learner.other_optimizers}.items():
+        start = f"{OPTIMIZER}{prefix}/" if prefix else OPTIMIZER
+        own = (f"{start}{_slot_name(v, slots)}" for v in optimizer.variables)
+        named |= dict(zip(_number_names(own), optimizer.variables, strict=True))
     scale = learner.loss_scale.variables if learner.loss_scale else []
     return named | {f"loss_scale/{v.name}": v for v in scale}
 

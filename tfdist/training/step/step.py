@@ -95,7 +95,10 @@ class TrainStep:
       term_names: the loss terms to report beside the total.
       unused: trainable variables that the loss does not depend on, known after the first call.
       on_batch: one step on local batches, and what it came to. In cross-replica context.
+      reports_loss: whether the loss is reported, beside the metrics.
     """
+
+    reports_loss = True
 
     def __init__(
         self,
@@ -223,12 +226,12 @@ class TrainStep:
         found: dict[int, tf.Tensor | tf.IndexedSlices] = {}
         for (name, i, _), gradient in zip(own, summed, strict=True):
             if name != MEAN:
-                gradient = _times(gradient, self._factor(sums.divisors[name]))
+                gradient = multiply_gradient(gradient, self._factor(sums.divisors[name]))
             found[i] = sum_repeated_rows(add_gradients(found[i], gradient)) if i in found else gradient
         gradients = [found[i] for i in sorted(found)]
         loss, terms = quotients(sums)
         terms = {name: terms[name] for name in self.term_names if name in terms}
-        finite = _all_finite(gradients if total is None else [total], loss)
+        finite = are_finite(gradients if total is None else [total], loss)
         norm = tf.constant(math.nan)
         return gradients, StepResult(loss, terms, sums.divisors[ROWS], sums.weight, finite, peer_seconds, norm)
 
@@ -297,7 +300,8 @@ def _weighs_nothing(weight: tuple[tf.Tensor, ...]) -> tf.Tensor:
     return tf.equal(weight[0], 0.0) if weight else tf.constant(False)
 
 
-def _times(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+def multiply_gradient(gradient: tf.Tensor | tf.IndexedSlices, factor: tf.Tensor) -> tf.Tensor | tf.IndexedSlices:
+    """The gradient times a scalar, in the gradient's type."""
     if not isinstance(gradient, tf.IndexedSlices):
         with colocate_with(gradient):
             return gradient * tf.cast(factor, gradient.dtype)
@@ -311,7 +315,7 @@ def _norm(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(each)) for each in values]))
 
 
-def _all_finite(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
+def are_finite(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
     """Whether all are finite. A sum is not finite if one of its parts is not, so one number a gradient is enough."""
     parts = [tf.reduce_sum(g.values if isinstance(g, tf.IndexedSlices) else g) for g in gradients]
     return tf.math.is_finite(tf.add_n([loss, *(tf.cast(p, tf.float32) for p in parts)]))
