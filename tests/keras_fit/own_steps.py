@@ -71,7 +71,7 @@ class Clipped(Stepped):
 
 
 class Gan(keras.Model):
-    """Two optimizers, given to a compile of its own; what it returns are numbers of the batch (Goodfellow et al. 2014)."""
+    """Two optimizers, given to a compile of its own; it returns numbers of the batch (Goodfellow et al. 2014)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -349,7 +349,7 @@ class Graph(Stepped):
 
 
 class MeanTeacher(Stepped):
-    """Agrees with a moving average of itself (Tarvainen and Valpola 2017); the loss has a layer's own and regularizers."""
+    """Agrees with a moving average of itself (Tarvainen and Valpola 2017), with losses of layers and regularizers."""
 
     def __init__(self) -> None:
         super().__init__()

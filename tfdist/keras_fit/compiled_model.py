@@ -99,7 +99,7 @@ _began: weakref.WeakKeyDictionary[Any, tuple[str, str]] = weakref.WeakKeyDiction
 def identity_of(model: keras.Model, source: Source) -> dict[str, str]:
     """The settings of a call, by which `check_same_experiment` compares it; the contents of arrays alone count."""
     optimizer = _text(model.optimizer)
-    left, first = _began.get(model.optimizer, ("", ""))
+    left, first = ("", "") if model.optimizer is None else _began.get(model.optimizer, ("", ""))
     found = {
         "fit.model": _digest(_layers(model)),
         "fit.optimizer": first if optimizer == left else optimizer,
@@ -112,7 +112,7 @@ def identity_of(model: keras.Model, source: Source) -> dict[str, str]:
 
 def note_end(model: keras.Model, began: Mapping[str, str]) -> None:
     """Notes what a call that had the identity `began` leaves of its optimizer."""
-    if "fit.optimizer" in began:
+    if "fit.optimizer" in began and model.optimizer is not None:
         _began[model.optimizer] = (_text(model.optimizer), began["fit.optimizer"])
 
 

@@ -182,7 +182,7 @@ class LocalGradients:
             raise UserError(
                 "The loss does not depend on any trainable variable of the model: nothing would be learned."
             )
-        return {name: [_dense_if_small(g) for g in some] for name, some in gradients.items()}, objective
+        return {name: [make_dense_if_small(g) for g in some] for name, some in gradients.items()}, objective
 
 
 def forward(
@@ -303,7 +303,7 @@ def colocate_with(tensor: tf.Tensor) -> contextlib.AbstractContextManager[Any]:
     return tf.device(tensor.device) if tensor.device else contextlib.nullcontext()
 
 
-def _dense_if_small(gradient: Gradient) -> Gradient:
+def make_dense_if_small(gradient: Gradient) -> Gradient:
     """Keeps the gradient of a large embedding as the rows that were looked up, others as a tensor."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient

@@ -25,7 +25,7 @@ from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.base import Strategy, sum_repeated_rows
 from tfdist.tasks.own_methods import unscaled_losses
-from tfdist.training.step.gradients import explain_errors
+from tfdist.training.step.gradients import explain_errors, make_dense_if_small
 from tfdist.training.step.layer_state import NONE
 from tfdist.training.step.metrics import MetricGroup, result_of
 from tfdist.training.step.normalization import weighted_reductions
@@ -294,7 +294,8 @@ def _apply_average(apply: Callable[..., None], grads: Any, trainable_variables: 
     if rows is None:
         apply(grads, trainable_variables)
         return
-    grads = [sum_repeated_rows(each) for each in rows.average(list(grads))]
+    sent = [None if each is None else make_dense_if_small(each) for each in grads]
+    grads = [sum_repeated_rows(each) for each in rows.average(sent)]
     if rows.graph is tf.compat.v1.get_default_graph():  # else in a loop or a branch, which nothing leaves
         rows.are_finite.append(are_finite([each for each in grads if each is not None], tf.constant(0.0)))
     rows.is_applying = True
