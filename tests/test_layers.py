@@ -306,7 +306,7 @@ def test_the_rooms_of_data_form_no_circle() -> None:
         ({"tasks/a.py": "from .. import experiment", "experiment.py": ""}, "tasks may not import experiment"),
         ({"models/a.py": "from tfdist.errors import UserError", "errors.py": ""}, "models may not import errors"),
         (
-            {"launch/a.py": "import tfdist.strategies.base", "strategies/base.py": ""},
+            {"launch/a.py": "import tfdist.strategies.strategy", "strategies/strategy.py": ""},
             "launch may not import strategies",
         ),
         (
@@ -372,16 +372,16 @@ def test_what_is_allowed_passes(tmp_path: pathlib.Path) -> None:
         "__init__.py": '"""Names."""\ndef __getattr__(name):\n    from tfdist.keras_fit.a import b\n    return b',
         "keras_fit/a.py": "",
         "main.py": "import os\nfrom tfdist import experiment\nfrom tfdist.config import loading\nos.environ.get('A')",
-        "config/loading.py": "import gin\nfrom tfdist.config import files",
-        "config/files.py": "from tfdist.errors import UserError\nimport os.path",
+        "config/loading.py": "import gin\nfrom tfdist.config import files_and_modules",
+        "config/files_and_modules.py": "from tfdist.errors import UserError\nimport os.path",
         "experiment.py": "from tfdist.training.loop import loop",
         "training/loop.py": "from tfdist.data.batches import x\nfrom tfdist.training.step import y\nfrom . import step",
         "training/step.py": "def run(environ: dict) -> None:\n    environ.get('A')",
-        "data/batches.py": "from tfdist.strategies.base import Topology\nimport ginger",
-        "strategies/base.py": "from tfdist.errors import UserError",
+        "data/batches.py": "from tfdist.strategies.strategy import Topology\nimport ginger",
+        "strategies/strategy.py": "from tfdist.errors import UserError",
         "strategies/cluster/tf_config.py": "import os\nos.environ['TF_CONFIG']",
         "strategies/horovod.py": "def f():\n    import horovod.tensorflow",
-        "launch/local.py": "import os\nfrom tfdist.strategies.cluster.tf_config import x\nos.getenv('A')",
+        "launch/local_workers.py": "import os\nfrom tfdist.strategies.cluster.tf_config import x\nos.getenv('A')",
         "errors.py": "",
     }
     assert violations(write_package(tmp_path, files)) == []

@@ -18,7 +18,7 @@ from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Order, Reader, Source, Staged
 from tfdist.errors import UserError
-from tfdist.strategies.base import Topology
+from tfdist.strategies.strategy import Topology
 
 EXAMPLES = 29
 

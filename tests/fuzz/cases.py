@@ -137,7 +137,7 @@ def misspelt(dice: random.Random, name: str) -> str:
 
 def value(dice: random.Random) -> Case:
     """A setting with a value of another kind."""
-    from tfdist.training.run.settings import TrainSettings
+    from tfdist.training.run.train_settings import TrainSettings
 
     own = [f"train.{name}" for name in TrainSettings.declared()]
     setting = dice.choice([*own, *own, *material.SETTINGS])

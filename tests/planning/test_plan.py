@@ -186,7 +186,7 @@ def test_measurements_of_a_run_take_the_place_of_estimates(tmp_path: Path) -> No
 REDUCED = """
 import sys
 
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 
 sent = []
 own = Strategy.sum_gradients

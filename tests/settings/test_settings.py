@@ -13,7 +13,7 @@ from tfdist.errors import UserError
 from tfdist.settings.checks import COUNT, FUNCTION, SECONDS, SEED, SWITCH, one_of, or_none, text
 from tfdist.settings.declaration import Settings, setting
 from tfdist.training.run.claim import lasting
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,9 @@ from typing import Any
 
 from tfdist import command_line
 from tfdist.command_line import exit_status_of, flags
-from tfdist.doctor import facts as facts_of
 from tfdist.doctor import findings as say
 from tfdist.doctor import network
+from tfdist.doctor import worker_facts as facts_of
 from tfdist.doctor.findings import NOTE, PROBLEM, Finding, fine
 from tfdist.doctor.machine import check_devices, check_machine, check_storage
 from tfdist.errors import TfdistError, UserError

@@ -20,7 +20,7 @@ from tfdist.data.batches import BatchPlan
 from tfdist.data.sources.source import Order, Source, Staged, example_seeds
 from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.errors import UserError
-from tfdist.strategies.base import Topology
+from tfdist.strategies.strategy import Topology
 
 PREFETCHED_STEPS = 8
 PARALLEL_READS = 4

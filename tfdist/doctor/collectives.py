@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tfdist.doctor.findings import WARNING, Finding, fine
-from tfdist.strategies.base import Strategy, Topology
+from tfdist.strategies.strategy import Strategy, Topology
 from tfdist.telemetry.console.console_text import in_bytes
 
 GROUP = "allreduce"

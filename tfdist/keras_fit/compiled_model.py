@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdist.data.pipeline import digest_arrays
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.own_methods import overrides
 from tfdist.telemetry.json_text import to_json
 from tfdist.user_code import where_defined

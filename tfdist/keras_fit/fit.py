@@ -36,14 +36,14 @@ from tfdist.keras_fit.python_batches import BatchError
 from tfdist.settings.checks import COUNT, MOST_SEED, whole_number
 from tfdist.storage import files
 from tfdist.strategies.auto import wrap_strategy
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.losses import check_one_class
 from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import CallbackError, find_backup
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import reporting_failures
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 
 class FitError(UserError, ValueError):

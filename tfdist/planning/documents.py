@@ -27,7 +27,7 @@ from tfdist.planning.estimate import (
     PlannedTraining,
 )
 from tfdist.telemetry.console.console_text import in_bytes
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 CLASSES = {
     "one_device": "OneDevice",

@@ -34,7 +34,7 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tpu_compiler.compiling import compile_programs
 from tfdist.tpu_compiler.devices import Device, parse_slice, read_devices
 from tfdist.tpu_compiler.toolchain import Compiler, is_installed, open_compiler
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 SMALLER = 8  # times: the smaller of the microbatches that are traced

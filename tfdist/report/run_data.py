@@ -58,8 +58,8 @@ class Curve:
         kept = {0, count - 1}
         for first, last in itertools.pairwise(np.linspace(0, count, most // 2 + 1).astype(int)):
             kept |= {int(first + lowest[first:last].argmin()), int(first + highest[first:last].argmax())}
-        places = sorted(kept)
-        return Curve(self.steps[places], self.values[places])
+        indices = sorted(kept)
+        return Curve(self.steps[indices], self.values[indices])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

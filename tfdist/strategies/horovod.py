@@ -18,11 +18,11 @@ import tensorflow as tf
 
 from tfdist.errors import build_user_error
 from tfdist.settings.checks import SECONDS
-from tfdist.strategies.base import Notify, Strategy, Topology, refuse_others
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.horovod_rendezvous import get_failure, meet, put_failure, read_store
 from tfdist.strategies.failure_report import FailureReport
 from tfdist.strategies.one_device import LoneReplica, use_only
+from tfdist.strategies.strategy import Notify, Strategy, Topology, refuse_others
 
 _counted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # reductions by traced function
 

@@ -21,11 +21,11 @@ from keras.src.losses import loss as keras_loss
 
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import SharedPatch
-from tfdist.tasks.base import Term
+from tfdist.tasks.task import Term
 from tfdist.user_code import where_defined
 
 TASK_EXAMPLE = """
-    class MyTask(tfdist.tasks.base.Task):
+    class MyTask(tfdist.tasks.task.Task):
         def inputs(self, examples):
             return examples[0]
         def terms(self, model, examples, *, training):

@@ -1,7 +1,7 @@
 """What a run tells: events of its life, points of its metrics, samples of its processes, phases.
 
 Invariant: a fact is complete when it is made and never changes, so that any thread may read it. `events.py`,
-`metrics.py`, `sampler.py` and `time_account.py` make facts, `sinks/sink.py` passes them to the sinks.
+`metrics_log.py`, `sampler.py` and `time_account.py` make facts, `sinks/sink.py` passes them to the sinks.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfdist.errors import UserError
+from tfdist.tpu_compiler.compile_report import Compiled
 from tfdist.tpu_compiler.devices import Slice
 from tfdist.tpu_compiler.program import TRAIN, Program, Programs, trace_programs
 from tfdist.tpu_compiler.refusals import NoRoomError, explain, list_notes
-from tfdist.tpu_compiler.report import Compiled
 from tfdist.tpu_compiler.toolchain import Compiler
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 from tfdist.tuning.search import hypermodel
 
 MAX_DOUBLINGS = 16

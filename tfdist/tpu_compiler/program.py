@@ -25,7 +25,7 @@ from tfdist.training.loop.learner import ModelBuilder
 from tfdist.training.run import assembly
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import open_run
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 

@@ -26,7 +26,7 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.weights import list_checkpoint_dirs
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 from tfdist.training.step.optimizer import check_optimizer_builder, parts
 
 SMOOTHING = 0.9

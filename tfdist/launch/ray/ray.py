@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfdist.launch.horovod import serve_rendezvous
+from tfdist.launch.horovod_workers import serve_rendezvous
 from tfdist.launch.hosted_worker import HostedWorker, HostLostError, start_hosted
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker

@@ -16,10 +16,10 @@ import keras
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.errors import UserError, suggest
 from tfdist.telemetry.registry import larger_is_better
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 if TYPE_CHECKING:  # sweeps use this without TensorFlow
-    from tfdist.tasks.base import Task
+    from tfdist.tasks.task import Task
     from tfdist.training.step.metrics import MetricGroup
 
 

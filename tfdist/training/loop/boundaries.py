@@ -17,7 +17,7 @@ from tfdist.errors import UserError, is_whole_number
 from tfdist.recipes.lengths import is_length, parse_length
 from tfdist.settings.checks import COUNT, Check, or_none
 from tfdist.settings.declaration import Settings, setting
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 
 
 def _are_epochs(value: Any) -> bool:

@@ -22,7 +22,7 @@ from tfdist.checkpoint.callback_state import Baseline
 from tfdist.checkpoint.policy import OFF, CheckpointPolicy, resolve_policy
 from tfdist.errors import TfdistError, UserError, is_whole_number
 from tfdist.storage import files
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.step.optimizer import keeps_average
 
 TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")

@@ -13,8 +13,8 @@ import tensorflow as tf
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import dispose
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.base import Strategy
-from tfdist.tasks.base import ROWS, Objective, Task
+from tfdist.strategies.strategy import Strategy
+from tfdist.tasks.task import ROWS, Objective, Task
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.boundaries import Pace, Vote, Votes
 from tfdist.training.loop.callbacks import Callbacks

@@ -20,8 +20,8 @@ import tensorflow as tf
 from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.recipes.recompute import AUTO, choose_layers
-from tfdist.strategies.base import Strategy
-from tfdist.tasks.base import Task, symbolic_inputs
+from tfdist.strategies.strategy import Strategy
+from tfdist.tasks.task import Task, symbolic_inputs
 from tfdist.telemetry import heartbeat
 from tfdist.training.sharding.sharded_update import build_on_stages, build_sharded
 from tfdist.training.sharding.sharded_weights import gather_weights
@@ -113,7 +113,7 @@ def _build(
     if sharding in (OPTIMIZER, HOST):
         built = build()
         shards = Shards(strategy, built.trainable_variables, sharding)
-        return built, shards, shards.place
+        return built, shards, shards.place_variables
     with LateValues() as values:
         built = build()
     if strategy.stages:
@@ -129,7 +129,7 @@ def _build(
     values.give(but=shards.is_sharded)
 
     def arrange() -> None:
-        shards.place()
+        shards.place_variables()
         gather_weights(shards.blocks, shards, patches)
         split_layers(splits, strategy, shards, patches)
 

@@ -23,7 +23,7 @@ from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError, UserError
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.events import EventLog
 from tfdist.training.loop.boundaries import Vote

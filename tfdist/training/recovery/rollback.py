@@ -20,7 +20,7 @@ from typing import Any
 from tfdist.errors import EXIT_PEER_LOST, DivergedError, OutOfMemoryError, UserError, is_whole_number
 from tfdist.settings.checks import format_value
 from tfdist.storage import files
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import load_record
 from tfdist.training.recovery.recovery import Checkpoint

@@ -20,9 +20,9 @@ from tfdist.errors import OutOfMemoryError, UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.recompute import recompute_layers
-from tfdist.strategies.base import Strategy
 from tfdist.strategies.cluster import environment
-from tfdist.tasks.base import Task
+from tfdist.strategies.strategy import Strategy
+from tfdist.tasks.task import Task
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors, reported_by
 from tfdist.training.loop.boundaries import Boundaries
@@ -31,7 +31,7 @@ from tfdist.training.loop.learner import ModelBuilder, build_learner, check_divi
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.run import Run
-from tfdist.training.run.settings import DETERMINISM, TrainSettings
+from tfdist.training.run.train_settings import DETERMINISM, TrainSettings
 from tfdist.training.run.tuned import (
     AUTO_XLA,
     COMPILED,

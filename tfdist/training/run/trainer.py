@@ -15,7 +15,7 @@ from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.sampler import list_local_devices
 from tfdist.telemetry.console.console_text import TrainingPlan
 from tfdist.telemetry.facts import Point
-from tfdist.telemetry.metrics import FINAL
+from tfdist.telemetry.metrics_log import FINAL
 from tfdist.telemetry.result import RunResult, read_starts, record_start, versions, write_result
 from tfdist.telemetry.sinks.sink import PAUSED
 from tfdist.training.loop.boundaries import Outcome, Vote, suspects_of_stop
@@ -28,9 +28,9 @@ from tfdist.training.recovery.survival import open_recovery
 from tfdist.training.recovery.weights import export_model
 from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
-from tfdist.training.run.checks import format_count
 from tfdist.training.run.compiled import CallbackModel
 from tfdist.training.run.run import goodput_so_far
+from tfdist.training.run.validate_run import format_count
 from tfdist.training.step.normalization import batch_norm_layers
 from tfdist.training.watch.profiler import Profiler
 

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.storage import files
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import Warn, read_record
 from tfdist.training.step.layer_state import aggregated_variables, moving_variables

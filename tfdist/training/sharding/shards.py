@@ -22,7 +22,7 @@ from keras.src.backend.common import global_state
 
 from tfdist.checkpoint.restore import mark_slice
 from tfdist.errors import UserError
-from tfdist.strategies.base import Strategy, static_replica_index
+from tfdist.strategies.strategy import Strategy, static_replica_index
 from tfdist.training.step.precision import traced
 
 _PENDING = "uninitialized_variables"
@@ -115,7 +115,7 @@ class Shards:
                 self._owners[id(variable)] = replica
                 self._apart.add(id(variable))
 
-    def place(self) -> None:
+    def place_variables(self) -> None:
         """Puts the variables where they belong: what is apart at its owner, where it gets its value."""
         topology = self._strategy.topology
         for variable in self._variables:
@@ -139,9 +139,9 @@ class Shards:
                 found._value = tf.Variable(value, trainable=True, name=variable.name)
                 return found
             axis, count = self._split[id(variable)], self._strategy.topology.num_replicas
-            *places, name = mark_slice(variable.path, replica, count=count, axis=axis).split("/")
-            for place in places:
-                scopes.enter_context(keras.name_scope(place))
+            *scope_names, name = mark_slice(variable.path, replica, count=count, axis=axis).split("/")
+            for scope_name in scope_names:
+                scopes.enter_context(keras.name_scope(scope_name))
             return keras.Variable(tf.split(value, count, axis)[replica], dtype=variable.dtype, name=name)
 
     def is_split(self, variable: keras.Variable) -> bool:
@@ -241,8 +241,8 @@ class Shards:
     def _spread(self, variables: Sequence[keras.Variable]) -> None:
         replica = static_replica_index()
         local = replica - self._strategy.topology.first_replica
-        for dtype, places in _group([v.dtype for v in variables]).items():
-            some = [variables[i] for i in places]
+        for dtype, indices in _group([v.dtype for v in variables]).items():
+            some = [variables[i] for i in indices]
             mine = [tf.reshape(self._here[id(v)][replica].value, [-1]) for v in some if self.owner(v) == replica]
             sizes = self._sizes(some)
             # Where nothing is owned anything may stand but a constant: TensorFlow takes what is constant out of a loop,
@@ -253,8 +253,8 @@ class Shards:
             # A replica that owns all puts its own value of one in place: of a gathering that nobody uses TensorFlow
             # makes nothing, and Horovod's other workers would wait.
             owns_all = all(self.owner(v) == replica for v in some)
-            for place, (variable, value) in enumerate(zip(some, self._values(rows, some), strict=True)):
-                if self.owner(variable) != replica or (owns_all and place == 0):
+            for index, (variable, value) in enumerate(zip(some, self._values(rows, some), strict=True)):
+                if self.owner(variable) != replica or (owns_all and index == 0):
                     self._component(variable, local).assign(value)
 
     def _values(self, rows: tf.Tensor, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
@@ -320,10 +320,10 @@ def num_bytes(variable: keras.Variable) -> int:
 
 
 def _group(kinds: Sequence[T]) -> dict[T, list[int]]:
-    """The places of each kind."""
+    """The indices of each kind."""
     found: dict[T, list[int]] = {}
-    for place, kind in enumerate(kinds):
-        found.setdefault(kind, []).append(place)
+    for index, kind in enumerate(kinds):
+        found.setdefault(kind, []).append(index)
     return found
 
 

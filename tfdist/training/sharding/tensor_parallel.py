@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.sharding.sharded_weights import call_with_values, piece
 from tfdist.training.sharding.shards import Shards
 

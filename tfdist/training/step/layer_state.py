@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.step.randomness import seed_generators
 
 Assign = Callable[[Any], Any]

@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.strategies.base import Strategy, replica_index
-from tfdist.tasks.base import MetricSpec
+from tfdist.strategies.strategy import Strategy, replica_index
+from tfdist.tasks.task import MetricSpec
 
 ADDED = "sum"  # the aggregation of a variable, by default
 

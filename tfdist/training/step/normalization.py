@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.step.lockstep import meet
 
 MOMENTS = "_moments"  # the private method of Keras's layer that is replaced; a test fails when Keras changes it

@@ -22,7 +22,7 @@ from tfdist.recipes.groups import GROUPS
 from tfdist.recipes.lengths import RunLength, parse_length
 from tfdist.recipes.schedules import bind
 from tfdist.settings.checks import FUNCTION, format_value
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.step.precision import LossScale
 
 Gradients = Sequence[tf.Tensor | tf.IndexedSlices]

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint.restore import cut_slice, whole_name, whole_shape
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.sharding.shards import Shards
 from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.base import Strategy, sum_repeated_rows
+from tfdist.strategies.strategy import Strategy, sum_repeated_rows
 from tfdist.strategies.sums import ordered_sum, sum_in_16_bits
-from tfdist.tasks.base import ROWS
+from tfdist.tasks.task import ROWS
 from tfdist.training.sharding.sharded_update import ShardedUpdate
 from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, add_gradients, colocate_with, quotients
 from tfdist.training.step.layer_state import moving_variables

@@ -27,7 +27,7 @@ from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline, digest_arrays, dispose
 from tfdist.data.sources.source import Source
 from tfdist.errors import build_user_error
-from tfdist.strategies.base import Strategy, Topology
+from tfdist.strategies.strategy import Strategy, Topology
 from tfdist.telemetry.events import EventLog
 from tfdist.training.step.precision import traced
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry.events import EventLog
 from tfdist.training.step.gradients import colocate_with
 from tfdist.training.step.randomness import is_deterministic

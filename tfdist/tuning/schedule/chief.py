@@ -21,13 +21,13 @@ from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PeerLostError, Preem
 from tfdist.storage import files
 from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places.trials import Slots, TrialExit
+from tfdist.tuning.execution.trials import Slots, TrialExit
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.journal import FAILED, INFEASIBLE, INTERRUPTED, Journal
 from tfdist.tuning.schedule.trial import DISK_FAILED, ActiveTrial, Report, TuneObjective
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.space import Space
-from tfdist.tuning.settings import TuneSettings
+from tfdist.tuning.tune_settings import TuneSettings
 
 if TYPE_CHECKING:
     import keras_tuner

@@ -27,8 +27,8 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.survival import check_start_from
 from tfdist.training.run.claim import check_kind, lasting
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
-from tfdist.tuning.places.trials import TrialCommand
+from tfdist.training.run.train_settings import TrainSettings
+from tfdist.tuning.execution.trials import TrialCommand
 from tfdist.tuning.report.progress import SweepProgress, write_hparams
 from tfdist.tuning.report.sweep_page import write_sweep_report
 from tfdist.tuning.schedule import journal as journals
@@ -38,7 +38,7 @@ from tfdist.tuning.schedule.trial import build_objective
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.hypermodel import HyperModel
 from tfdist.tuning.search.space import Space
-from tfdist.tuning.settings import TuneSettings
+from tfdist.tuning.tune_settings import TuneSettings
 
 
 @dataclasses.dataclass(frozen=True)

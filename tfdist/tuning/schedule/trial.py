@@ -32,7 +32,7 @@ from tfdist.telemetry.registry import larger_is_better
 from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.best import OBJECTIVE, VALIDATION, not_evaluated, not_reported
-from tfdist.tuning.places.trials import EXIT_KILLED
+from tfdist.tuning.execution.trials import EXIT_KILLED
 from tfdist.tuning.schedule.journal import DONE, FAILED, INFEASIBLE, PAUSED, STOPPED
 
 DISK_FAILED = "its disk failed: "  # begins why a trial was interrupted

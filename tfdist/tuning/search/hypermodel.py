@@ -18,11 +18,11 @@ from tfdist import user_code
 from tfdist.errors import TfdistError, UserError, build_user_error, missing_extra
 from tfdist.settings.checks import FUNCTION
 from tfdist.storage import files
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import load_record
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.run.settings import TrainedSettings, TrainSettings
+from tfdist.training.run.train_settings import TrainedSettings, TrainSettings
 from tfdist.tuning.search.space import SETTING
 
 if TYPE_CHECKING:

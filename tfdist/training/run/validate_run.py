@@ -27,8 +27,8 @@ from tfdist.errors import build_user_error
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import choose_layers
 from tfdist.storage import files
-from tfdist.strategies.base import Strategy, Topology
-from tfdist.tasks.base import Task
+from tfdist.strategies.strategy import Strategy, Topology
+from tfdist.tasks.task import Task
 from tfdist.telemetry.console.console_text import curve
 from tfdist.training.loop.callbacks import is_backup
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit, check_metric_sums
@@ -36,7 +36,7 @@ from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings
+from tfdist.training.run.train_settings import EvaluateSettings, TrainedSettings, TrainSettings
 from tfdist.training.step.gradients import explain_errors, forward
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import microbatch_note

@@ -1,7 +1,7 @@
 """What the chief of a sweep needs of where trials run: a number of slots, each of which runs one trial at a time.
 
-`local.py` has the slots of this machine, `ray_tasks.py` those of a Ray cluster; the chief knows no difference, but for
-the host that the journal names.
+`local_slots.py` has the slots of this machine, `ray_tasks.py` those of a Ray cluster; the chief knows no difference,
+but for the host that the journal names.
 """
 
 from __future__ import annotations

@@ -477,8 +477,8 @@ def sum_repeated_rows(gradient: Gradient) -> Gradient:
     """Adds up the rows of one index, so that less is sent, and norms are those of the dense gradient."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    indices, places = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(indices)[0])
+    indices, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.shape(indices)[0])
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 

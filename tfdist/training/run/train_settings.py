@@ -35,9 +35,9 @@ from tfdist.settings.checks import (
 )
 from tfdist.settings.declaration import Settings, setting
 from tfdist.strategies import auto
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.strategies.sums import PRECISIONS as REDUCED
-from tfdist.tasks.base import Task
+from tfdist.tasks.task import Task
 from tfdist.telemetry.sinks.sink import Sink
 from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks, find_backup, policy_of_backup, takes_weights

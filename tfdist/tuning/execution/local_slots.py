@@ -32,8 +32,8 @@ from tfdist.launch.processes import GPU_VARIABLE, cpu_shares, deal, send_to_grou
 from tfdist.storage import files
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places import trials
-from tfdist.tuning.places.trials import TrialCommand, TrialExit
+from tfdist.tuning.execution import trials
+from tfdist.tuning.execution.trials import TrialCommand, TrialExit
 
 PROGRAM = "tfdist.main"
 _LOST_STATUS = 255  # multiprocessing's, of a process whose end the fork server has not told

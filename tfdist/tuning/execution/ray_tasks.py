@@ -28,8 +28,8 @@ from tfdist.launch.ray import cluster
 from tfdist.launch.ray.cluster import Resources
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places import trials
-from tfdist.tuning.places.trials import TrialCommand, TrialExit
+from tfdist.tuning.execution import trials
+from tfdist.tuning.execution.trials import TrialCommand, TrialExit
 
 FIRST_MESSAGE_SECONDS, NEXT_MESSAGE_SECONDS = 10.0, 60.0  # that Ray has no room yet
 _POLL_SECONDS, _PLACEMENT_SECONDS = 0.1, 0.5
