@@ -64,7 +64,7 @@ def list_commands() -> Iterator[tuple[str, str, str]]:
 
 
 def test_pages_and_messages_name_settings_that_exist() -> None:
-    known = {part.NAME: set(part.declared()) | FILES for part in PARTS}
+    known = {part.NAME: set(part.declarations()) | FILES for part in PARTS}
     texts = {page.name: page.read_text() for page in PAGES}
     for file in (REPOSITORY / "tfdist").rglob("*.py"):
         strings = [node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)]

@@ -152,5 +152,5 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
 
 
 def validate_evaluation(settings: EvaluateSettings, run_dir: str, tell: Callable[[str], None]) -> None:
-    """As `validate`, for an evaluation of what `run_dir` holds."""
+    """Checks an evaluation of `run_dir`'s weights, as `validate` checks a training."""
     validate_run.check_evaluation(settings, hypermodel.builder_of_trained(settings, run_dir), tell)

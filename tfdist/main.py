@@ -164,7 +164,7 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
 
 
 def parse_profile(given: flags.FlagValues) -> ProfiledSteps | None:
-    """The steps to profile; raises UserError."""
+    """Returns the steps to profile; raises UserError."""
     if given.profile is None:
         return None
     if given.mode != "train":
@@ -252,7 +252,7 @@ def end_at_once() -> NoReturn:
 
 
 def choose_run_dir(given: flags.FlagValues) -> str:
-    """As given, or runs/ and the first gin file's name."""
+    """Returns --run_dir, or runs/ and the first gin file's name."""
     return given.run_dir or os.path.join("runs", pathlib.PurePath(given.gin_file[0]).stem)
 
 

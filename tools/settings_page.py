@@ -48,7 +48,7 @@ def render_page() -> str:
 
 def format_table(part: type[Settings]) -> str:
     """A row for each setting: required ones first, the others as they are declared; what evaluate has, by name."""
-    declared = part.declared()
+    declared = part.declarations()
     repeats = issubclass(part, TrainedSettings) and part is not EvaluateSettings
     shared = {field.name for field in dataclasses.fields(TrainedSettings)} if repeats else set()
     resumes = any(about.may_change for about in declared.values())

@@ -162,7 +162,8 @@ def test_the_later_statement_of_a_setting_counts(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_findings_are_lines_that_say_why_and_what_to_do() -> None:
-    found = [findings.fine("machine", "good"), Finding("problem", "ports", "taken\nby x", "It is needed.", "End x.")]
+    problem = Finding("problem", "ports", "taken\nby x", "It is needed.", "End x.")
+    found = [findings.ok_finding("machine", "good"), problem]
     assert findings.format_finding(found[1]).splitlines() == [
         "problem  ports     taken",
         "                   by x",

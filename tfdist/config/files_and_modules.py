@@ -109,7 +109,7 @@ def read_text(path: Path) -> str:
 
 
 def read_url(url: str) -> str:
-    """The text of a gin file in a bucket."""
+    """Reads the text of a gin file in a bucket."""
     try:
         return stored.read(url).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

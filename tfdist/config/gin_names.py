@@ -23,7 +23,7 @@ WITHOUT_IMPORT = ("keras", "tfdist")
 
 
 class Context(gin_config.ParseContext):
-    """What names mean in one file: its imports, the roots, and gin's own."""
+    """The meaning of names in one file: its imports, the roots, and gin's own."""
 
     def __init__(
         self, roots: Mapping[str, gin_config.Configurable], imported_elsewhere: Mapping[str, Statement]
@@ -110,7 +110,7 @@ def _explain_no_attribute(holder: Any, path: str, name: str) -> str:
     return f"{path} has no {name!r}.{suggest(name, [known for known in dir(holder) if not known.startswith('_')])}"
 
 
-class Registered(gin_config.ParseContext):
+class RegisteredContext(gin_config.ParseContext):
     """Looks up complete selectors, for references whose names have been resolved."""
 
     def get_configurable(self, selector: str) -> gin_config.Configurable:

@@ -29,7 +29,7 @@ from gin import config_parser
 from tfdist import user_code
 from tfdist.config import files_and_modules, formatting, graph, run_dir_macro, syntax
 from tfdist.config.functions import Function, describe
-from tfdist.config.gin_names import Context, Registered, forget_registrations
+from tfdist.config.gin_names import Context, RegisteredContext, forget_registrations
 from tfdist.config.graph import CONSTANT, MACRO, Call, Graph, Reference, Setting, StatementSource
 from tfdist.config.statements import (
     MODULES_IN,
@@ -99,7 +99,7 @@ class Config:
             return use(self._roots[root_name].wrapper())
 
     def user_error(self, error: BaseException) -> UserError | None:
-        """What to tell the user about an exception of `run`; None where tfdist itself failed.
+        """Returns the error to show for an exception of `run`; None where tfdist itself failed.
 
         Everything that the configuration names is called by gin, so gin's frames tell which of it raised.
         """
@@ -122,7 +122,7 @@ class Config:
         return f"{graph.setting_name(setting, self._functions)} = {value}  ({setting.source.location})"
 
     def text(self) -> str:
-        """The configuration that holds, as gin text: `load` makes the same configuration of it."""
+        """Formats the configuration as gin text: `load` makes the same configuration of it."""
         return formatting.config_text(self._used, self._functions, self._imports)
 
     def operative_text(self) -> str:
@@ -143,7 +143,7 @@ class Config:
         return formatting.explanation(self._settings, self._used, self._functions)
 
     def settings(self) -> dict[str, str]:
-        """What holds, by Python's own names: the same when `text()` or `operative_text()` is loaded."""
+        """The settings by Python's own names: the same when `text()` or `operative_text()` is loaded."""
         return formatting.settings(self._used, self._functions)
 
     def configured_roots(self) -> set[str]:
@@ -377,7 +377,7 @@ class _Loader:
 
 def _gin_bindings(settings: Sequence[Setting]) -> dict[tuple[str, str], dict[str, Any]]:
     bindings: dict[tuple[str, str], dict[str, Any]] = {}
-    gin_config._PARSE_CONTEXTS.append(Registered())
+    gin_config._PARSE_CONTEXTS.append(RegisteredContext())
     try:
         for setting in settings:
             value = graph.map_references(setting.value, _gin_value)

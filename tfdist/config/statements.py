@@ -73,7 +73,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Statement:
-    """What was parsed, where it stands, and in which file; a file that is included twice counts as two."""
+    """A parsed statement, its source, and its file; a file that is included twice counts as two."""
 
     content: Import | Include | Assignment
     source: StatementSource

@@ -51,7 +51,7 @@ def check_compiled(model: keras.Model) -> None:
 
 
 def precision_of(model: keras.Model) -> str:
-    """What `train.precision` is for a model whose layers exist already."""
+    """Returns `train.precision` of a model whose layers exist already."""
     policies = {layer.dtype_policy.name for layer in model._flatten_layers()}
     return next((precision for policy, precision in PRECISIONS.items() if policy in policies), "float32")
 

@@ -37,7 +37,7 @@ class Host(Protocol):
     inherited: Mapping[str, str]
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What a method of the `WorkerHost` returns; raises HostLostError."""
+        """Returns what a method of the `WorkerHost` returns; raises HostLostError."""
 
     def send(self, signal_number: int) -> None:
         """Signals the worker; does nothing where the host is lost."""
@@ -105,7 +105,7 @@ class HostedWorker(Worker):
             feed(b"")
 
     def fail(self, why: str, status: int = _LOST) -> None:
-        """Ends it from here."""
+        """Ends the worker as failed, without its host."""
         with self._lock:
             if self._status is None:
                 self._output.report(why)

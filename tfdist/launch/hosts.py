@@ -61,7 +61,7 @@ def read_hosts(text: str) -> list[str]:
 
 
 class HostList:
-    """What a command lists, asked again each second on a thread of its own.
+    """The hosts that a command lists, which a thread runs again each second.
 
     Args:
       command: for the shell.
@@ -198,7 +198,7 @@ class _ShellHost:
 
 
 def is_here(host: str) -> bool:
-    """Whether it is a name of this machine."""
+    """Whether a host name is one of this machine."""
     return host in (*LOOPBACK, socket.gethostname())
 
 

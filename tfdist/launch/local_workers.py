@@ -44,7 +44,7 @@ def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
 
 
 def read_worker_index(environment: Mapping[str, str]) -> int:
-    """Which worker of the cluster that TF_CONFIG describes this host's is.
+    """Returns the index of this host's worker in the cluster that TF_CONFIG describes.
 
     Raises:
       UserError: TF_CONFIG does not say.

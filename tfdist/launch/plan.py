@@ -52,11 +52,11 @@ class Plan:
 
     @property
     def launcher_variables(self) -> dict[str, str]:
-        """Of the environment what is the launcher's own doing; on another machine all else is that machine's."""
+        """The environment variables that the launcher sets; on another machine all others are that machine's."""
         return {name: value for name, value in self.environment.items() if name.startswith("TFDIST_")}
 
     def own_variables(self, index: int) -> dict[str, str]:
-        """What worker `index` alone has in its environment."""
+        """Returns the environment variables that worker `index` alone has."""
         numbers = self.slot_numbers
         variables = {SLOT_VARIABLE: str(numbers[index - self.first_index])}
         return variables | ({ALL_WORKERS_VARIABLE: str(self.num_workers)} if len(numbers) < self.num_workers else {})

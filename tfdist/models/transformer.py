@@ -78,7 +78,7 @@ def build_encoder(
     return keras.Model(inputs, logits, name="encoder")
 
 
-@keras.saving.register_keras_serializable("tfdist", name="Places")  # the name in files of models
+@keras.saving.register_keras_serializable("tfdist", name="Places")
 class PositionEmbedding(keras.layers.Layer):
     """Adds a learned vector for each position of a sequence, [n, length, width]."""
 
@@ -91,6 +91,9 @@ class PositionEmbedding(keras.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         return inputs + self.vectors
+
+
+PositionEmbedding.__name__ = "Places"  # in files of models, by which Keras finds the layer and its weights
 
 
 @keras.saving.register_keras_serializable("tfdist")

@@ -99,6 +99,7 @@ class MemoryTracer:
         return [buffer_of[tensor.name] for tensor in graph.outputs]
 
     def allocate(self, size: int) -> Buffer:
+        """Returns a new buffer of `size` bytes, which counts as live."""
         self.live += size
         self.peak = max(self.peak, self.live)
         return Buffer(size)
@@ -232,6 +233,7 @@ class Queue:
         self.ready = collections.deque(each for each in operations if not self._waiting[each.name])
 
     def finish(self, operation: Any) -> None:
+        """Makes those operations ready that waited for this one alone."""
         for after in self._after[operation.name]:
             self._waiting[after.name] -= 1
             if not self._waiting[after.name]:

@@ -65,7 +65,7 @@ class Axis:
         return "@x{%F %T}" if self.kind == TIME else "@x{0,0}"
 
     def figure(self, *, height: int = HEIGHT, **options: Any) -> Any:
-        """An empty figure along it."""
+        """Builds an empty figure along this axis."""
         if self._range is not None:
             options["x_range"] = self._range
         made = _new_figure(

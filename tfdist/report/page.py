@@ -14,7 +14,7 @@ LONG_TEXT = 30  # characters, from which on a cell may take several lines
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """Of a table; `number` is what it is sorted by, `color` a mark before the text, `link` an address."""
+    """A cell of a table; `number` is what it is sorted by, `color` a mark before the text, `link` an address."""
 
     text: str
     number: float | None = None
@@ -36,6 +36,7 @@ class PageTable:
     is_folded: bool = False
 
     def is_numeric(self, column: int) -> bool:
+        """Whether any cell of a column has a number, by which the page then sorts it."""
         return any(row[column].number is not None for row in self.rows)
 
 

@@ -64,7 +64,7 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunData:
-    """What the files of a run hold.
+    """The contents of a run's files.
 
     Attributes:
       path: the run directory, local or gs://.
@@ -118,7 +118,7 @@ class RunData:
 
     @property
     def wall_seconds(self) -> float | None:
-        """Of all starts and the time between them, as goodput has it; without samples, between events."""
+        """The seconds of all starts and between them, as goodput counts them; without samples, between events."""
         if self.accounts:
             return max(account.wall_seconds for account in self.accounts.values())
         began, last = self.began, self.last_update
@@ -153,7 +153,7 @@ class RunData:
 
     @functools.cached_property
     def accounts(self) -> dict[int, Account]:
-        """Where each worker's wall clock went."""
+        """The account of each worker's wall clock."""
         return goodput.accounts(self.samples, self.starts)
 
     @property

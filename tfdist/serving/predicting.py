@@ -25,7 +25,7 @@ from tfdist.training.recovery.weights import SavedWeights, find_weights, put_wei
 from tfdist.training.run import assembly, validate_run
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
-from tfdist.training.step.precision import set_precision, traced
+from tfdist.training.step.precision import as_tf_function, set_precision
 from tfdist.tuning.search import hypermodel
 
 
@@ -84,7 +84,7 @@ class Predictor:
 
     def __init__(self, strategy: Strategy, model: keras.Model, task: InputsAlone, *, room: int) -> None:
         self._strategy, self._model, self._task, self._room = strategy, model, task, room
-        self._call = traced(self._on_replicas, reduce_retracing=True)
+        self._call = as_tf_function(self._on_replicas, reduce_retracing=True)
 
     def __call__(self, batch: Any) -> dict[str, np.ndarray]:
         """The outputs for a global batch by name, [n, …] in the examples' order, on every worker. A collective."""

@@ -22,7 +22,7 @@ def _are_formats(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictSettings(TrainedSettings):
-    """What a trained model says of examples."""
+    """The predictions of a trained model for examples."""
 
     NAME: ClassVar[str] = "predict"
 

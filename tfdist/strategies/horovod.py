@@ -137,7 +137,7 @@ def _name(kind: str) -> dict[str, Any]:
 
 
 def import_horovod() -> ModuleType:
-    """Horovod's TensorFlow module.
+    """Imports Horovod's TensorFlow module.
 
     Raises:
       UserError: it is not installed, or was built for another TensorFlow.

@@ -97,7 +97,7 @@ def join_rows(tensors: Sequence[tf.Tensor], count: int) -> tf.Tensor:
 
 
 def split_rows(rows: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """What stands in such rows in the positions of the tensors."""
+    """Splits such rows into the tensors that they hold."""
     *parts, _ = tf.split(tf.reshape(rows, [-1]), [*(math.prod(t.shape) for t in tensors), -1])
     return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]
 
@@ -105,7 +105,7 @@ def split_rows(rows: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]
 def sum_in_16_bits(
     strategy: Strategy, gradients: Sequence[Gradient], scalars: Sequence[tf.Tensor], precision: str
 ) -> tuple[list[Gradient], list[tf.Tensor]]:
-    """As `Strategy.sum_gradients`, with float32 gradients in 16 bits; for several replicas.
+    """Sums float32 gradients of several replicas in 16 bits; else as `Strategy.sum_gradients`.
 
     Args:
       strategy: connected.

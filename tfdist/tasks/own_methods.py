@@ -59,7 +59,7 @@ def refuse_own_methods(model: keras.Model) -> None:
 
 
 class OwnLoss:
-    """A model's own `compute_loss`.
+    """The loss of a model's own `compute_loss`.
 
     One number a batch is taken for the mean over the batch's rows, and weighs as many rows as there are: exact over
     replicas and microbatches where it is such a mean (of losses, weighted or not, and of what layers add). Numbers of

@@ -44,7 +44,7 @@ _BY_NAME = {file.name.rstrip("/").rpartition("/")[2]: file for file in RUN_FILES
 
 
 def load_record(path: str, kind: type[T]) -> T | None:
-    """What a JSON file holds, as a dataclass; None where there is no such file.
+    """Reads a JSON file as a dataclass; None where there is no such file.
 
     Raises:
       DamagedFileError: it holds something else.
@@ -58,7 +58,7 @@ def load_record(path: str, kind: type[T]) -> T | None:
 
 
 def parse_record(path: str, content: bytes, kind: Any) -> Any:
-    """As `load_record`, of content that was read already."""
+    """Parses content that was read already, as `load_record` does."""
     try:
         return as_type(kind, from_json(content))
     except NewerFormatError as error:
@@ -124,7 +124,7 @@ def remove_stale(run_dir: str, mode: str) -> None:
 
 @dataclasses.dataclass
 class Unreadable:
-    """How many whole lines of logs said nothing that could be understood."""
+    """The number of whole lines of logs that could not be parsed."""
 
     lines: int = 0
 

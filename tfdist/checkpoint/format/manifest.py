@@ -59,7 +59,7 @@ class Manifest:
 
     @property
     def num_stored_bytes(self) -> int:
-        """What the data files take in the store."""
+        """The size of the data files in the store."""
         return sum(file.num_bytes for file in self.files)
 
 
@@ -116,7 +116,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def to_plain(value: Any, path: str = "") -> Any:
-    """What JSON can hold of `value`, exactly: floats that JSON has no number for, too; NumPy's numbers as Python's.
+    """Converts `value` to JSON, exactly: floats that JSON has no number for, too; NumPy's numbers as Python's.
 
     Raises UserError that names the path of what cannot be kept.
     """
@@ -137,7 +137,7 @@ def to_plain(value: Any, path: str = "") -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Undoes `to_plain`."""
+    """Converts back what `to_plain` returned."""
     if isinstance(value, dict):
         if value.keys() == {_FLOAT}:
             return float(value[_FLOAT])

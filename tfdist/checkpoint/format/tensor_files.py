@@ -65,7 +65,7 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """What its content takes."""
+        """The size of its content."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 

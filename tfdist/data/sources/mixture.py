@@ -203,6 +203,7 @@ def _build_running_reader(source: Source, order: Order, structure: Any) -> Calla
         return tf.nest.map_structure(lambda part, spec: tf.ensure_shape(part, spec.shape), examples, structure)
 
     def read_running(ranks: tf.Tensor) -> Any:
+        """Reads examples by their numbers in all epochs one after the other, int64 [n]."""
         epochs, positions = ranks // source.num_examples, ranks % source.num_examples
         nothing = tf.nest.map_structure(lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), structure)
         first, last = tf.reduce_min(epochs), tf.reduce_max(epochs)  # of no ranks, the loop has no turn

@@ -136,7 +136,9 @@ class _RayPlacement:
                 last.fail(f"worker {last.index}: Ray has had no place for it for {PLACE_SECONDS:g} s")
             elif now - reported_at >= NEXT_WORD_SECONDS:
                 reported_at = now
-                self._report(f"Waiting for Ray to place {count} × {resources}; {cluster.room(self._ray)}.")
+                self._report(
+                    f"Waiting for Ray to place {count} × {resources}; {cluster.describe_resources(self._ray)}."
+                )
         return False
 
 

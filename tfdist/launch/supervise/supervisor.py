@@ -70,7 +70,7 @@ class WorkerSlots:
         return not self.is_fixed and self._choose() != self._taken
 
     def describe(self) -> str:
-        """How many there are, and are wanted."""
+        """Formats how many slots there are, and how many are wanted."""
         return f"{len(self._choose())} can be used, at least {self._min_workers} are wanted"
 
     def _choose(self) -> tuple[Slot, ...]:

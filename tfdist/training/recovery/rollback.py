@@ -30,7 +30,7 @@ MORE_MICROBATCHES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Rollback:
-    """What a run does once its loss or a gradient was not finite.
+    """The policy for a loss or gradient that is not finite.
 
     Attributes:
       rate: multiplies the learning rate for the rest of the run, at each such failure.
@@ -102,7 +102,7 @@ class Rollbacks:
 
     @property
     def microbatches(self) -> int:
-        """How many times as many microbatches there are as at the beginning."""
+        """The factor of the number of microbatches."""
         return math.prod(each.microbatches for each in self._failures)
 
     def check_start(self, start: Checkpoint | None) -> None:

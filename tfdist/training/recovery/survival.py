@@ -28,7 +28,7 @@ from tfdist.strategies.cluster import environment
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.result import versions
-from tfdist.training.recovery.recovery import Checkpoint, Opened, Recovery, load_checkpoint
+from tfdist.training.recovery.recovery import Checkpoint, Recovery, RecoveryStart, load_checkpoint
 from tfdist.training.recovery.weights import (
     FILES,
     SavedWeights,
@@ -73,7 +73,7 @@ def check_start_from(path: str | None, names: Mapping[str, str] | None) -> None:
 
 
 @contextlib.contextmanager
-def open_recovery(training: Training) -> Iterator[Opened]:
+def open_recovery(training: Training) -> Iterator[RecoveryStart]:
     """The recovery of a training that has not begun, and where it resumes, from a checkpoint that is yet to restore.
 
     Raises:
@@ -98,7 +98,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     if start is None and run.request.initial_epoch:
         start = Checkpoint(run.request.initial_epoch * steps_per_epoch)
     if policy is None:
-        yield Opened(None, start, lost, state)
+        yield RecoveryStart(None, start, lost, state)
         return
     with contextlib.ExitStack() as stack:
         manager, part = None, _plan_part(run, policy, is_sharded=state.is_sharded)
@@ -129,7 +129,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
             all_write=part is not None,
         )
         recovery.prepare()
-        yield Opened(recovery, start, lost, state)
+        yield RecoveryStart(recovery, start, lost, state)
 
 
 def _plan_part(run: Run, policy: CheckpointPolicy, *, is_sharded: bool) -> Part | None:

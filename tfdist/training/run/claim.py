@@ -33,7 +33,7 @@ MOST_SHOWN = 20
 
 @dataclasses.dataclass(frozen=True)
 class RunClaim:
-    """A run directory, as this worker has it.
+    """The claim of this worker on its run directory.
 
     Attributes:
       is_finished: whether it holds a result, and nothing is left to train.
@@ -57,7 +57,7 @@ class RunClaim:
             each.check()
 
     def release(self) -> None:
-        """Gives the directory back."""
+        """Releases the directory."""
         for each in self.held:
             each.release()
 
@@ -241,8 +241,8 @@ def concerns_optimizer(name: str) -> bool:
     return "optimizer" in name or name.endswith("learning_rate")
 
 
-def lasting(settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings that say what is trained."""
+def select_fixed_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """Returns the settings that may not change when a run resumes."""
     return {name: text for name, text in settings.items() if not _may_change(name)}
 
 

@@ -203,7 +203,7 @@ class CallbackModel:
 
     @contextlib.contextmanager
     def compiled_for_hooks(self) -> Iterator[None]:
-        """While a hook runs."""
+        """A context in which the model is compiled, for the time that a hook runs."""
         with Patches() as patches:
             patches.keep(self._model, *COMPILED)
             patches.replace(self._model, **self._compiled)  # Keras's own setting would track metrics once more

@@ -289,7 +289,7 @@ def _announce(run: Run, mode: str) -> None:
 def run_facts(
     request: Request, strategy: Strategy, settings: TelemetrySettings, *, mode: str, start: int, warn: Warn
 ) -> RunFacts:
-    """What sinks learn of the run, `start` being known to the chief alone. A collective."""
+    """Returns the facts of the run for sinks, `start` being known to the chief alone. A collective."""
     topology, directory = strategy.topology, RunDirectory(request.run_dir)
     read = functools.partial(_read_run_id, directory, keeps=request.keeps, warn=warn)
     return RunFacts(

@@ -24,7 +24,7 @@ CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
 class ShardedUpdate(Update):
-    """What is done with the gradients of a step; called outside of any replica context.
+    """The update of sharded variables by a step's gradients; called outside of any replica context.
 
     Args:
       strategy: connected.

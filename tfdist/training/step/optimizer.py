@@ -180,7 +180,7 @@ def _pass_through(grads_and_vars: Any) -> list[Any]:
 
 
 class Update:
-    """What is done with the gradients of a step; called outside of any replica context.
+    """The update of variables by a step's gradients; called outside of any replica context.
 
     Args:
       strategy: connected.

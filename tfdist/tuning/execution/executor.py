@@ -23,7 +23,7 @@ class Local:
         return ["--launcher=horovod"] if is_horovod else []
 
     def open(self, command: TrialCommand, count: int, *, run_dir: str, notify: Callable[[str], None]) -> Slots:
-        """So many slots, on the GPUs of this machine."""
+        """Opens so many slots, on the GPUs of this machine."""
         from tfdist.tuning.execution.local_slots import LocalSlots, find_gpus
 
         return LocalSlots(command, count, gpus=find_gpus() if count > 1 or command.launch else ())
@@ -52,7 +52,7 @@ class Ray(Resources):
         return [f"--launcher={'ray_horovod' if is_horovod else 'ray'}", *flags]
 
     def open(self, command: TrialCommand, count: int, *, run_dir: str, notify: Callable[[str], None]) -> Slots:
-        """So many slots; raises UserError where no cluster can be reached. Launchers of several workers run here."""
+        """Opens so many slots; raises UserError where no cluster is reached. Launchers of several workers run here."""
         if command.launch:
             from tfdist.tuning.execution.local_slots import LocalSlots
 

@@ -54,7 +54,7 @@ class _Running:
 
 
 class LocalSlots(trials.Slots):
-    """Trials on this machine.
+    """Slots for trials on this machine.
 
     Args:
       command: of each.
@@ -142,7 +142,7 @@ class LocalSlots(trials.Slots):
 
 
 def find_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls the GPUs that TensorFlow sees."""
+    """Returns the GPUs that TensorFlow sees, by their names in CUDA_VISIBLE_DEVICES."""
     import tensorflow as tf
 
     count = len(tf.config.list_physical_devices("GPU"))

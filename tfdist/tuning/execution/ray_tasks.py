@@ -47,7 +47,7 @@ class _Slot:
 
 
 class RaySlots(trials.Slots):
-    """Trials of one process on a Ray cluster.
+    """Slots for trials of one process on a Ray cluster.
 
     Args:
       command: of each.
@@ -168,7 +168,9 @@ class RaySlots(trials.Slots):
             self._next_message = now + FIRST_MESSAGE_SECONDS
         elif now > self._next_message:
             self._next_message = now + NEXT_MESSAGE_SECONDS
-            self._notify(f"waiting for Ray to find {self._resources} for a trial; {cluster.room(self._ray)}")
+            self._notify(
+                f"waiting for Ray to find {self._resources} for a trial; {cluster.describe_resources(self._ray)}"
+            )
 
 
 def train(command: Sequence[str], run_dir: str, started_in: str | None, sweep_dir: str, mark: str) -> tuple[int, str]:
