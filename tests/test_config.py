@@ -427,7 +427,7 @@ MISTAKES = [  # a text, and what the message begins with and holds
     ("from tfdist.tuning.places import executor\ntune.seed = 1", "0.gin:1: ", "from tfdist.tuning.execution import"),
     (
         "train.model = 1\nimport outdated",
-        "'import outdated' failed: ",
+        "0.gin:2: 'import outdated' failed: ",
         "outdated.py:2",
         "from tfdist.tasks.task import",
     ),
