@@ -21,7 +21,7 @@ from keras.src.losses import loss as keras_loss
 
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import SharedPatch
-from tfdist.tasks.base import Task, Term
+from tfdist.tasks.task import Task, Term
 from tfdist.user_code import where_defined
 
 STEPS = ("train_step", "test_step", "compute_metrics")
@@ -60,7 +60,7 @@ class OwnSteps(Task):
 
 
 class OwnLoss:
-    """A model's own `compute_loss`.
+    """The loss of a model's own `compute_loss`.
 
     One number a batch is taken for the mean over the batch's rows, and weighs as many rows as there are: exact over
     replicas and microbatches where it is such a mean (of losses, weighted or not, and of what layers add). Numbers of

@@ -23,14 +23,14 @@ import tensorflow as tf
 from tfdist.data.batches import BatchPlan
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.base import Strategy, sum_repeated_rows
+from tfdist.strategies.strategy import Strategy, sum_repeated_rows
 from tfdist.tasks.own_methods import unscaled_losses
 from tfdist.training.step.gradients import explain_errors, make_dense_if_small
 from tfdist.training.step.layer_state import NONE
 from tfdist.training.step.metrics import MetricGroup, result_of
 from tfdist.training.step.normalization import weighted_reductions
 from tfdist.training.step.optimizer import disable_reduction
-from tfdist.training.step.precision import traced
+from tfdist.training.step.precision import as_tf_function
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import StepResult, TrainStep, are_finite, multiply_gradient
 
@@ -176,7 +176,7 @@ def _trace(model: keras.Model, method: str, structure: Any, metrics: Sequence[ke
         for metric in metrics:
             patches.replace(metric, result=functools.partial(note_result, metric, metric.result))
         with unscaled_losses():
-            traced(step).get_concrete_function(structure)
+            as_tf_function(step).get_concrete_function(structure)
         with keras.StatelessScope():
             pass  # at its end Keras makes the variables that were asked for in the other one
     values = {name: results.get(id(each), (Value(None), None))[0] for name, each in logs.items()}
@@ -402,8 +402,8 @@ class OwnTrainStep(TrainStep):
         self.unused = []
         self.compiles_update = False
         self.on_batch = self._on_batch
-        self.run = traced(self._run, reduce_retracing=True)
-        self.reset_metrics = traced(lambda: strategy.run(learner.train_metrics.reset))
+        self.run = as_tf_function(self._run, reduce_retracing=True)
+        self.reset_metrics = as_tf_function(lambda: strategy.run(learner.train_metrics.reset))
 
     def _on_batch(self, batch: Any) -> StepResult:
         strategy, learner, none = self._strategy, self._learner, tf.constant(0.0, tf.float64)

@@ -1,0 +1,157 @@
+"""A model's own steps give what `fit` gives on one device, and the same on any engine; killed, they resume exactly."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras_fit import own_steps
+from keras_fit.own_steps import KINDS, Clipped
+from keras_fit.under_own_steps import arguments_of, collect, train
+from support import run_python
+
+import tfdist
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = pathlib.Path(__file__).with_name("under_own_steps.py")
+LAUNCHED = {"multi_worker": ["--workers=2"], "horovod": ["--workers=2", "--launcher=horovod"]}
+HOROVOD = pytest.param("horovod", marks=pytest.mark.horovod)
+
+
+def run(engine: str, directory: pathlib.Path, *kinds: str, env: dict[str, str] | None = None) -> Any:
+    directory.mkdir(exist_ok=True)
+    start = ["-m", "tfdist.launch", *LAUNCHED.get(engine, ()), "--module=keras_fit.under_own_steps", "--"]
+    command = start if engine in LAUNCHED else [str(PROGRAM)]
+    return run_python([*command, engine, str(directory), *kinds], env=env, timeout=400)
+
+
+@functools.cache
+def by_fit(kind: str) -> dict[str, np.ndarray]:
+    model = KINDS[kind][0]()
+    return collect(model, model.fit(**arguments_of(kind)))
+
+
+def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    assert list(one) == list(other)
+    return max(float(np.abs(one[name] - other[name]).max()) for name in one)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_device_gives_what_fit_gives(kind: str) -> None:
+    assert largest_difference(train(kind, None), by_fit(kind)) <= 2e-6
+
+
+@pytest.mark.parametrize("engine", ["mirrored2", "mirrored3", "multi_worker", HOROVOD])
+def test_each_engine_gives_what_one_device_gives(tmp_path_factory: pytest.TempPathFactory, engine: str) -> None:
+    directory = outputs(tmp_path_factory, engine)
+    differences = {kind: largest_difference(load(directory, kind), by_fit(kind)) for kind in KINDS}
+    assert max(differences.values()) <= 1e-5, differences
+
+
+@pytest.mark.horovod
+def test_engines_of_two_replicas_give_the_same_bits(tmp_path_factory: pytest.TempPathFactory) -> None:
+    mirrored, *others = (outputs(tmp_path_factory, engine) for engine in ("mirrored2", "multi_worker", "horovod"))
+    for kind in KINDS:
+        for other in others:
+            assert not largest_difference(load(mirrored, kind), load(other, kind)), (kind, other)
+
+
+_outputs: dict[str, pathlib.Path] = {}
+
+
+def outputs(tmp_path_factory: pytest.TempPathFactory, engine: str) -> pathlib.Path:
+    """The directory of what an engine gives; it trains when it is first asked for."""
+    if engine not in _outputs:
+        directory = tmp_path_factory.mktemp(engine)
+        run(engine, directory).check()
+        _outputs[engine] = directory
+    return _outputs[engine]
+
+
+def load(directory: pathlib.Path, kind: str) -> dict[str, np.ndarray]:
+    with np.load(directory / f"{kind}.npz") as found:
+        return dict(found)
+
+
+class Leaves(keras.callbacks.Callback):
+    """Asks the run to leave in the middle of its third epoch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.count = getattr(self, "count", 0) + 1
+        if self.count == 17:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_left_resumes_with_the_same_bits(kind: str, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(SystemExit):
+        train(kind, None, run_dir=str(tmp_path / "run"), callbacks=[Leaves()])
+    resumed = train(kind, None, run_dir=str(tmp_path / "run"))
+    assert not largest_difference(resumed, train(kind, None))
+
+
+@pytest.mark.parametrize("engine", ["mirrored2", "multi_worker"])
+def test_a_killed_gan_resumes_with_the_same_bits(
+    engine: str, tmp_path: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert run(engine, tmp_path / "killed", "GAN", env={"KILLED_AT": "17"}).status
+    assert not list((tmp_path / "killed").glob("*.npz"))
+    run(engine, tmp_path / "killed", "GAN", env={"KILLED_AT": "-1"}).check()
+    whole = load(outputs(tmp_path_factory, engine), "GAN")
+    assert not largest_difference(load(tmp_path / "killed", "GAN"), whole)
+    events = (tmp_path / "killed" / "run" / "events.jsonl").read_text()
+    assert "Resuming at step" in events
+
+
+class Hand(Clipped):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        for variable in self.trainable_weights:
+            variable.assign(0.9 * variable)
+        return {}
+
+
+REFUSED: dict[str, tuple[Callable[[], keras.Model], dict[str, Any], str]] = {
+    "a step without an optimizer": (own_steps.compiled(Hand), {}, "train_step applies no gradients to an optimizer"),
+    "settings": (
+        own_steps.compiled(Clipped),
+        {"num_microbatches": 2, "precision": "float16", "xla": "on"},
+        "has a train_step of its own.*Leave out: num_microbatches = 2, precision = 'float16', xla = 'on'",
+    ),
+    "accumulation": (
+        own_steps.compiled(Clipped, lambda: keras.optimizers.Adam(gradient_accumulation_steps=2)),
+        {},
+        "Adam.gradient_accumulation_steps is 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_combined_is_one_message(name: str) -> None:
+    build, how, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        tfdist.fit(build(), **arguments_of("a step with clipping"), **how)
+
+
+def test_the_users_objects_are_as_fit_leaves_them() -> None:
+    for kind in ("GAN", "distillation"):
+        ours, theirs = KINDS[kind][0](), KINDS[kind][0]()
+        tfdist.fit(ours, **arguments_of(kind))
+        theirs.fit(**arguments_of(kind))
+        assert not vars(ours).keys() - vars(theirs).keys()
+        for one, other in zip(all_parts(ours), all_parts(theirs), strict=True):
+            assert not vars(one).keys() - vars(other).keys(), one
+        again = [model.fit(**arguments_of(kind)).history for model in (ours, theirs)]
+        assert again[0] == again[1]
+
+
+def all_parts(model: keras.Model) -> list[Any]:
+    optimizers = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
+    return [*optimizers, *model.metrics, *model.variables, *model._flatten_layers()]
