@@ -862,33 +862,23 @@ row(
 )
 
 
-@behavior(
-    "the model's own train_step or test_step",
-    holds=REFUSED,
-    note="write its loss as compute_loss, or call model.fit",
-    refusal=r"has a train_step of its own.*or train by model\.fit\.$",
-)
+@behavior("the model's own train_step and test_step")
 def _(fit: Fit) -> Seen:
     class Steps(Subclassed):
         def train_step(self, data: Any) -> Any:
-            return super().train_step(data)
+            return super().train_step(data) | {"rows": tf.shape(data[0])[0]}
 
-    model = Steps()
-    model.compile("sgd")
-    return simply(fit, X, model=model)
+        def test_step(self, data: Any) -> Any:
+            return {f"own_{name}": value for name, value in super().test_step(data).items()}
+
+    keras.utils.set_random_seed(1)
+    return simply(fit, X, Y, model=compiled_as(Steps()), validation_data=(X[:20], Y[:20]))
 
 
-@behavior(
-    "the model's own fit, such as KerasHub's",
-    holds=REFUSED,
-    note="with KerasHub, map model.preprocessor over the data and set it to None",
-    refusal=r"Prepared has a fit of its own.*write model\.preprocessor = None",
-)
+@behavior("the model's own fit, which prepares the data, such as KerasHub's")
 def _(fit: Fit) -> Seen:
-    ready = compiled_as(Prepared())
-    ready.preprocessor = None
-    simply(fit, X, Y, model=ready)
-    return simply(fit, X, Y, model=compiled_as(Prepared()))
+    keras.utils.set_random_seed(1)
+    return simply(fit, X, Y, model=compiled_as(Prepared()), validation_data=(X[:20], Y[:20]))
 
 
 row(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import pathlib
 import signal
@@ -12,12 +13,16 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras_fit import own_steps
 from keras_fit.own_steps import KINDS, Clipped
 from keras_fit.under_own_steps import arguments_of, collect, train
 from support import run_python
 
 import tfdist
+from tfdist import experiment
+from tfdist.strategies.one_device import OneDevice
+from tfdist.training.run.train_settings import TrainSettings
 
 pytestmark = pytest.mark.slow
 
@@ -109,6 +114,110 @@ def test_a_killed_gan_resumes_with_the_same_bits(
     assert not largest_difference(load(tmp_path / "killed", "GAN"), whole)
     events = (tmp_path / "killed" / "run" / "events.jsonl").read_text()
     assert "Resuming at step" in events
+
+
+MODULE = """\
+import keras
+from keras_fit.own_steps import LABELS, LOSS, TARGETS, X, Clipped, Distilled
+
+def build():
+    model = Clipped()
+    model.compile("adam")
+    return model
+
+def build_student():
+    model = Distilled()
+    model.compile("adam", loss=LOSS, metrics=["accuracy"])
+    return model
+
+def load():
+    return X, TARGETS
+
+def load_labels():
+    return X, LABELS
+"""
+GIN = """\
+from __gin__ import dynamic_registration
+import own
+train.model = @own.{model}
+train.train_data = @own.{data}
+train.eval_data = @own.{data}
+train.strategy = @tfdist.Mirrored()
+tfdist.Mirrored.num_cpu_devices = 2
+train.epochs = 3
+train.global_batch_size = 7
+train.seed = 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "returned"),
+    [("build", "load", "error"), ("build_student", "load_labels", "accuracy")],
+)
+def test_an_experiment_trains_evaluates_and_predicts(
+    tmp_path: pathlib.Path, model: str, data: str, returned: str
+) -> None:
+    (tmp_path / "own.py").write_text(MODULE)
+    (tmp_path / "own.gin").write_text(GIN.format(model=model, data=data))
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])}
+
+    def tfdist(*words: str) -> str:
+        return run_python(["-m", "tfdist", *words], env=path, cwd=tmp_path).check().stdout
+
+    assert "its train_step returns" in tfdist("validate", "own.gin")
+    shown = tfdist("train", "own.gin", "--run_dir=run")
+    assert "epoch 3/3" in shown and returned in shown
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    tfdist("evaluate", "run")
+    evaluated = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert evaluated[returned] == pytest.approx(result["eval_metrics"][returned], rel=1e-5)
+    tfdist("predict", "run", f"predict.data=@own.{data}")
+    assert len((tmp_path / "run" / "predictions" / "part-00000.jsonl").read_text().splitlines()) == own_steps.ROWS
+
+
+class Contrastive(own_steps.Stepped):
+    """A loss over pairs of the batch (Chen et al. 2020), which no replica has all of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = own_steps.dense(8, 4)
+
+    def call(self, x: Any) -> Any:
+        return self.net(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, _ = data
+        with tf.GradientTape() as tape:
+            one, other = (keras.ops.normalize(self(view, training=True)) for view in (x, x[:, ::-1]))
+            logits = keras.ops.matmul(one, keras.ops.transpose(other))
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(x)[0]), logits)
+            loss = keras.ops.mean(losses)
+        self.learn(loss, tape)
+        return self.track(loss)
+
+
+class Summing(Clipped):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.sum(keras.ops.square(self(x, training=True) - y))
+        self.learn(loss, tape)
+        return self.track(loss)
+
+
+@pytest.mark.parametrize(("kind", "is_noted"), [(Contrastive, True), (Summing, True), (Clipped, False)])
+def test_a_validation_notes_a_step_that_is_no_mean_over_its_batch(kind: Any, is_noted: bool) -> None:
+    lines: list[str] = []
+    data = KINDS["a step with clipping"][1]
+    settings = TrainSettings(
+        model=own_steps.compiled(kind),
+        train_data=lambda: data,
+        strategy=OneDevice(),
+        global_batch_size=7,
+        epochs=1,
+    )
+    experiment.validate(settings, lines.append)
+    assert any("train_step is no mean over its batch" in line for line in lines) == is_noted, lines
 
 
 class Hand(Clipped):

@@ -20,9 +20,7 @@ from tfdist.data.pipeline import digest_arrays
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
 from tfdist.strategies.strategy import Strategy
-from tfdist.tasks.own_methods import overrides
 from tfdist.telemetry.json_text import to_json
-from tfdist.user_code import where_defined
 
 # Where models of several workers were made, which Keras does not know of them after a training.
 _scopes: weakref.WeakKeyDictionary[keras.Model, tf.distribute.Strategy] = weakref.WeakKeyDictionary()
@@ -36,12 +34,6 @@ def check_compiled(model: keras.Model) -> None:
     if not isinstance(model, keras.Model) or not model.compiled:
         raise UserError(
             f"tfdist.fit takes a compiled keras.Model; received {type(model).__name__}. Call model.compile(…) before."
-        )
-    if overrides(model, "fit") and getattr(model, "preprocessor", model) is not None:  # None: KerasHub's is Keras's
-        raise UserError(
-            f"{type(model).__name__} has a fit of its own{where_defined(type(model).fit)}, which tfdist.fit would not "
-            "call. Give x and y as that fit prepares them, to a model whose class has none. With a KerasHub model, map "
-            "model.preprocessor over the data, and write model.preprocessor = None."
         )
     if model.run_eagerly:
         raise UserError(

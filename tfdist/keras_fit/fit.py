@@ -13,6 +13,7 @@ import random
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,18 +34,20 @@ from tfdist.keras_fit.compiled_model import (
 )
 from tfdist.keras_fit.consoles import console_for, find_history, flatten_callbacks
 from tfdist.keras_fit.python_batches import BatchError
+from tfdist.keras_patches.patches import Patches
 from tfdist.settings.checks import COUNT, MOST_SEED, whole_number
 from tfdist.storage import files
 from tfdist.strategies.auto import wrap_strategy
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.losses import check_one_class
-from tfdist.tasks.own_methods import has_own_steps
+from tfdist.tasks.own_methods import has_own_steps, overrides
 from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import CallbackError, find_backup
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import reporting_failures
 from tfdist.training.run.train_settings import TrainSettings
+from tfdist.user_code import where_defined
 
 
 class FitError(UserError, ValueError):
@@ -111,8 +114,11 @@ def fit(
       KeyboardInterrupt: of Ctrl-C; with a run_dir the run is saved before. SystemExit: the same of SIGTERM, and of both
         with status 5 where it could not be saved.
     """
+    arguments = {name: value for name, value in locals().items() if name not in ("model", "settings")} | settings
     with _raising_as_fit(), contextlib.ExitStack() as at_end:
         check_compiled(model)
+        if overrides(model, "fit") and model is not getattr(_thread, "prepared", None):
+            return _call_own_fit(model, arguments)
         strategy = _connect_strategy(model, strategy)
         at_end.enter_context(reporting_failures(strategy))
         validation_freq = sorted(validation_freq) if isinstance(validation_freq, Collection) else validation_freq
@@ -168,6 +174,42 @@ def fit(
             build_compiled(model, data.source.structure)
         note_end(model, known_by)
     return history
+
+
+_thread = threading.local()
+
+
+def _call_own_fit(model: keras.Model, arguments: Mapping[str, Any]) -> keras.callbacks.History:
+    """Calls a class's own `fit`, such as KerasHub's, which prepares the data; it finds this engine in Keras's `fit`.
+
+    Raises:
+      UserError: it does not call Keras's `fit` with its model.
+    """
+    parameters = inspect.signature(keras.Model.fit).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    for_keras = {n: value for n, value in arguments.items() if n in defaults and value is not defaults[n]}
+    ours = {name: value for name, value in arguments.items() if name not in defaults}
+    histories = []
+
+    def train(prepared: keras.Model, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        if prepared is not model:
+            raise UserError(f"The fit of {type(model).__name__} trains a {type(prepared).__name__}. Call model.fit.")
+        _thread.prepared = model
+        try:
+            histories.append(fit(prepared, *args, **kwargs | ours))
+        finally:
+            _thread.prepared = None
+        return histories[-1]
+
+    with Patches() as patches:
+        patches.replace(keras.Model, fit=train)
+        returned = type(model).fit(model, **for_keras)
+    if not histories:
+        raise UserError(
+            f"{type(model).__name__} has a fit of its own{where_defined(type(model).fit)}, which does not call that of "
+            "keras.Model. Call model.fit; or write its loop as a train_step."
+        )
+    return returned if isinstance(returned, keras.callbacks.History) else histories[-1]
 
 
 def _train(

@@ -98,7 +98,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     parts = parts_of(run.strategy, model, settings.optimizer, settings.task, source.structure, patches)
     task = parts[-1]
     if isinstance(task, OwnSteps):
-        check_own_step_settings(settings, run.strategy)
+        check_own_step_settings(settings)
     plan = settings.plan(source.num_examples, run.topology.num_replicas)
     check_same_batches(run.strategy, source, plan, "training")
     learner = build_learner(
@@ -130,7 +130,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     return Training(run, settings, source, learner, task, plan, settings.boundaries(plan.steps_per_epoch), patches)
 
 
-def check_own_step_settings(settings: TrainSettings, strategy: Strategy) -> None:
+def check_own_step_settings(settings: TrainSettings) -> None:
     """Raises UserError for what the step of a model's own cannot be combined with: all of it in one message."""
     wrong = {
         "optimizer": settings.optimizer is not None,
@@ -145,8 +145,8 @@ def check_own_step_settings(settings: TrainSettings, strategy: Strategy) -> None
         "on_divergence": settings.on_divergence is not None,
     }
     names = [f"train.{name} = {getattr(settings, name)!r}" for name, is_wrong in wrong.items() if is_wrong]
-    if strategy.stages:
-        names.append(f"train.strategy = {strategy.name}")
+    if settings.strategy.name == "pipelined":
+        names.append("train.strategy = @pipelined.Pipelined()")
     if names:
         raise UserError(
             f"The model has a train_step of its own, which computes losses and updates by itself. Leave out: "

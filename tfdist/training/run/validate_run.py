@@ -28,6 +28,7 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import choose_layers
 from tfdist.storage import files
 from tfdist.strategies.strategy import Strategy, Topology
+from tfdist.tasks.own_methods import OwnSteps
 from tfdist.tasks.task import Task
 from tfdist.telemetry.console.console_text import curve
 from tfdist.training.loop.callbacks import is_backup
@@ -41,6 +42,7 @@ from tfdist.training.step.gradients import explain_errors, forward
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import microbatch_note
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
+from tfdist.training.step.own_step import LARGEST_DIFFERENCE, compare_halves, find_whole_rows, trace_step
 from tfdist.training.step.precision import as_tf_function, set_precision
 
 Tell = Callable[[str], None]
@@ -62,6 +64,11 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
             batch_size = settings.eval_batch_size or settings.global_batch_size
             batches["evaluation"] = _report_evaluation(tell, held, batch_size, replicas)
     model, optimizer, task = parts_of(None, model, settings.optimizer, settings.task, source.structure)
+    if isinstance(task, OwnSteps):
+        assembly.check_own_step_settings(settings)
+        find_whole_rows(training)
+        _check_own_steps(model(), {split: each.structure for split, each in splits.items()}, batches["training"], tell)
+        return
     built = build_model(model, task, source.structure)
     metrics = MetricGroup(task.metric_specs())
     check_fit(built, task, source.structure, [metrics])
@@ -108,10 +115,38 @@ def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell
         batch = _report_evaluation(tell, source, settings.global_batch_size, replicas)
     if task is None:
         model, _, task = parts_of(None, model, None, None, source.structure)
+    if isinstance(task, OwnSteps):
+        _trace_own_step(model(), "test_step", source.structure, tell)
+        return
     built = build_model(model, task, source.structure)
     check_fit(built, task, source.structure, [MetricGroup(task.metric_specs())])
     _check_first_batch(built, task, batch, "evaluation")
     tell(f"model: {built.name}, {built.count_params():,} parameters")
+
+
+def _check_own_steps(model: keras.Model, structures: Mapping[str, Any], examples: Any, tell: Tell) -> None:
+    """Traces the model's own steps, and says where replicas would change what it learns."""
+    _trace_own_step(model, "train_step", structures["training"], tell)
+    if "evaluation" in structures:
+        _trace_own_step(model, "test_step", structures["evaluation"], tell)
+    if len(tf.nest.flatten(examples)[0]) < 2:
+        return
+    difference = compare_halves(model, tf.nest.map_structure(lambda each: each[:MAX_ROWS], examples))
+    if difference is not None and difference > LARGEST_DIFFERENCE:
+        tell(
+            f"note: {type(model).__name__}.train_step is no mean over its batch: the gradients of a batch and the mean "
+            f"of those of its halves differ by {difference:.0%}. Each replica computes it on its own rows, so the "
+            "number of replicas changes the training. Divide sums by the rows. For a loss over pairs of examples take "
+            "tfdist.tasks.contrastive."
+        )
+
+
+def _trace_own_step(model: keras.Model, method: str, structure: Any, tell: Tell) -> None:
+    step = trace_step(model, method, structure)
+    count = sum(np.size(weight) for weight in model.weights)
+    tell(f"model: {model.name}, {count:,} parameters; its {method} returns {', '.join(step.values)}")
+    for optimizer, variables in step.updates:
+        tell(f"optimizer: {type(optimizer).__name__}, for {format_count(len(variables), 'variable')}")
 
 
 def check_use(

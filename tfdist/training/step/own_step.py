@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.data.batches import BatchPlan
@@ -28,9 +29,10 @@ from tfdist.tasks.own_methods import unscaled_losses
 from tfdist.training.step.gradients import explain_errors, make_dense_if_small
 from tfdist.training.step.layer_state import NONE
 from tfdist.training.step.metrics import MetricGroup, result_of
-from tfdist.training.step.normalization import weighted_reductions
+from tfdist.training.step.normalization import batch_norm_layers, weighted_reductions
 from tfdist.training.step.optimizer import disable_reduction
 from tfdist.training.step.precision import as_tf_function
+from tfdist.training.step.randomness import seed_generators
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import StepResult, TrainStep, are_finite, multiply_gradient
 
@@ -411,3 +413,50 @@ class OwnTrainStep(TrainStep):
         step = functools.partial(step_on_rows, strategy, learner.model, "train_step", learner.train_metrics)
         count, finite = strategy.first_local(strategy.run(step, args=(batch, self._whole_rows)))
         return StepResult(tf.constant(0.0), {}, count, (), finite, none, tf.constant(math.nan))
+
+
+LARGEST_DIFFERENCE = 1e-3  # relative, of gradients that rounding alone parts
+
+
+def compare_halves(model: keras.Model, examples: Any) -> float | None:
+    """How much the gradients of a batch differ from the mean of those of its halves, relative to the largest.
+
+    A step whose losses are means over its batch gives about 0. Outside of any strategy; the model stays as it is.
+
+    Args:
+      model: compiled, and traced by `trace_step`.
+      examples: a batch, of two rows at least.
+
+    Returns:
+      None where chance or batch normalization would make the halves differ anyway.
+    """
+    if seed_generators(model) or any(layer.trainable for layer in batch_norm_layers(model)):
+        return None
+    kept = [*model.variables, *(variable for metric in list_metrics(model) for variable in metric.variables)]
+    before = [keras.ops.convert_to_numpy(variable) for variable in kept]
+
+    def compute(part: Any) -> list[tf.Tensor]:
+        found: list[tf.Tensor] = []
+
+        def note(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+            found.extend(tf.reshape(tf.convert_to_tensor(each), [-1]) for each in grads if each is not None)
+
+        with Patches() as patches:
+            patches.replace(keras.optimizers.Optimizer, apply=note)
+            model.train_step(_unwrap(part))
+        return found
+
+    def differentiate(rows: slice) -> np.ndarray:
+        part = tf.nest.map_structure(lambda each: each[rows], examples)
+        gradients = as_tf_function(compute)(part)
+        for variable, value in zip(kept, before, strict=True):
+            variable.assign(value)
+        return np.concatenate([gradient.numpy() for gradient in gradients])
+
+    count = len(tf.nest.flatten(examples)[0])
+    half = count // 2
+    whole, again, first, second = map(differentiate, (slice(count), slice(count), slice(half), slice(half, count)))
+    if not np.allclose(whole, again):
+        return None
+    mean = (half * first + (count - half) * second) / count
+    return float(np.abs(whole - mean).max() / max(np.abs(whole).max(), 1e-12))
