@@ -2,7 +2,8 @@
 
 On one device tfdist's step is divided by a `tf.range` loop inside one `tf.function`, with the same number of steps a
 call and the same work, and by `fit`; under MirroredStrategy with two logical CPU devices by the same two under that
-strategy. One strategy a process; within it the samples are interleaved. Takes under two minutes.
+strategy. A model's own train_step is divided by the same training as a task, and by `fit`. One part a process; within
+it the samples are interleaved. Takes some two minutes.
 
     python benchmarks/step.py [--part=PART] [--json=FILE]
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from measuring import Figure, choose_size, make_ratio, measure_part, report, take_samples, time_call
-from trainings import Train, build_fit, build_handwritten, build_training
+from trainings import Train, build_fit, build_handwritten, build_own_model, build_own_training, build_training
 from workloads import Workload, mlp
 
 from tfdist.strategies.mirrored import Mirrored
@@ -20,7 +21,7 @@ from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import Strategy
 from tfdist.training.loop.boundaries import Pace
 
-PARTS = ("one_device", "mirrored")
+PARTS = ("one_device", "mirrored", "own_step")
 LOOP_ROUNDS = 40
 FIT_ROUNDS = 15
 
@@ -45,6 +46,21 @@ def mirrored() -> list[Figure]:
     strategy = Mirrored(num_cpu_devices=2)
     strategy.connect()
     return compare_training(strategy, SMALL, "small, Mirrored 2", over_loop=None, over_fit=5.0)
+
+
+def own_step() -> list[Figure]:
+    """A model's own train_step ÷ the same training as a task, and ÷ `fit`."""
+    strategy = OneDevice()
+    strategy.connect()
+    steps = SMALL.num_examples // SMALL.global_batch_size
+    own = build_own_training(strategy, SMALL)
+    _, task = build_training(strategy, SMALL)
+    fit = build_fit(SMALL, build_model=lambda: build_own_model(SMALL))
+    ours, as_task, by_fit = take_samples([build_sample(each, steps) for each in (own, task, fit)], FIT_ROUNDS)
+    return [
+        make_ratio("small, own train_step ÷ the same as a task", ours, as_task, 0.98),
+        make_ratio("small, own train_step: tfdist ÷ fit", ours, by_fit, 1.5),
+    ]
 
 
 def compare_training(

@@ -22,12 +22,14 @@ from tfdist.data.sources.arrays import ArraySource
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import recompute_layers
 from tfdist.strategies.strategy import Strategy
+from tfdist.tasks.own_methods import OwnSteps
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.boundaries import Pace, Vote
 from tfdist.training.loop.learner import build_learner
 from tfdist.training.run.assembly import keep_arithmetic
 from tfdist.training.run.tuned import COMPILED, UNCOMPILED, MeasuredCall, XlaTrial, xla_variants
 from tfdist.training.step.gradients import LocalGradients
+from tfdist.training.step.own_step import OwnTrainStep, find_whole_rows
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 
@@ -98,6 +100,48 @@ def build_training(
     return learner, functools.partial(train, step)
 
 
+class OwnStepModel(keras.Model):
+    """A functional model with a training step of its own."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            logits = self(x, training=True)
+            value = self.compute_loss(x, y, logits)
+        self.optimizer.apply(tape.gradient(value, self.trainable_weights), self.trainable_weights)
+        return self.compute_metrics(x, y, logits) | {"loss": value}
+
+
+def build_own_model(workload: Workload) -> keras.Model:
+    """The workload's model with a training step of its own, compiled."""
+    plain = workload.build_model()
+    model = OwnStepModel(plain.inputs, plain.outputs[0])
+    model.compile(optimizer=optimizer(), loss=loss(), metrics=[metric()])
+    return model
+
+
+def build_own_training(strategy: Strategy, workload: Workload) -> Train:
+    """tfdist's step around the model's own; returns a function that trains it."""
+    source = ArraySource(workload.arrays())
+    plan = BatchPlan(
+        num_examples=source.num_examples,
+        global_batch_size=workload.global_batch_size,
+        num_replicas=strategy.topology.num_replicas,
+        shuffle_seed=0,
+    )
+    sizes: dict[str, Any] = {"precision": "float32", "batch_size": plan.global_batch_size}
+    build = functools.partial(build_own_model, workload)
+    learner = build_learner(strategy, build, optimizer, OwnSteps(), source.structure, Patches(), **sizes)
+    step = OwnTrainStep(strategy, learner, find_whole_rows(plan))
+    iterator = strategy.distribute(lambda topology: build_pipeline(source, plan, topology))
+
+    def train(num_steps: int) -> None:
+        totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Vote().tensor(), tf.zeros([3], tf.float64))
+        _copy_to_host(totals.steps, totals.sums, *metrics.values())
+
+    return train
+
+
 def choose_step(
     strategy: Strategy,
     learner: Learner,
@@ -157,14 +201,19 @@ def build_pipeline_by_hand(workload: Workload, distribution: tf.distribute.Strat
     return distribution.experimental_distribute_dataset(dataset) if distribution else dataset
 
 
-def build_fit(workload: Workload, distribution: tf.distribute.Strategy | None = None) -> Train:
+def build_fit(
+    workload: Workload,
+    distribution: tf.distribute.Strategy | None = None,
+    build_model: Callable[[], keras.Model] | None = None,
+) -> Train:
     """`compile` and `fit` with their defaults on arrays, but without a progress bar, which would take its time.
 
-    `num_steps` has to be an epoch's.
+    `num_steps` has to be an epoch's. `build_model` gives a compiled model in place of the workload's.
     """
     with distribution.scope() if distribution else contextlib.nullcontext():
-        model = workload.build_model()
-        model.compile(optimizer=optimizer(), loss=loss(), metrics=[metric()])
+        model = workload.build_model() if build_model is None else build_model()
+        if not model.compiled:
+            model.compile(optimizer=optimizer(), loss=loss(), metrics=[metric()])
     x, y = workload.arrays()
 
     def train(num_steps: int) -> None:

@@ -135,7 +135,7 @@ def check_own_step_settings(settings: TrainSettings) -> None:
     wrong = {
         "optimizer": settings.optimizer is not None,
         "num_microbatches": settings.num_microbatches != 1,
-        "canonical_replicas": settings.canonical_replicas is not None,
+        "deterministic": settings.canonical_replicas is not None,
         "sharding": settings.sharding is not None,
         "precision": settings.precision == "float16",
         "xla": settings.xla not in (AUTO_XLA, UNCOMPILED),
