@@ -447,11 +447,13 @@ RMSPROP = functools.partial(keras.optimizers.RMSprop, 1e-2)
 SGD = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)  # tfdist adds up an embedding's repeated rows first
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 EDGES = (RNG.random((ROWS, 4, 4)) < 0.5).astype(np.float32)
+DATASET = "a step with clipping, on a tf.data.Dataset"
 KINDS: dict[str, tuple[Callable[[], keras.Model], Data]] = {
     "a step with clipping": (
         compiled(Clipped, lambda: keras.optimizers.Adam(1e-2, global_clipnorm=0.1)),
         (X, TARGETS),
     ),
+    DATASET: (compiled(Clipped), (X, TARGETS)),
     "GAN": (of_optimizers(Gan, ADAM, RMSPROP), (X, NOISE)),
     "WGAN-GP": (of_optimizers(Penalized), (X, NOISE)),
     "variational autoencoder": (compiled(Autoencoder), (X, NOISE)),

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 from keras_fit import own_steps
 from keras_fit.own_steps import KINDS, Clipped
-from keras_fit.under_own_steps import arguments_of, collect, train
+from keras_fit.under_own_steps import arguments_of, collect, find_kind, train
 from support import run_python
 
 import tfdist
@@ -40,7 +40,7 @@ def run(engine: str, directory: pathlib.Path, *kinds: str, env: dict[str, str] |
 
 @functools.cache
 def by_fit(kind: str) -> dict[str, np.ndarray]:
-    model = KINDS[kind][0]()
+    model = find_kind(kind)[0]()
     return collect(model, model.fit(**arguments_of(kind)))
 
 
@@ -86,6 +86,18 @@ def load(directory: pathlib.Path, kind: str) -> dict[str, np.ndarray]:
         return dict(found)
 
 
+def test_models_of_kerashub_train_on_one_device_two_replicas_and_two_workers_alike(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("keras_hub")
+    from keras_fit.hub_models import MODELS
+
+    for name in MODELS:
+        assert largest_difference(train(name, None), by_fit(name)) <= 2e-6, name
+    for engine in ("mirrored2", "multi_worker"):
+        run(engine, tmp_path / engine, *MODELS).check()
+        for name in MODELS:
+            assert largest_difference(load(tmp_path / engine, name), by_fit(name)) <= 1e-5, (engine, name)
+
+
 class Leaves(keras.callbacks.Callback):
     """Asks the run to leave in the middle of its third epoch."""
 
@@ -125,8 +137,12 @@ def build():
     model.compile("adam")
     return model
 
+class Student(Distilled):
+    def predict_step(self, data):
+        return {"sure": keras.ops.max(super().predict_step(data), axis=1)}
+
 def build_student():
-    model = Distilled()
+    model = Student()
     model.compile("adam", loss=LOSS, metrics=["accuracy"])
     return model
 
@@ -172,7 +188,9 @@ def test_an_experiment_trains_evaluates_and_predicts(
     evaluated = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert evaluated[returned] == pytest.approx(result["eval_metrics"][returned], rel=1e-5)
     tfdist("predict", "run", f"predict.data=@own.{data}")
-    assert len((tmp_path / "run" / "predictions" / "part-00000.jsonl").read_text().splitlines()) == own_steps.ROWS
+    predictions = (tmp_path / "run" / "predictions" / "part-00000.jsonl").read_text()
+    assert len(predictions.splitlines()) == own_steps.ROWS
+    assert ('"sure"' in predictions) == (model == "build_student")
 
 
 class Contrastive(own_steps.Stepped):

@@ -8,6 +8,7 @@ import keras
 
 from tfdist.errors import UserError
 from tfdist.tasks.keras_names import outputs_by_name
+from tfdist.tasks.own_methods import overrides
 from tfdist.tasks.supervised import Supervised
 from tfdist.tasks.task import Task, Term, WholeTerm
 from tfdist.training.loop.learner import ModelBuilder
@@ -50,14 +51,20 @@ def without_compilation(builder: ModelBuilder) -> ModelBuilder:
     return build
 
 
-def name_outputs(model: keras.Model, inputs: Any) -> dict[str, Any]:
+def name_outputs(model: keras.Model, inputs: Any, *, predicts: bool = False) -> dict[str, Any]:
     """A model's outputs for these inputs by name; one is called "output" where it has no name of its own.
+
+    Args:
+      model: built.
+      inputs: a batch.
+      predicts: calls the model's own `predict_step`, where it has one, in place of the model.
 
     Raises:
       UserError: the model does not take the inputs, or gives a nest of nests or two outputs of one name.
     """
     with explain_errors(inputs, (TypeError, ValueError)):
-        outputs = model(inputs, training=False)
+        is_own = predicts and overrides(model, "predict_step")
+        outputs = model.predict_step((inputs,)) if is_own else model(inputs, training=False)
     if isinstance(outputs, dict):
         found = dict(outputs)
     elif isinstance(outputs, (list, tuple)):

@@ -108,7 +108,7 @@ class Predictor:
         An example that several replicas share is the first one's.
         """
         inputs = self._task.inputs(batch["examples"])
-        outputs = name_outputs(self._model, inputs)
+        outputs = name_outputs(self._model, inputs, predicts=True)
         outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
         mine = tf.fill(tf.shape(tf.nest.flatten(inputs)[0])[:1], True)
         if "shares" in batch:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import dispose
+from tfdist.data.sources.source import Source
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.own_methods import OwnSteps
@@ -183,7 +184,7 @@ class OwnEvaluator(Evaluator):
     Args:
       run: open.
       model: built inside the strategy's scope.
-      structure: nest of `tf.TensorSpec`s of a batch of examples.
+      source: of the split.
       iterator, plan: as `Evaluator` has them.
       patches: of the model's use.
 
@@ -195,18 +196,18 @@ class OwnEvaluator(Evaluator):
         self,
         run: Run,
         model: keras.Model,
-        structure: Any,
+        source: Source,
         iterator: Iterator[Any],
         plan: BatchPlan,
         patches: Patches,
     ) -> None:
         strategy = run.strategy
         with strategy.scope():
-            metrics = StepMetrics(model, trace_step(model, "test_step", structure))
+            metrics = StepMetrics(model, trace_step(model, "test_step", source.structure))
         average_over_replicas(model, (), metrics.metrics, patches)
         super().__init__(run, model, OwnSteps(), metrics, iterator, plan)
         self._step_metrics = metrics
-        self._whole_rows = find_whole_rows(plan)
+        self._whole_rows = find_whole_rows(plan, source)
         self._has_noted = True  # where there is no loss, the step returns none
         self._read_states = as_tf_function(lambda: strategy.first_local(strategy.run(metrics.states, args=(strategy,))))
         self._load_states = as_tf_function(lambda states: strategy.run(metrics.load, args=(strategy, states)))

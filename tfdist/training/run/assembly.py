@@ -309,7 +309,7 @@ def build_step(training: Training, xla: str | None = None) -> TrainStep:
         xla, _ = choose_xla(training)
     compiles_pass, compiles_update = COMPILED[xla]
     if isinstance(training.task, OwnSteps):
-        return OwnTrainStep(run.strategy, learner, find_whole_rows(plan))
+        return OwnTrainStep(run.strategy, learner, find_whole_rows(plan, training.source))
     check_divisible(learner.model, num_parts=plan.num_replicas * plan.num_microbatches)
     in_order = settings.canonical_replicas is not None
     if settings.canonical_replicas is not None:
@@ -396,7 +396,7 @@ def own_evaluator_of(
 ) -> Evaluator:
     """The same for a model whose own `test_step` evaluates it; `patches`: of the model's use."""
     plan = _plan_evaluation(run, source, batch_size, pads=pads)
-    return OwnEvaluator(run, model, source.structure, stream(run, source, plan), plan, patches)
+    return OwnEvaluator(run, model, source, stream(run, source, plan), plan, patches)
 
 
 def _plan_evaluation(run: Run, source: Source, batch_size: int, *, pads: bool) -> BatchPlan:

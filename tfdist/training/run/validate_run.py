@@ -66,7 +66,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     model, optimizer, task = parts_of(None, model, settings.optimizer, settings.task, source.structure)
     if isinstance(task, OwnSteps):
         assembly.check_own_step_settings(settings)
-        find_whole_rows(training)
+        find_whole_rows(training, source)
         _check_own_steps(model(), {split: each.structure for split, each in splits.items()}, batches["training"], tell)
         return
     built = build_model(model, task, source.structure)

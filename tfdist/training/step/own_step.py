@@ -22,6 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.batches import BatchPlan
+from tfdist.data.sources.source import Source
+from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.strategy import Strategy, sum_repeated_rows
@@ -80,7 +82,7 @@ def _find_rows() -> Rows | None:
 
 
 @contextlib.contextmanager
-def _stepping(rows: Rows) -> Iterator[None]:
+def _bind_rows(rows: Rows) -> Iterator[None]:
     before, _thread.rows = _find_rows(), rows
     try:
         with unscaled_losses(), weighted_reductions(rows.weight):
@@ -115,7 +117,7 @@ class Value(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class TracedStep:
+class StepTrace:
     """What a model's step returns and updates, known by tracing it.
 
     Attributes:
@@ -129,7 +131,7 @@ class TracedStep:
     updates: Sequence[tuple[keras.optimizers.Optimizer, list[keras.Variable]]]
 
 
-def trace_step(model: keras.Model, method: str, structure: Any) -> TracedStep:
+def trace_step(model: keras.Model, method: str, structure: Any) -> StepTrace:
     """Traces a step of a model on the shapes of a batch, which builds what is not built. In the strategy's scope.
 
     Args:
@@ -146,7 +148,7 @@ def trace_step(model: keras.Model, method: str, structure: Any) -> TracedStep:
     return found if len(built) == len(metrics) else _trace(model, method, structure, built)
 
 
-def _trace(model: keras.Model, method: str, structure: Any, metrics: Sequence[keras.metrics.Metric]) -> TracedStep:
+def _trace(model: keras.Model, method: str, structure: Any, metrics: Sequence[keras.metrics.Metric]) -> StepTrace:
     results: dict[int, tuple[Value, Any]] = {}  # by identity, with what has it
     updates: dict[int, tuple[keras.optimizers.Optimizer, list[keras.Variable]]] = {}
     logs: dict[str, Any] = {}
@@ -154,7 +156,8 @@ def _trace(model: keras.Model, method: str, structure: Any, metrics: Sequence[ke
     def note_result(metric: keras.metrics.Metric, result: Callable[[], Any]) -> Any:
         value = result()
         for position, each in enumerate(tf.nest.flatten(value)):
-            results[id(each)] = Value(metric, position), each
+            if isinstance(each, tf.Tensor | keras.Variable):  # no number, of which there are others like it
+                results[id(each)] = Value(metric, position), each
         return value
 
     def note_update(self: Any, grads: Any, trainable_variables: Any = None) -> None:
@@ -172,9 +175,7 @@ def _trace(model: keras.Model, method: str, structure: Any, metrics: Sequence[ke
 
     with Patches() as patches, explain_errors(structure):
         patches.replace(keras.optimizers.Optimizer, apply=note_update)
-        patches.replace(
-            tf.GradientTape, gradient=zero_gradient
-        )  # forward is enough, and outside of replicas all there is
+        patches.replace(tf.GradientTape, gradient=zero_gradient)  # which outside of replicas there is none of
         for metric in metrics:
             patches.replace(metric, result=functools.partial(note_result, metric, metric.result))
         with unscaled_losses():
@@ -192,7 +193,7 @@ def _trace(model: keras.Model, method: str, structure: Any, metrics: Sequence[ke
                     "the mean over the batch, or the result of a metric."
                 )
             shapes[name] = tuple(shape)
-    return TracedStep(values, shapes, list(updates.values()))
+    return StepTrace(values, shapes, list(updates.values()))
 
 
 def _unwrap(examples: Any) -> Any:
@@ -224,7 +225,7 @@ class StepMetrics(MetricGroup):
       step: whose results are read.
     """
 
-    def __init__(self, model: keras.Model, step: TracedStep) -> None:
+    def __init__(self, model: keras.Model, step: StepTrace) -> None:
         self._reset = list_metrics(model)
         shown = [value.metric for value in step.values.values() if value.metric is not None]
         self._values = keras.metrics.Metric(name="step_values")
@@ -272,7 +273,7 @@ def average_over_replicas(
     metrics: Sequence[keras.metrics.Metric],
     patches: Patches,
 ) -> None:
-    """Has a model's step compute, in `on_rows`, what one device would on the whole batch.
+    """Has a model's step compute, in `step_on_rows`, what one device would on the whole batch.
 
     Args:
       model: built.
@@ -365,13 +366,13 @@ def step_on_rows(
     else:
         (whole,) = strategy.sum_over_replicas([own])
     rows = Rows(strategy, own, whole, share)
-    with _stepping(rows):
+    with _bind_rows(rows):
         metrics.note(getattr(model, method)(_unwrap(examples)), rows)
     return whole, tf.reduce_all(tf.stack(rows.are_finite)) if rows.are_finite else tf.constant(True)
 
 
-def find_whole_rows(plan: BatchPlan) -> int | None:
-    """The rows of every global batch of a plan, cut into parts of one size; None where the sizes differ.
+def find_whole_rows(plan: BatchPlan, source: Source) -> int | None:
+    """The rows of every global batch of a source, cut into parts of one size; None where the sizes may differ.
 
     Raises:
       UserError: batches are padded, and the model's step would take the padding for examples.
@@ -382,7 +383,8 @@ def find_whole_rows(plan: BatchPlan) -> int | None:
             f"examples are no multiple of global_batch_size = {plan.global_batch_size}. Write train.drop_remainder = "
             "True, or a size that divides them."
         )
-    return None if plan.width is None else plan.global_batch_size
+    is_known = plan.width is not None and not isinstance(source, StreamSource)  # whose batches are the user's
+    return plan.global_batch_size if is_known else None
 
 
 class OwnTrainStep(TrainStep):
