@@ -52,13 +52,14 @@ NOT_HERE = {
     "ray start": "a Ray cluster: tests/tuning/test_ray.py",
     "python kfp_pipeline.py": "an environment of kfp's own: tests/launch/test_pipelines.py",
     "tfdist doctor tfdist:experiments/digits.gin --compile_for": "JAX and libtpu, 1.3 GB: tests/tpu_compiler",
+    "tfdist launch -n 2 --launcher=horovod": "Horovod, which is not everywhere: tests/keras_fit/test_from_fit.py",
     "tfdist launch --hosts=": "two machines: tests/launch/test_hosts.py",
     "tfdist launch --launcher=ray": "a Ray cluster: tests/launch/test_ray.py",
     "tools/": "a package index",
 }
 # What is typed instead: shorter trainings, this machine for others, directories for buckets, free ports.
 REPLACED = {
-    "train.epochs=2000": "train.epochs=20",
+    "train.epochs=2000": "train.epochs=2",
     "sweep tfdist:experiments/digits_sweep.gin": (
         "sweep tfdist:experiments/digits_sweep.gin tune.max_trials=2 train.epochs=1"
     ),
