@@ -7,9 +7,12 @@ import gc
 import importlib.util
 import os
 import pathlib
+import shutil
 import signal
+import site
 import subprocess
 import sys
+import venv
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -142,6 +145,33 @@ def answer(
     sys.path[:] = path
     if keras := sys.modules.get("keras"):
         keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A wheel of this tree."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
+        shutil.copy(support.REPOSITORY / name, source)
+    for name in ("tfdist", "configs"):
+        shutil.copytree(support.REPOSITORY / name, source / name, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*pip, "--no-build-isolation", f"--wheel-dir={out}", source], check=True, stdin=subprocess.DEVNULL)
+    (path,) = out.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The programs of an environment with the wheel in it; what tfdist needs is this environment's, tfdist is not."""
+    environment = tmp_path_factory.mktemp("environment") / "venv"
+    venv.create(environment, symlinks=True)
+    programs = environment / "bin"
+    pip = [sys.executable, "-m", "pip", f"--python={programs / 'python'}", "install", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "--disable-pip-version-check", str(wheel)], check=True, stdin=subprocess.DEVNULL)
+    (packages,) = (environment / "lib").glob("python3.*/site-packages")
+    (packages / "needs.pth").write_text("\n".join(site.getsitepackages()))  # a .pth in there is not read
+    return programs
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@
 this repository, or a program that imports TensorFlow and does not ask what is imported, and its environment differs
 from `support.clean_environment()` only in what is read after the imports, the process is a fork of a server, which has
 imported TensorFlow, Keras and tfdist and used none of them. What a launcher, a sweep, tfdist.new or a benchmark starts
-in turn is forked by a server of its own: the fork server of `multiprocessing` too. All else is started as ever.
+in turn is forked by a server of its own: the fork server of `multiprocessing` too. So has each Python of `INSTALLED`,
+those of other environments with tfdist in them. All else is started as ever.
 
 Invariant: the process is a child of the one that asked for it, with its own pid, command line, environment, working
 directory, descriptors, session and signal handlers, and ends as any Python does. Linux alone.
@@ -18,6 +19,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import importlib.util
 import inspect
 import json
 import multiprocessing.util
@@ -35,7 +37,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-MODULES = ("tfdist.main", "tfdist.launch", "tfdist.doctor")
+MODULES = ("tfdist", "tfdist.main", "tfdist.launch", "tfdist.doctor")
 OF_TESTS = ("crashes.", "equivalence.", "keras_fit.", "strategies.", "training.", "workers.")
 IMPORTED = (
     *("tensorflow", "keras", "tfdist.experiment", "tfdist.config", "tfdist.tuning.find_rate", "h5py"),
@@ -46,8 +48,11 @@ READ_LATE = (
     *("no_proxy", "NO_PROXY", "GCS_RE"),
     "PYTEST_",  # another one in each test
 )
-CHILD = REPOSITORY / "tfdist" / "launch" / "child.py"
+PACKAGE = importlib.util.find_spec("tfdist")
+CHILD = Path(((PACKAGE and PACKAGE.submodule_search_locations) or [""])[0], "launch", "child.py")
 STARTERS = ("tfdist.launch", "tfdist.new")
+STARTING_VERBS = ("launch", "new", "sweep")
+SCRIPTS = ("train.py", "snippet.py")  # of the pages of docs/
 BENCHMARKS = REPOSITORY / "benchmarks"
 PART = "part"  # benchmarks/part.py, as a launcher starts it
 _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
@@ -59,7 +64,8 @@ BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); import forks; forks.main()
 _Popen = subprocess.Popen
 _spawn = multiprocessing.util.spawnv_passfds  # type: ignore[attr-defined]
 _lock = threading.Lock()
-_server: socket.socket | None = None
+INSTALLED: set[str] = set()  # Pythons of other environments
+_servers: dict[str, socket.socket] = {}  # by Python
 _server_environment: dict[str, str] = {}
 
 
@@ -99,13 +105,13 @@ def _spawn_server(path: bytes, arguments: Sequence[str], descriptors: Sequence[i
 
 
 def _can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    if len(command) < 2 or command[0] != sys.executable or sys.platform != "linux":
+    if len(command) < 2 or command[0] not in {sys.executable, *INSTALLED} or sys.platform != "linux":
         return False
     if command[1:4] == ["-I", "-S", str(CHILD)]:
         command = command[6:]
         return len(command) > 1 and _can_fork(command, environment)
     is_module = command[1] == "-m" and (command[2] in (*MODULES, *STARTERS, PART) or command[2].startswith(OF_TESTS))
-    is_script = command[1].endswith(".py") and REPOSITORY in Path(command[1]).parents
+    is_script = command[1] in SCRIPTS or (command[1].endswith(".py") and REPOSITORY in Path(command[1]).parents)
     is_program = command[1] == "-c" and command[2].startswith(FORK_SERVER)
     is_program |= command[1] == "-c" and "import tensorflow" in command[2] and "sys.modules" not in command[2]
     if not (is_module or is_script or is_program) or "--help" in command:
@@ -123,30 +129,35 @@ def _clean() -> dict[str, str]:
 
 def _fork_elsewhere(job: dict[str, Any], descriptors: Sequence[int]) -> int:
     """The pid of a new child of this process that does the job."""
-    global _server
+    executable = job["command"][0]
     with _lock:
-        if _server is None:
-            _server = _start_server()
+        if executable not in _servers:
+            _servers[executable] = _start_server(executable)
+        server = _servers[executable]
         line = json.dumps(job).encode()
         try:
-            socket.send_fds(_server, [len(line).to_bytes(8, "big")], list(descriptors))
-            _server.sendall(line)
-            return int.from_bytes(_received(_server, 8), "big")
+            socket.send_fds(server, [len(line).to_bytes(8, "big")], list(descriptors))
+            server.sendall(line)
+            return int.from_bytes(_received(server, 8), "big")
         except (EOFError, ConnectionError):
-            _server = None  # the next process gets another server
+            del _servers[executable]  # the next process gets another server
             raise
 
 
-def _start_server() -> socket.socket:
+def _start_server(executable: str) -> socket.socket:
     global _server_environment
     _server_environment = _clean()
+    environment = _server_environment | {"ROOM": " " * ROOM}
+    if executable in INSTALLED:
+        del environment["PYTHONPATH"]  # which names this repository, as the working directory may be
     ours, theirs = socket.socketpair()
     # What the server forks twice over becomes this process's child.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with theirs:
         _Popen(
-            [sys.executable, "-c", BEGIN, str(Path(__file__).parent), str(theirs.fileno()), " " * ROOM],
-            env=_server_environment | {"ROOM": " " * ROOM},
+            [executable, "-c", BEGIN, str(Path(__file__).parent), str(theirs.fileno()), " " * ROOM],
+            env=environment,
+            cwd=Path(executable).parent if executable in INSTALLED else None,
             pass_fds=[theirs.fileno()],
         )
     return ours
@@ -222,7 +233,7 @@ def _run(executable: str, command: Sequence[str]) -> NoReturn:
     if command[1] == "-m":
         sys.path.insert(0, os.getcwd())
         sys.argv = ["-m", *command[3:]]
-        if command[2] in STARTERS or "--mode=tune" in command:
+        if command[2] in STARTERS or "--mode=tune" in command or command[3:4] in [[verb] for verb in STARTING_VERBS]:
             _start_own_server()
         runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
     elif command[1] == "-c":
@@ -268,14 +279,14 @@ def _show(*lists: Sequence[str]) -> None:
 
 def _start_own_server() -> None:
     """Gives this process, which has no threads yet, a server of its own, and has all that it starts come from there."""
-    global _server, _server_environment
+    global _server_environment
     ours, theirs = socket.socketpair()
     if not os.fork():
         ours.close()
         os.setsid()
         become(serve(theirs))
     theirs.close()
-    _server = ours
+    _servers[sys.executable] = ours
     _server_environment = dict(os.environ)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     subprocess.Popen = Popen

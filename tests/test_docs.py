@@ -36,6 +36,7 @@ def test_the_tests_that_a_page_names_are_there() -> None:
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 SETTING = re.compile(r"(?<![\w.])(train|evaluate|predict|export|find_rate|tune|policy\.CheckpointPolicy)\.([a-z]\w*)")
+LANGUAGES = {"bash", "diff", "python", "text", "yaml"}
 FILES = {"py", "gin", "json", "jsonl", "npz", "csv", "tsv"}
 GONE = REPOSITORY / "tfdist" / "config" / "files_and_modules.py"  # names what was renamed, with what to write now
 
@@ -61,6 +62,13 @@ def list_commands() -> Iterator[tuple[str, str, str]]:
                     yield page, started[1], started[2]
             else:
                 yield page, verb, rest
+
+
+def test_blocks_of_code_have_a_language_and_what_is_typed_has_no_prompt() -> None:
+    for page in PAGES:
+        fences = re.findall(r"^ *```(.*)$", page.read_text(), re.MULTILINE)
+        assert set(fences[::2]) <= LANGUAGES and set(fences[1::2]) <= {""}, page
+    assert not [(page, block) for page, block in blocks_of_pages("bash") if re.search(r"^[$>] ", block, re.MULTILINE)]
 
 
 def test_pages_and_messages_name_settings_that_exist() -> None:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import site
-import subprocess
-import sys
 import tomllib
-import venv
 import zipfile
 from pathlib import Path
 
@@ -21,34 +16,7 @@ from packaging.specifiers import SpecifierSet
 import tfdist
 
 PROJECT = tomllib.loads((support.REPOSITORY / "pyproject.toml").read_text())["project"]
-DOCS = support.REPOSITORY / "docs"
 PINNED = {"quickstart": ("cpu", "examples"), "dev": ("dev",)}
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
-        shutil.copy(support.REPOSITORY / name, source)
-    for name in ("tfdist", "configs"):
-        shutil.copytree(support.REPOSITORY / name, source / name, symlinks=True)
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*pip, "--no-build-isolation", f"--wheel-dir={out}", source], check=True, stdin=subprocess.DEVNULL)
-    (found,) = out.glob("*.whl")
-    return found
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with the wheel in it; what tfdist needs is this environment's, tfdist is not."""
-    place = tmp_path_factory.mktemp("environment") / "venv"
-    venv.create(place, symlinks=True)
-    programs = place / "bin"
-    pip = [sys.executable, "-m", "pip", f"--python={programs / 'python'}", "install", "--quiet", "--no-deps"]
-    subprocess.run([*pip, "--disable-pip-version-check", str(wheel)], check=True, stdin=subprocess.DEVNULL)
-    (packages,) = (place / "lib").glob("python3.*/site-packages")
-    (packages / "needs.pth").write_text("\n".join(site.getsitepackages()))  # a .pth in there is not read
-    return programs
 
 
 def run(program: Path, *arguments: str, cwd: Path) -> support.Finished:
@@ -79,32 +47,6 @@ def test_the_installed_commands_train_and_evaluate_from_any_directory(installed:
     assert "accuracy" in run(installed / "tfdist", "--mode=evaluate", "--run_dir=run", cwd=tmp_path).check().stdout
     launched = run(installed / "tfdist-launch", "--workers=1", "--module=this", "--", "x", cwd=tmp_path)
     assert "[worker 0] The Zen of Python" in launched.check().stdout
-
-
-@pytest.mark.slow
-def test_the_tutorial_for_scripts_runs_as_it_is_written(installed: Path, tmp_path: Path) -> None:
-    script = support.read_code_blocks(DOCS / "from_fit.md", "python")[0]
-    (tmp_path / "train.py").write_text(script)
-    first = run(installed / "python", "train.py", cwd=tmp_path).check().stdout
-    assert "one_device, 1 worker" in first and "done: 580 steps" in first
-    assert "finished" in run(installed / "python", "train.py", cwd=tmp_path).check().outputs()
-    shutil.rmtree(tmp_path / "runs" / "digits")
-    launched = run(installed / "tfdist", "launch", "-n", "2", "train.py", cwd=tmp_path).check().stdout
-    assert "multi_worker, 2 workers" in launched and "[worker 0] done: 580 steps" in launched
-    losses = [re.findall(r"done: .* loss ([0-9.]+)", text)[0] for text in (first, launched)]
-    assert float(losses[0]) == pytest.approx(float(losses[1]), abs=2e-4)
-
-
-@pytest.mark.slow
-def test_the_tutorial_for_experiments_runs_as_it_is_written(installed: Path, tmp_path: Path) -> None:
-    module, gin = support.read_code_blocks(DOCS / "your_own_experiment.md", "python")[:2]
-    (tmp_path / "smallest.py").write_text(module)
-    (tmp_path / "smallest.gin").write_text(gin)
-    trained = run(installed / "tfdist", "train", "smallest.gin", "--run_dir=runs/wines", cwd=tmp_path)
-    assert "done: 600 steps" in trained.check().stdout
-    shutil.copytree(support.REPOSITORY / "examples" / "diabetes", tmp_path, dirs_exist_ok=True)
-    checked = run(installed / "tfdist", "validate", "diabetes.gin", cwd=tmp_path).check().stdout
-    assert "12 steps of 32 an epoch" in checked and checked.rstrip().endswith("valid")
 
 
 def pins(name: str) -> dict[str, list[Requirement]]:

@@ -206,7 +206,7 @@ time.sleep(100)
 """
     elastic = open_elastic("tf_config", "--max_restarts=5", program=program)
     assert elastic.end() == 0, elastic.output()
-    assert "worker 1 could not be started: the connection to 127.0.0.2 ended" in elastic.output()
+    assert "worker 1 could not be started: the connection to 127.0.0.2 ended (status 255)" in elastic.output()
     assert "no route to 127.0.0.2" in elastic.output() and "without 127.0.0.2" in elastic.output()
 
 

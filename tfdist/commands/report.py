@@ -52,7 +52,8 @@ def _print_list(directories: Sequence[str]) -> None:
 
     if len(directories) != 1:
         raise UserError(f"--list takes one directory; received {' '.join(directories)!r}.")
-    Console().print(list_runs(directories[0], now()))
+    console = Console(width=None if sys.stdout.isatty() else 1000)  # a pipe and a file have none
+    console.print(list_runs(directories[0], now(), width=console.width))
 
 
 def _write(run_dirs: Sequence[str], output: str | None) -> str:

@@ -33,6 +33,7 @@ LOOPBACK = ("localhost", "127.0.0.1")
 # What belongs to a host; a worker elsewhere has its own.
 OF_HOST = ("HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PATH", "PWD", "SHELL", "SHLVL", "TMPDIR", "USER", "_")
 _END_SECONDS = 10.0
+_STATUS_SECONDS = 1.0  # from the end of a process's output to its own
 
 
 def read_hosts(text: str) -> list[str]:
@@ -180,11 +181,17 @@ class _ShellHost:
         try:
             answer = json.loads(line)
         except ValueError as error:
-            shown = f"; received {line[:80]!r}" if line else f" (status {self._popen.poll()})"
+            shown = f"; received {line[:80]!r}" if line else self._describe_end()
             raise HostLostError(f"the connection to {self._host} ended{shown}") from error
         if "error" in answer:
             raise HostLostError(f"{self._host}: {answer['error']}")
         return answer["value"]
+
+    def _describe_end(self) -> str:
+        """` (status 255)`; nothing where the process has closed its output and lives."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f" (status {self._popen.wait(_STATUS_SECONDS)})"
+        return ""
 
     def _write(self, name: str, arguments: Sequence[Any]) -> None:
         request = json.dumps({"name": name, "arguments": list(arguments)}) + "\n"
@@ -194,7 +201,8 @@ class _ShellHost:
                 self._popen.stdin.write(request.encode())
                 self._popen.stdin.flush()
         except (OSError, ValueError) as error:
-            raise HostLostError(f"the connection to {self._host} ended: {error}") from error
+            shown = self._describe_end() or f": {error}"
+            raise HostLostError(f"the connection to {self._host} ended{shown}") from error
 
 
 def is_here(host: str) -> bool:

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MAX_METRICS = 3  # shown, an evaluation's first
+WIDE = 120  # characters
 STYLES = {"done": "green", "running": "cyan", "failed": "red", "unfinished": "yellow"}
 
 
-def list_runs(directory: str, now: datetime.datetime) -> Table:
-    """A line a run, the newest first.
+def list_runs(directory: str, now: datetime.datetime, *, width: int) -> Table:
+    """A line a run, the newest first; with less than `WIDE` characters each metric has its own.
 
     Raises:
       UserError: there is none in `directory` and below.
@@ -43,7 +44,7 @@ def list_runs(directory: str, now: datetime.datetime) -> Table:
         table.add_column(name, overflow="fold")
     for name in ("steps", "goodput", "age"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("metrics", overflow="fold")
+    table.add_column("metrics", no_wrap=True)
     for run in runs:
         status, goodput = run.status(now), run.goodput
         table.add_row(
@@ -53,7 +54,7 @@ def list_runs(directory: str, now: datetime.datetime) -> Table:
             f"{run.steps:,}",
             "" if goodput is None else f"{goodput:.0%}",
             "" if run.last_update is None else _age_text(now - run.last_update),
-            Text(printable(_metrics_text(run))),
+            Text(("  " if width >= WIDE else "\n").join(map(printable, _metric_texts(run)))),
         )
     for path in unread:
         table.add_row(Text(printable(path.removeprefix(f"{top}/"))), Text("unreadable", "red"))
@@ -71,10 +72,10 @@ def _find_run_dirs(directory: str) -> list[str]:
     return sorted(files.join(top, path).removesuffix(f"/{name}") for path in paths)
 
 
-def _metrics_text(run: RunData) -> str:
-    """`val_loss=0.1234  val_accuracy=0.9512`; no line ends between a name and its value."""
+def _metric_texts(run: RunData) -> list[str]:
+    """`val_loss=0.1234`, `val_accuracy=0.9512`."""
     ordered = sorted(run.metrics, key=lambda name: not name.startswith("val_"))
-    return "  ".join(f"{name}={number_text(run.metrics[name])}" for name in ordered[:MAX_METRICS])
+    return [f"{name}={number_text(run.metrics[name])}" for name in ordered[:MAX_METRICS]]
 
 
 def _age_text(age: datetime.timedelta) -> str:
