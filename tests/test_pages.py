@@ -118,7 +118,7 @@ SNIPPETS = {
         Snippet(before="import keras\nimport numpy as np\n"),
         Snippet(gin="include 'diabetes.gin'\n"),
         Snippet(gin=DIGITS),
-        Snippet(before="import keras\nimport tfdist.tasks.base\n"),
+        Snippet(before="import keras\nfrom tfdist.tasks.task import Task, Term\n"),
     ],
     "data.md": [
         Snippet(file="my_data.py"),
@@ -136,6 +136,7 @@ SNIPPETS = {
         Snippet(gin=DIGITS),
         Snippet(gin=DIGITS),
     ],
+    "train_steps.md": [Snippet(file="train.py")],
     "sharding.md": [
         Snippet(gin=DIGITS),
         Snippet(gin=BLOCKS),
