@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from tfdist.errors import UserError
-from tfdist.launch.local import tf_config
+from tfdist.launch.local_workers import tf_config
 
 PORT = 2222
 

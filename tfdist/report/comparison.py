@@ -1,8 +1,7 @@
 """The sections of the page of several runs: a table of them, what differs between them, and their curves side by side.
 
-Invariant: runs whose settings differ in the seed alone, on as many replicas of one strategy, are one row of the
-ablation table, with mean and spread. A setting counts as different only where one of the runs states it: half a run has
-no list of its defaults.
+Invariant: runs that differ in the seed alone are one row of the ablation table, with mean and spread. A setting counts
+as different only where one of the runs states it: half a run has no list of its defaults.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def shorten_paths(paths: Sequence[str]) -> list[str]:
 
 
 def find_differing_settings(runs: Sequence[RunData]) -> list[str]:
-    """The settings that differ between the runs, and the facts."""
+    """The settings and facts that differ between the runs."""
     stated = dict.fromkeys(name for run in runs for name in (*FACTS, *run.stated))
     return [name for name in stated if len({_read_setting(run, name) for run in runs}) > 1]
 
@@ -62,7 +61,7 @@ def _runs_table(
 ) -> PageTable:
     rows = [
         [
-            Cell(name, color=choose_color(place)),
+            Cell(name, color=choose_color(index)),
             Cell(run.status(now)),
             Cell(str(run.fact("strategy") or "")),
             Cell(str(run.fact("num_replicas") or ""), run.fact("num_replicas")),
@@ -71,7 +70,7 @@ def _runs_table(
             Cell("" if run.goodput is None else f"{run.goodput:.1%}", run.goodput),
             Cell("" if run.wall_seconds is None else duration_text(run.wall_seconds), run.wall_seconds),
         ]
-        for place, (run, name) in enumerate(zip(runs, names, strict=True))
+        for index, (run, name) in enumerate(zip(runs, names, strict=True))
     ]
     heads = ("run", "status", "strategy", "replicas", "steps", *metrics, "goodput", "wall clock")
     return PageTable(title="Runs", names=heads, rows=rows)

@@ -36,9 +36,9 @@ HEIGHT = 260
 MAX_POINTS = 1000  # of a curve
 
 
-def choose_color(place: int) -> str:
-    """The color of a series, by its place among them."""
-    return str(Category10_10[place % len(Category10_10)])
+def choose_color(index: int) -> str:
+    """The color of series `index`."""
+    return str(Category10_10[index % len(Category10_10)])
 
 
 def to_milliseconds(time: datetime.datetime) -> float:
@@ -51,7 +51,7 @@ class Axis:
 
     Args:
       kind: TIME, in milliseconds, or the unit, such as STEPS.
-      lines: places to mark, where a start resumed.
+      lines: values of x to mark, where a start resumed.
       left: pixels before the axis begins, so that those of figures below each other begin together.
     """
 
@@ -62,7 +62,7 @@ class Axis:
         self._range: Any = None
 
     def figure(self, *, height: int = HEIGHT, **options: Any) -> Any:
-        """An empty figure along it."""
+        """Builds an empty figure along this axis."""
         if self._range is not None:
             options["x_range"] = self._range
         made = _new_figure(
@@ -75,8 +75,8 @@ class Axis:
         if self.kind != TIME:
             made.xaxis.axis_label = self.kind
             made.xaxis.formatter = NumeralTickFormatter(format="0,0")
-        for place in self._lines:
-            made.add_layout(Span(location=place, dimension="height", line_color=INK, line_dash="dashed"))
+        for x in self._lines:
+            made.add_layout(Span(location=x, dimension="height", line_color=INK, line_dash="dashed"))
         return made
 
 
@@ -89,7 +89,7 @@ def draw_curves(
     highlighted: str | None = None,
     y_range: tuple[float, float] | None = None,
 ) -> Plot:
-    """Lines in the colors of their places, or, where one is `highlighted`, that one in color.
+    """Lines in the colors of their indices, or, where one is `highlighted`, that one in color.
 
     Args:
       title: of the plot.
@@ -107,7 +107,7 @@ def draw_curves(
         made.y_range.default_span = largest or FULL  # of a line that is level
         if y_format:  # has so many digits that ticks of a smaller range would read alike
             made.y_range.update(range_padding=largest / 40, range_padding_units="absolute")
-    colors = {name: choose_color(place) for place, name in enumerate(curves)}
+    colors = {name: choose_color(index) for index, name in enumerate(curves)}
     if highlighted is not None:
         colors = dict.fromkeys(curves, INK) | {highlighted: choose_color(0)}
     for name, curve in drawn.items():
@@ -118,9 +118,9 @@ def draw_curves(
         if len(shown.steps) == 1:
             line = made.scatter("x", "y", source=source, size=7, **look)
         value = f"@y{{{y_format}}}" if y_format else "@y"
-        place, formatters = ("@x{%F %T}", {"@x": "datetime"}) if axis.kind == TIME else ("@x{0,0}", {})
-        text = f"{_plain(name)} {value} · {place}"
-        _add_hover(made, line, text, mode="vline", line_policy="nearest", formatters=formatters)
+        x, formatters = ("@x{%F %T}", {"@x": "datetime"}) if axis.kind == TIME else ("@x{0,0}", {})
+        tooltip = f"{_plain(name)} {value} · {x}"
+        _add_hover(made, line, tooltip, mode="vline", line_policy="nearest", formatters=formatters)
     named = [name for name in drawn if highlighted is None or name == highlighted]
     hidden = dict.fromkeys(a for a, b in itertools.combinations(named, 2) if drawn[a].coincides(drawn[b]))
     notes = [f"covered by another line: {', '.join(hidden)}"] if hidden else []

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from tfdist.errors import UserError
-from tfdist.launch.local import HOST, start_each
+from tfdist.launch.local_workers import HOST, start_each
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.output import Output
@@ -29,7 +29,7 @@ def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
     """
     with serve_rendezvous(HOST, listens_on=HOST) as assign_variables:
         default = {TIMEOUT: plan.environment.get(TIMEOUT, "3600")}
-        own = {index: default | each for index, each in enumerate(assign_variables([HOST] * len(plan.places)))}
+        own = {index: default | each for index, each in enumerate(assign_variables([HOST] * len(plan.slot_numbers)))}
         with start_each(plan, output, own) as workers:
             yield workers
 
