@@ -17,6 +17,7 @@ from report.written_runs import BEGAN, WrittenRun, eventful_run
 from support import REPOSITORY, clean_environment, run_python, wait_until
 
 from tfdist.report.comparison import find_differing_settings, shorten_paths
+from tfdist.report.figures import TIME, Axis, draw_curves
 from tfdist.report.run_data import Curve, read_run
 from tfdist.report.run_page import list_notes
 from tfdist.report.write_pages import write_comparison, write_run_page
@@ -184,6 +185,29 @@ def test_several_runs_are_compared_by_what_differs_with_the_spread_over_seeds(tm
         ["0.1", "2", "0.1500 ± 0.0707", "0.5000 ± 0.0000"],
         ["0.2", "2", "0.2500 ± 0.0707", "0.5000 ± 0.0000"],
     ]
+
+
+@pytest.mark.slow
+def test_runs_of_equal_settings_under_several_strategies_differ_and_lines_that_coincide_are_named(
+    tmp_path: pathlib.Path,
+) -> None:
+    for strategy, replicas in (("one_device", 1), ("mirrored", 2)):
+        run = WrittenRun(tmp_path / strategy, settings={"train.seed": 0})
+        run.start(0.0)
+        for step in (1, 2):
+            run.point(step, loss=0.5 / step + replicas * 1e-7)
+        run.result(strategy=strategy, num_replicas=replicas)
+    paths = [str(tmp_path / name) for name in ("one_device", "mirrored")]
+    page = pathlib.Path(write_comparison(paths, str(tmp_path / "report.html"))).read_text()
+    assert "No setting differs" not in page and "±" not in page
+    assert page.count("covered by another line: one_device") == 1
+
+
+@pytest.mark.parametrize("value", [0.48, 1e9])
+def test_ticks_of_a_nearly_level_line_read_differently(value: float) -> None:
+    curve = Curve(np.arange(2.0), np.array([value, value * 1.0001]))
+    y_range = draw_curves("CPU", Axis(TIME), {"worker 0": curve}, y_format="0.[0]%").figure.y_range
+    assert y_range.range_padding_units == "absolute" and y_range.range_padding > value / 50
 
 
 def test_runs_are_called_by_what_tells_their_paths_apart() -> None:

@@ -1,7 +1,7 @@
 """The sections of the page of several runs: a table of them, what differs between them, and their curves side by side.
 
-Invariant: runs whose settings differ in the seed alone are one row of the ablation table, with mean and spread. A
-setting counts as different only where one of the runs states it: half a run has no list of its defaults.
+Invariant: runs that differ in the seed alone are one row of the ablation table, with mean and spread. A setting counts
+as different only where one of the runs states it: half a run has no list of its defaults.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tfdist.report.run_data import RunData, is_metric
 from tfdist.telemetry.console.console_text import duration_text, number_text, short_names
 
 SEED = "train.seed"
+FACTS = ("strategy", "num_replicas")  # which the same settings may leave to the machine
 NOT_SET = "–"
 
 
@@ -25,13 +26,10 @@ def build_comparison(runs: Sequence[RunData], now: datetime.datetime) -> list[Se
     names, axis = shorten_paths([run.path for run in runs]), Axis(STEPS)
     metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
     keys = dict.fromkeys(key for run in runs for key in run.curves if is_metric(key[0]))
+    by_name = dict(zip(names, runs, strict=True))
     curves = [
-        draw_curves(
-            f"{metric} ({split})",
-            axis,
-            {name: run.curves.get((metric, split)) for run, name in zip(runs, names, strict=True)},
-        )
-        for metric, split in keys
+        draw_curves(f"{key[0]} ({key[1]})", axis, {name: run.curves.get(key) for name, run in by_name.items()})
+        for key in keys
     ]
     return [
         Section(title="Runs", tables=[_runs_table(runs, names, metrics, now)]),
@@ -48,10 +46,14 @@ def shorten_paths(paths: Sequence[str]) -> list[str]:
 
 
 def find_differing_settings(runs: Sequence[RunData]) -> list[str]:
-    """The settings that differ between the runs."""
-    settings = [run.settings for run in runs]
-    stated = dict.fromkeys(name for run in runs for name in run.stated)
-    return [name for name in stated if len({each.get(name) for each in settings}) > 1]
+    """The settings and facts that differ between the runs."""
+    stated = dict.fromkeys(name for run in runs for name in (*FACTS, *run.stated))
+    return [name for name in stated if len({_read_setting(run, name) for run in runs}) > 1]
+
+
+def _read_setting(run: RunData, name: str) -> str | None:
+    value = run.fact(name) if name in FACTS else run.settings.get(name)
+    return None if value is None else str(value)
 
 
 def _runs_table(
@@ -78,7 +80,7 @@ def _ablation(runs: Sequence[RunData], metrics: Sequence[str]) -> Section:
     differ = [name for name in find_differing_settings(runs) if name != SEED]
     groups: dict[tuple[str | None, ...], list[RunData]] = {}
     for run in runs:
-        groups.setdefault(tuple(run.settings.get(name) for name in differ), []).append(run)
+        groups.setdefault(tuple(_read_setting(run, name) for name in differ), []).append(run)
     rows = [
         [
             *(Cell(NOT_SET if value is None else value) for value in values),
@@ -89,8 +91,7 @@ def _ablation(runs: Sequence[RunData], metrics: Sequence[str]) -> Section:
     ]
     short = short_names(differ)
     has_seeds = len({run.settings.get(SEED) for run in runs}) > 1
-    no_other = "No setting differs, but for the seed." if has_seeds else "No setting differs."
-    text = no_other if not differ else f"Settings that differ: {len(differ)}."
+    text = "" if differ else "No setting differs, but for the seed." if has_seeds else "No setting differs."
     if len(groups) < len(runs):
         text += " Runs that differ in the seed at most are one row: mean ± standard deviation."
     if any(not run.result for run in runs):

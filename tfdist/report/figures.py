@@ -7,6 +7,7 @@ width of its place, and does not keep a finger from scrolling the page.
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,10 +61,6 @@ class Axis:
         self._left = left
         self._range: Any = None
 
-    @property
-    def tooltip(self) -> str:
-        return "@x{%F %T}" if self.kind == TIME else "@x{0,0}"
-
     def figure(self, *, height: int = HEIGHT, **options: Any) -> Any:
         """Builds an empty figure along this axis."""
         if self._range is not None:
@@ -108,6 +105,8 @@ def draw_curves(
     if y_range is None:
         largest = max((float(np.nanmax(np.abs(curve.values), initial=0.0)) for curve in drawn.values()), default=0.0)
         made.y_range.default_span = largest or FULL  # of a line that is level
+        if y_format:  # has so many digits that ticks of a smaller range would read alike
+            made.y_range.update(range_padding=largest / 40, range_padding_units="absolute")
     colors = {name: choose_color(index) for index, name in enumerate(curves)}
     if highlighted is not None:
         colors = dict.fromkeys(curves, INK) | {highlighted: choose_color(0)}
@@ -118,22 +117,20 @@ def draw_curves(
         line = made.line("x", "y", source=source, line_width=1.8, **look)
         if len(shown.steps) == 1:
             line = made.scatter("x", "y", source=source, size=7, **look)
-        at = axis.tooltip
-        _add_hover(
-            made,
-            line,
-            f"{_plain(name)} {f'@y{{{y_format}}}' if y_format else '@y'} · {at}",
-            mode="vline",
-            line_policy="nearest",
-            formatters={"@x": "datetime"} if axis.kind == TIME else {},
-        )
+        value = f"@y{{{y_format}}}" if y_format else "@y"
+        x, formatters = ("@x{%F %T}", {"@x": "datetime"}) if axis.kind == TIME else ("@x{0,0}", {})
+        tooltip = f"{_plain(name)} {value} · {x}"
+        _add_hover(made, line, tooltip, mode="vline", line_policy="nearest", formatters=formatters)
     named = [name for name in drawn if highlighted is None or name == highlighted]
+    hidden = dict.fromkeys(a for a, b in itertools.combinations(named, 2) if drawn[a].coincides(drawn[b]))
+    notes = [f"covered by another line: {', '.join(hidden)}"] if hidden else []
     missing = 0 if axis.kind == TIME else sum(curve.num_not_finite for curve in drawn.values())
+    notes += [f"{count_text(missing, 'point')} not finite"] if missing else []
     return Plot(
         title=title,
         figure=made,
         legend=[(colors[name], name) for name in named] if len(curves) > 1 else [],
-        note=f"{count_text(missing, 'point')} not finite" if missing else "",
+        note="; ".join(notes),
     )
 
 

@@ -145,7 +145,7 @@ def _throughput(run: RunData, axis: Axis) -> list[Plot]:
     ]
     curve = _join([_rates(known, per=float(examples or 1)) for known in steps])
     title = f"Throughput, {unit} a second"
-    return [] if curve is None else [draw_curves(title, axis, {unit: curve}, y_format="0,0")]
+    return [] if curve is None else [draw_curves(title, axis, {unit: curve}, y_format="0,0.[00]")]
 
 
 def _account(run: RunData) -> Section:

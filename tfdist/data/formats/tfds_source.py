@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.data.formats.input_files import file_version
 from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource
+from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.columns import Columns, Decoding
 from tfdist.data.sources.indexed import IndexedSource
 from tfdist.data.sources.source import Source
@@ -34,6 +35,7 @@ def load_tfds(
     columns: Columns | None = None,
     transforms: Mapping[str, Callable[[Any], Any]] | None = None,
     transform: Callable[[Any], Any] | None = None,
+    augmentation: Sequence[LayerBuilder] = (),
     block_records: int | None = None,
 ) -> Source:
     """A split of a TensorFlow data set.
@@ -48,6 +50,7 @@ def load_tfds(
       transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
       transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on; like those of
         `transforms`, with Python's `if` or loops over tensors it has to be a `tf.function`.
+      augmentation: builders of Keras layers that change the inputs while training, see `augment.py`.
       block_records: how many neighbors of a TFRecord file stay together when the order is permuted; None takes what
         makes a megabyte.
 
@@ -68,22 +71,23 @@ def load_tfds(
         raise UserError(f"The split {split!r} of {name!r} holds no examples. Write a larger one.")
     file_format = builder.info.file_format.value
     if file_format == "array_record":
-        return IndexedSource(_open_array_records(parts), transform=decode)
-    if file_format != "tfrecord":
+        source: Source = IndexedSource(_open_array_records(parts), transform=decode)
+    elif file_format == "tfrecord":
+        record_files = {path: RecordFile(file_version(path)) for path in {str(part.filename) for part in parts}}
+        source = RecordFileSource(
+            [FilePart(record_files[str(part.filename)], part.skip, part.take) for part in parts],
+            decode,
+            record_bytes=sum(f.version.num_bytes for f in record_files.values())
+            / sum(part.examples_in_shard for part in parts),
+            block_records=block_records,
+        )
+    else:
         raise UserError(
             f"The data set {name!r} is prepared as {file_format!r} files; tfdist reads 'tfrecord' and 'array_record'. "
             f"Prepare it so, with: tfds build {name} --file_format=array_record"
         )
-    record_files = {
-        path: RecordFile(file_version(path)) for path in dict.fromkeys(str(part.filename) for part in parts)
-    }
-    return RecordFileSource(
-        [FilePart(record_files[str(part.filename)], part.skip, part.take) for part in parts],
-        decode,
-        record_bytes=sum(f.version.num_bytes for f in record_files.values())
-        / sum(part.examples_in_shard for part in parts),
-        block_records=block_records,
-    )
+    source.augment = Augmentation(augmentation, source.structure) if augmentation else None
+    return source
 
 
 def _open_array_records(parts: Sequence[Any]) -> Any:

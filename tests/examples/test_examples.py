@@ -1,0 +1,90 @@
+"""The examples: from both directories that a page says, and on two replicas or workers as on one device."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support import REPOSITORY, run_python
+
+FOLDER = REPOSITORY / "examples/diabetes"
+SMALLEST = REPOSITORY / "examples/smallest"
+SMALL = {  # what runs before both trainings, and both
+    "cifar10": (["make_small.py"], ["cifar10.gin", "train.epochs=2", "tfdist.build_resnet.filters=(8,16)"]),
+    "language": (["-m", "tfdist", "train", "language.gin", "--run_dir=runs/language", "train.epochs=1"], ["lora.gin"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_an_example_in_small_learns_on_two_workers_what_it_learns_on_one_device(tmp_path: Path, name: str) -> None:
+    pytest.importorskip({"cifar10": "tensorflow_datasets", "language": "keras_hub"}[name])
+    shutil.copytree(REPOSITORY / "examples" / name, tmp_path, dirs_exist_ok=True)
+    first, training = SMALL[name]
+    run_python(first, cwd=tmp_path).check()
+    curves = []
+    for verb in (["train"], ["launch", "-n", "2", "train"]):
+        run_dir = f"runs/{len(curves)}"
+        run_python(["-m", "tfdist", *verb, *training, f"--run_dir={run_dir}"], cwd=tmp_path).check()
+        lines = map(json.loads, (tmp_path / run_dir / "metrics.jsonl").read_text().splitlines())
+        curves.append([line["loss"] for line in lines if line["split"] == "train"])
+    one, two = curves
+    assert one[-1] < one[0] and two == pytest.approx(one, abs=1e-5)
+
+
+def test_the_table_of_programs_side_by_side_is_what_they_count() -> None:
+    counts = run_python([REPOSITORY / "examples/side_by_side/count.py"]).check().stdout
+    assert counts in (REPOSITORY / "docs/from_fit.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cwd", "gin_file"), [(REPOSITORY, "examples/diabetes/diabetes.gin"), (FOLDER, "diabetes.gin")], ids=["root", "own"]
+)
+def test_diabetes_validates_from_the_repository_and_from_its_own_directory(cwd: Path, gin_file: str) -> None:
+    told = run_python(["-m", "tfdist.main", f"--gin_file={gin_file}", "--mode=validate"], cwd=cwd).check()
+    assert told.stdout.splitlines()[-1] == "valid"
+    assert "353 examples" in told.stdout and "89 examples" in told.stdout
+    assert "metrics: loss, coverage" in told.stdout
+
+
+@pytest.mark.slow
+def test_diabetes_learns_and_two_replicas_learn_the_same(tmp_path: Path) -> None:
+    mirrored = ["--gin_file=configs/strategies/mirrored.gin", "--gin_param=mirrored.Mirrored.num_cpu_devices = 2"]
+    results = []
+    for name, more in {"one": [], "two": mirrored}.items():
+        arguments = ["--gin_file=examples/diabetes/diabetes.gin", *more, f"--run_dir={tmp_path / name}"]
+        run_python(["-m", "tfdist.main", *arguments], cwd=REPOSITORY).check()
+        results.append(json.loads((tmp_path / name / "result.json").read_text()))
+    one, two = results
+    assert one["eval_metrics"]["loss"] < 0.16 and 0.5 < one["eval_metrics"]["coverage"] < 0.95
+    assert one["steps"] < 720  # EarlyStopping ended it
+    assert (one["num_replicas"], two["num_replicas"], two["steps"]) == (1, 2, one["steps"])
+    assert two["eval_metrics"] == pytest.approx(one["eval_metrics"], rel=1e-3)
+
+
+def test_the_users_module_imports_nothing_of_tfdist() -> None:
+    tree = ast.parse((FOLDER / "diabetes.py").read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported == {"keras", "numpy", "sklearn.datasets"}
+
+
+@pytest.mark.slow
+def test_the_smallest_experiment_learns(tmp_path: Path) -> None:
+    run_python(["-m", "tfdist.main", "--gin_file=smallest.gin", f"--run_dir={tmp_path}"], cwd=SMALLEST).check()
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["train_metrics"]["accuracy"] > 0.9
+
+
+def test_the_page_shows_the_files_as_they_are() -> None:
+    page = (REPOSITORY / "docs/your_own_experiment.md").read_text()
+    shown = {line.strip() for line in page.splitlines()}
+    for name in ("smallest.py", "smallest.gin"):
+        lines = [line.strip() for line in (SMALLEST / name).read_text().splitlines()]
+        wanted = [line for line in lines if line and not line.startswith(("#", '"""'))]
+        assert not set(wanted) - shown
+    assert sum(line.startswith("train.") for line in wanted) <= 5
