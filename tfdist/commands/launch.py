@@ -10,6 +10,7 @@ import collections
 import functools
 import itertools
 import os
+import pathlib
 import sys
 from collections.abc import Sequence
 
@@ -278,7 +279,10 @@ def _find_command(options: flags.FlagValues, arguments: list[str], operands: lis
             )
         if options["module"].present:
             raise UserError(f"--module={options.module} and {what} are both what the workers run. Write one of them.")
-        return operands if what.endswith(".py") else ["-m", "tfdist", *operands]
+        if not what.endswith(".py"):
+            return ["-m", "tfdist", *operands]
+        joins = "tfdist" in pathlib.Path(what).read_text(errors="replace")
+        return ["-m", "tfdist.keras_fit.script", *operands] if joins else operands
     if not operands and options.module == "tfdist.main":
         what = "Nothing follows `--`" if has_dashes else "What the workers run is missing"
         raise UserError(f"{what}. Received: {' '.join(arguments)!r}. Write, for example: {EXAMPLE}")
