@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfdist import command_line, xla_cache
@@ -220,16 +220,18 @@ def run(given: flags.FlagValues) -> None:
     if given.mode == "plan":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the step is traced on the CPU
 
-    def load(parameters: Sequence[str] = ()) -> Any:
+    def load(parameters: Sequence[str] = (), modes: Collection[str] = (given.mode,)) -> Any:
         return loading.load(
             gin_files=given.gin_file,
             gin_params=[*given.gin_param, *parameters],
             roots=lambda: load_roots(given.verbose, starts_trials=given.mode == "tune"),
-            inherited=INHERITED.get(given.mode, {}),
+            inherited={name: others for mode in modes for name, others in INHERITED.get(mode, {}).items()},
         )
 
     try:
         loaded = load()
+        if given.mode == "validate":
+            loaded = load(modes=loaded.configured_roots())
         try:
             run_mode(given, loaded, load)
         except xla_cache.UnreadableCacheError as error:
