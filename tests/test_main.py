@@ -142,6 +142,9 @@ def layer_that_raises():
     chosen = keras.layers.Lambda(lambda x: x if keras.ops.sum(x) > 0 else -x)
     return keras.Sequential([keras.Input((8, 8, 1)), chosen, keras.layers.Flatten(), keras.layers.Dense(10)])
 
+def probabilities():
+    return keras.Sequential([flat(10), keras.layers.Softmax()])
+
 def frozen_model():
     model = flat(10)
     model.trainable = False
@@ -656,6 +659,24 @@ def test_validate_accepts_every_experiment_and_every_strategy(
     for beginning in ("training data: ", "evaluation data: ", "model: ", "optimizer: "):
         assert re.search(rf"^{beginning}\S", told.stdout, re.MULTILINE)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_validate_shows_loss_and_outputs_and_notes_those_that_the_loss_does_not_take(
+    answer: Callable[..., Finished],
+) -> None:
+    from_logits = "keras.losses.SparseCategoricalCrossentropy.from_logits"
+    softmax = (param("import mine"), param("train.model = @mine.probabilities"))
+    for given, note in (
+        ((), None),
+        ((*softmax, param(f"{from_logits} = False")), None),
+        ((param(f"{from_logits} = False"),), "Give the loss from_logits=True, or the last layer activation='softmax'."),
+        (softmax, "the outputs are probabilities, and sparse_categorical_crossentropy with from_logits=True takes"),
+    ):
+        shown = answer(DIGITS, *given, "--mode=validate").check().stdout
+        line = r"first batch of the training data: loss \d+\.\d+; outputs float32\[8, 10\], -?\d\S* … \d\S*"
+        assert re.search(f"^{line}$", shown, re.MULTILINE), shown
+        assert note in shown if note else "note: the outputs" not in shown
 
 
 @pytest.mark.slow
