@@ -40,7 +40,9 @@ console.message("done")
 _EPOCH_LINE = "epoch  1/10  step  34  loss 0.1234  accuracy 0.9671 | eval loss 0.1300 | 1.2 s  12,346 examples/s"
 
 
-def _run_on_terminal(*, term: str = "xterm", stderr: int | None = None) -> tuple[str, str]:
+def _run_on_terminal(
+    *command: str, term: str = "xterm", stderr: int | None = None, status: int = 0, **variables: str
+) -> tuple[str, str]:
     """What a real process writes to a pseudo terminal, and what to a pipe for its standard error if there is one."""
     leader, follower = pty.openpty()
     termios.tcsetwinsize(follower, (24, 120))
@@ -48,7 +50,11 @@ def _run_on_terminal(*, term: str = "xterm", stderr: int | None = None) -> tuple
     for name in ("COLUMNS", "LINES", "NO_COLOR"):
         environment.pop(name, None)
     process = subprocess.Popen(
-        [sys.executable, "-c", _RUN], stdout=follower, stderr=stderr or follower, stdin=follower, env=environment
+        [sys.executable, *(command or ("-c", _RUN))],
+        stdout=follower,
+        stderr=stderr or follower,
+        stdin=follower,
+        env=environment | variables,
     )
     os.close(follower)
     shown = bytearray()
@@ -57,7 +63,7 @@ def _run_on_terminal(*, term: str = "xterm", stderr: int | None = None) -> tuple
     _, told = process.communicate(timeout=60)
     reader.join()
     os.close(leader)
-    assert process.returncode == 0, shown.decode()
+    assert process.returncode == status, shown.decode()
     return shown.decode(), (told or b"").decode()
 
 
@@ -84,6 +90,16 @@ def test_warnings_reach_a_standard_error_that_is_not_the_terminal_as_plain_text(
     shown, told = _run_on_terminal(stderr=subprocess.PIPE)
     assert told == "warning: A [bold] claim.\n"
     assert "warning" not in shown
+
+
+@pytest.mark.parametrize("module", ["tfdist", "tfdist.main", "tfdist.launch", "tfdist.checkpoint", "tfdist.doctor"])
+def test_every_command_shows_errors_in_red_on_a_terminal_that_has_colors(module: str) -> None:
+    command = ("-m", module, "--there_is_no_such_flag")
+    red = re.compile(r"^(\[launch\] )?\x1b\[31m(error: )?.*there_is_no_such_flag.*\x1b\[0m\r\n$")
+    assert red.search(_run_on_terminal(*command, status=2)[0])
+    for plain in ({"NO_COLOR": "1"}, {"term": "dumb"}):
+        assert "\x1b" not in _run_on_terminal(*command, status=2, **plain)[0]
+    assert "\x1b" not in _run_on_terminal(*command, status=2, stderr=subprocess.PIPE)[1]
 
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines() -> None:

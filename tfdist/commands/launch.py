@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
         supervisor = Supervisor(plan, start, output, signals=signals, deadlines=deadlines, rules=rules, slots=slots)
         return supervisor.run()
     except TfdistError as error:
-        output.report(format_error(error))
+        output.report(format_error(error), "error")
         return error.exit_status
     finally:
         ignore_signals()

@@ -16,13 +16,13 @@ import rich.progress
 from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
-from tfdist.telemetry.console.console import Console, PlainConsole, outliving_terminal, write_line
+from tfdist.telemetry.console.console import STYLES, Console, PlainConsole, outliving_terminal, write_line
 from tfdist.telemetry.console.console_text import Progress, TrainingPlan, progress_line
 from tfdist.telemetry.facts import Level
 
-_REDRAWS_PER_SECOND = 5
+_REDRAWS_PER_SECOND, _REDRAWS_IN_NOTEBOOK = 5, 2
+_NOTEBOOK_BAR_WIDTH = 20  # columns
 _BAR_SHARE, _MIN_BAR_WIDTH = 8, 10  # of the terminal's width; columns
-_STYLES = {"info": "", "warning": "yellow", "error": "red"}
 
 
 def can_move_cursor(stdout: TextIO) -> bool:
@@ -65,7 +65,7 @@ class ProgressBarConsole(PlainConsole):
             return
         line = text if level == "info" else f"{level}: {text}"
         with outliving_terminal():
-            self._terminal.print(Text(line, style=_STYLES[level]), soft_wrap=True)
+            self._terminal.print(Text(line, style=STYLES[level]), soft_wrap=True)
 
     def close(self) -> None:
         super().close()
