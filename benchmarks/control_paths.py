@@ -32,7 +32,7 @@ from tfdist.checkpoint.write.snapshot import HostBuffer
 from tfdist.checkpoint.write.writer import Part, Snapshot, write_checkpoint
 from tfdist.errors import InUseError
 from tfdist.launch.processes import Worker
-from tfdist.launch.supervise.hangs import Deadlines, Watcher, look
+from tfdist.launch.supervise.hangs import Deadlines, Watcher, read_vitals
 from tfdist.storage import files as stored
 from tfdist.storage import lease
 from tfdist.telemetry import heartbeat
@@ -110,7 +110,7 @@ def watching(members: str, rounds: str) -> list[Figure]:
             for worker in workers[1:]:
                 shutil.copyfile(workers[0].heartbeat, worker.heartbeat)
             watcher = Watcher(Deadlines())
-            looked = time_call(lambda: watcher.find(look(workers), time.monotonic()))
+            looked = time_call(lambda: watcher.find(read_vitals(workers), time.monotonic()))
         tasks = [f"/job:worker/replica:0/task:{index}" for index in range(1, count)]
         with mock.patch.object(context.context(), "check_collective_ops_peer_health", answer):
             asked = time_call(lambda: multi_worker._ask_until_one_died(tasks, Once()))

@@ -28,7 +28,7 @@ from tfdist.experiment import train
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 from tfdist.xla_cache import keep_compiled
 
 _START_SECONDS = 120.0  # until a process builds its model, at most

@@ -34,7 +34,7 @@ from tfdist.data.pipeline import build_pipeline, dispose
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order, Source
-from tfdist.strategies.base import Topology
+from tfdist.strategies.strategy import Topology
 
 PARTS = ("memory", "records", "photo_records", "photo_folder", "first_batch", "bytes_per_worker")
 ALONE = Topology(worker_index=0, num_workers=1, num_local_replicas=1)

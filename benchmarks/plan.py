@@ -26,7 +26,7 @@ from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry.console.console import Console
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 PARTS = ("transformer", "recurrent", "unet")
 PRECISIONS = ("float32", "bfloat16")

@@ -54,7 +54,7 @@ class Steps(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: object = None) -> None:
         self._file = None
-        if os.environ.get("TFDIST_PLACE") == "0":
+        if os.environ.get("TFDIST_SLOT") == "0":
             self._file = os.open(os.environ[STEPS_FILE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
@@ -155,7 +155,7 @@ def _name_strategy(launcher: str) -> str:
 
 def _is_second_worker(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return "tfdist.main" in process.cmdline()[:3] and process.environ().get("TFDIST_PLACE") == "1"
+        return "tfdist.main" in process.cmdline()[:3] and process.environ().get("TFDIST_SLOT") == "1"
     return False
 
 

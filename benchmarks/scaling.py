@@ -19,10 +19,10 @@ from measuring import Figure, choose_size, make_ratio, measure_part, report, tak
 from trainings import Train, build_handwritten, build_training
 from workloads import Workload, convnet, deep_convnet, mlp
 
-from tfdist.strategies.base import Strategy
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.strategy import Strategy
 
 PARTS = ("multi_worker", "horovod")
 LAUNCH = {

@@ -28,15 +28,15 @@ from tfdist.data.sources.arrays import ArraySource
 from tfdist.experiment import train
 from tfdist.models.transformer import TransformerBlock
 from tfdist.storage import files
-from tfdist.strategies.base import Strategy
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.multi_worker import MultiWorker
+from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.json_text import from_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 PARTS = ("times", "times_horovod", "peak", "checkpoint")
 LAUNCH = ("--workers=2", "--pin_cpus")

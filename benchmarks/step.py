@@ -15,9 +15,9 @@ from measuring import Figure, choose_size, make_ratio, measure_part, report, tak
 from trainings import Train, build_fit, build_handwritten, build_training
 from workloads import Workload, mlp
 
-from tfdist.strategies.base import Strategy
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.loop.boundaries import Pace
 
 PARTS = ("one_device", "mirrored")

@@ -43,7 +43,7 @@ from tfdist.telemetry.sinks.prometheus import Prometheus
 from tfdist.telemetry.sinks.sink import Sink
 from tfdist.telemetry.sinks.wandb import Wandb
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 PARTS = ("report", "sinks")
 MOST_SECONDS, MOST_MEGABYTES = 5.0, 5.0

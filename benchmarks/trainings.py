@@ -21,7 +21,7 @@ from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import recompute_layers
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.boundaries import Pace, Vote
 from tfdist.training.loop.learner import build_learner

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources.source import Source
-from tfdist.strategies.base import Topology
+from tfdist.strategies.strategy import Topology
 
 # (workers, replicas of each)
 TOPOLOGIES = [(1, 2), (3, 1), (2, 2)]

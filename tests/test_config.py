@@ -68,6 +68,7 @@ FILES = {
     "broken.py": "x = 1\ndef f(:\n    pass\n",
     "nowhere.py": "x = 1\nimport nowhere_to_be_found\n",
     "dividing.py": "def f():\n    return 1 / 0\nf()\n",
+    "outdated.py": "x = 1\nimport tfdist.tasks.base\n",
     "runs/both.gin": """
         # Trains and evaluates one model.
         train.model = %MODEL
@@ -420,6 +421,18 @@ MISTAKES = [  # a text, and what the message begins with and holds
     ),
     ("import surely_nowhere_to_be_found\ntrain.model = 1", "0.gin:1: ", "Is it installed"),
     ("from tfdist.data.pipeline import served\ntrain.model = 1", "0.gin:1: ", "served any more. End your own pipeline"),
+    (
+        "from tfdist.tasks import base\ntrain.model = 1",
+        "0.gin:1: ",
+        "base any more. Write `from tfdist.tasks.task import",
+    ),
+    ("from tfdist.tuning.places import executor\ntune.seed = 1", "0.gin:1: ", "from tfdist.tuning.execution import"),
+    (
+        "train.model = 1\nimport outdated",
+        "0.gin:2: 'import outdated' failed: ",
+        "outdated.py:2",
+        "from tfdist.tasks.task import",
+    ),
     ("from library import build_head\ntrain.model = 1", "0.gin:1: ", "Write 'import library', and library.build_head"),
     ("train.model = 1\nimport broken", "0.gin:2: 'import broken' failed: ", "broken.py:2"),
     (

@@ -37,7 +37,7 @@ def test_the_tests_that_a_page_names_are_there() -> None:
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 SETTING = re.compile(r"(?<![\w.])(train|evaluate|predict|export|find_rate|tune|policy\.CheckpointPolicy)\.([a-z]\w*)")
 FILES = {"py", "gin", "json", "jsonl", "npz", "csv", "tsv"}
-GONE = REPOSITORY / "tfdist" / "config" / "files.py"  # names what was renamed, with what to write now
+GONE = REPOSITORY / "tfdist" / "config" / "files_and_modules.py"  # names what was renamed, with what to write now
 
 
 def blocks_of_pages(language: str) -> Iterator[tuple[str, str]]:
@@ -64,7 +64,7 @@ def list_commands() -> Iterator[tuple[str, str, str]]:
 
 
 def test_pages_and_messages_name_settings_that_exist() -> None:
-    known = {part.NAME: set(part.declared()) | FILES for part in PARTS}
+    known = {part.NAME: set(part.declarations()) | FILES for part in PARTS}
     texts = {page.name: page.read_text() for page in PAGES}
     for file in (REPOSITORY / "tfdist").rglob("*.py"):
         strings = [node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)]

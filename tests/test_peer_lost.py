@@ -118,7 +118,7 @@ def test_when_one_worker_is_told_to_leave_all_save_and_leave(tmp_path: pathlib.P
 def test_workers_that_do_not_fit_are_told_so_in_tensorflows_and_in_horovods_words() -> None:
     import tensorflow as tf
 
-    from tfdist.strategies.base import Topology
+    from tfdist.strategies.strategy import Topology
     from tfdist.training.run.run import explain_collective
 
     for said in (
@@ -140,7 +140,7 @@ def test_a_peer_that_answers_no_more_is_lost_in_gloos_words_too() -> None:
     """As they came from a worker of two whose other one had been stopped."""
     import tensorflow as tf
 
-    from tfdist.strategies.base import Topology
+    from tfdist.strategies.strategy import Topology
     from tfdist.training.run.run import explain_collective
 
     said = "[unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation to complete"

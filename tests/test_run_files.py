@@ -37,7 +37,7 @@ from tfdist.experiment import evaluate, train
 from tfdist.report import run_data
 from tfdist.serving import exporting, run_export
 from tfdist.serving.predicting import predict
-from tfdist.serving.settings import PredictSettings
+from tfdist.serving.serving_settings import PredictSettings
 from tfdist.storage import files
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
@@ -46,7 +46,7 @@ from tfdist.telemetry.run_directory import RUN_FILES, Policy, RunDirectory
 from tfdist.training.loop.callbacks import CallbackError
 from tfdist.training.recovery.rollback import Failure
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import EvaluateSettings, TrainSettings
+from tfdist.training.run.train_settings import EvaluateSettings, TrainSettings
 from tfdist.tuning.find_rate import FindRateSettings, find_rate
 from tfdist.tuning.schedule.journal import Journal, read_sweep
 
@@ -516,7 +516,7 @@ class Rows:
 def kill_at(call, name):
     \"\"\"Has this process kill itself when it asks the system for a call about a file of this name.\"\"\"
     from tfdist.serving import exporting, run_export
-    from tfdist.storage import local
+    from tfdist.storage import local_files
 
     def killing(*arguments):
         if any(name in str(each) for each in arguments):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import re
 from collections.abc import Iterator
 
 from support import REPOSITORY
@@ -36,7 +37,14 @@ ALLOWED = {
     "before_call": "a hook",
     "after_call": "a hook",
     "of": "of a reading: the seconds that it may take",
+    "adapted": "saved runs name the function of their model so",
+    "feed": "a verb",
+    "proceed": "a verb",
+    "preprocessing": "a noun",
+    "setting": "a noun",
+    "warning": "a level of events",
 }
+PARTICIPLE = re.compile(r"[a-z]+(ed|ing)|built|chosen|drawn|few|fine|kept|one|own|same|shown|written")
 
 
 def definitions() -> Iterator[tuple[str, ast.AST, str]]:
@@ -62,6 +70,66 @@ def test_no_name_is_one_of_the_words_that_name_nothing() -> None:
 def test_no_function_begins_with_a_preposition() -> None:
     begun = [(file, name) for file, _, name in definitions() if name.strip("_").split("_")[0] in PREPOSITIONS]
     assert not [each for each in begun if each[1] not in ALLOWED]
+
+
+def test_no_function_is_called_by_a_participle_alone() -> None:
+    called = [
+        (file, name)
+        for file, node, name in definitions()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_property(node)
+        if PARTICIPLE.fullmatch(name.strip("_")) and name not in ALLOWED
+    ]
+    assert not called
+
+
+def test_no_two_modules_share_a_name() -> None:
+    files: dict[str, list[str]] = collections.defaultdict(list)
+    for file in sorted((REPOSITORY / "tfdist").rglob("*.py")):
+        if file.name not in ("__init__.py", "__main__.py"):
+            files[file.stem].append(str(file.relative_to(REPOSITORY)))
+    assert not {name: found for name, found in files.items() if len(found) > 1}
+
+
+def test_what_is_public_has_a_docstring() -> None:
+    """Properties and what overrides a method, of a class here or of a library, need none."""
+    classes = {name: node for _, node, name in definitions() if isinstance(node, ast.ClassDef)}
+    bare = []
+    for file in sorted((REPOSITORY / "tfdist").rglob("*.py")):
+        for node in public(ast.parse(file.read_text()).body):
+            bare += [(file.name, node.name)] if ast.get_docstring(node) is None else []
+            methods = public(node.body) if isinstance(node, ast.ClassDef) else []
+            bare += [
+                (file.name, f"{node.name}.{method.name}")
+                for method in methods
+                if ast.get_docstring(method) is None
+                if not is_property(method) and not is_override(node, method.name, classes)
+            ]
+    assert not bare
+
+
+def public(body: list[ast.stmt]) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The definitions of a body whose names begin with no underscore."""
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            yield node
+
+
+def is_property(node: ast.AST) -> bool:
+    decorators = getattr(node, "decorator_list", [])
+    return any(re.search(r"property$|\.setter$", ast.unparse(each)) for each in decorators)
+
+
+def is_override(node: ast.ClassDef, method: str, classes: dict[str, ast.ClassDef]) -> bool:
+    """Whether a base class has the method; a library's class is taken to have any."""
+    for base in node.bases:
+        name = ast.unparse(base).partition("[")[0].rpartition(".")[2]
+        if name in classes:
+            own = [each.name for each in classes[name].body if isinstance(each, ast.FunctionDef)]
+            if method in own or is_override(classes[name], method, classes):
+                return True
+        elif name not in ("ABC", "Enum", "Exception", "Generic", "NamedTuple", "Protocol"):
+            return True
+    return False
 
 
 def test_no_two_classes_share_a_name() -> None:

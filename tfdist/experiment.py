@@ -22,13 +22,13 @@ from tfdist.training.loop.learner import build_model, check_fit, check_metric_su
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import check_start_from
 from tfdist.training.recovery.weights import check_exported, find_weights, put_weights
-from tfdist.training.run import assembly, checks
-from tfdist.training.run.checks import shorten
+from tfdist.training.run import assembly, validate_run
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
-from tfdist.training.run.settings import EvaluateSettings, TrainSettings
+from tfdist.training.run.train_settings import EvaluateSettings, TrainSettings
 from tfdist.training.run.trainer import Trainer, format_metrics
+from tfdist.training.run.validate_run import shorten
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.precision import set_precision
 from tfdist.tuning.search import hypermodel
@@ -54,7 +54,7 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
     check = functools.partial(check_start_from, *settings.start)
     opening = open_run(request, strategy, mode="train", settings=settings, check=check)
     with contextlib.ExitStack() as at_end, opening as run, Patches() as patches:
-        if run.place.is_finished and not request.repeats_end:
+        if run.claim.is_finished and not request.repeats_end:
             _clear_backup(run, settings, at_end)
             return None
         training = assembly.assemble(run, settings, model, patches)
@@ -106,7 +106,7 @@ def validate(settings: TrainSettings, tell: Callable[[str], None]) -> None:
     """
     model = hypermodel.builder_of(settings)
     check_start_from(*settings.start)
-    checks.check_training(settings, model, tell)
+    validate_run.check_training(settings, model, tell)
 
 
 def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
@@ -152,5 +152,5 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
 
 
 def validate_evaluation(settings: EvaluateSettings, run_dir: str, tell: Callable[[str], None]) -> None:
-    """As `validate`, for an evaluation of what `run_dir` holds."""
-    checks.check_evaluation(settings, hypermodel.builder_of_trained(settings, run_dir), tell)
+    """Checks an evaluation of `run_dir`'s weights, as `validate` checks a training."""
+    validate_run.check_evaluation(settings, hypermodel.builder_of_trained(settings, run_dir), tell)

@@ -165,7 +165,7 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
 
 
 def parse_profile(given: flags.FlagValues) -> ProfiledSteps | None:
-    """The steps to profile; raises UserError."""
+    """Returns the steps to profile; raises UserError."""
     if given.profile is None:
         return None
     if given.mode != "train":
@@ -255,7 +255,7 @@ def end_at_once() -> NoReturn:
 
 
 def choose_run_dir(given: flags.FlagValues) -> str:
-    """As given, or runs/ and the first gin file's name."""
+    """Returns --run_dir, or runs/ and the first gin file's name."""
     return given.run_dir or os.path.join("runs", pathlib.PurePath(given.gin_file[0]).stem)
 
 
@@ -337,7 +337,7 @@ def run_mode(given: flags.FlagValues, loaded: Any, load: Callable[[Sequence[str]
 def train(settings: Any, request: Any) -> None:
     """Trains, and draws the report of a run that was long enough for its page to cost nothing beside it."""
     from tfdist import experiment
-    from tfdist.report import report
+    from tfdist.report import write_pages
     from tfdist.telemetry.account import time_account
 
     result = experiment.train(settings, request)
@@ -345,7 +345,7 @@ def train(settings: Any, request: Any) -> None:
     if result is None or wall_seconds < DRAWN_FROM_SECONDS or not settings.strategy.topology.is_chief:
         return
     try:
-        path = report.write_run_page(request.run_dir) if report.can_draw() else None
+        path = write_pages.write_run_page(request.run_dir) if write_pages.can_draw() else None
     except Exception as error:  # of any class: the run itself is done, and its result stands
         write_line(sys.stderr, f"the report could not be drawn: {type(error).__name__}: {error}", "warning")
     else:
@@ -378,16 +378,16 @@ def load_roots(verbose: bool, *, starts_trials: bool = False) -> Mapping[str, Ca
     """The gin roots by name; imports TensorFlow, as the process from which trials are forked does at the same time."""
     if starts_trials:
         from tfdist.telemetry.console.quiet import quiet_tensorflow
-        from tfdist.tuning.places import local
+        from tfdist.tuning.execution import local_slots
 
         if not verbose:
             quiet_tensorflow(os.environ)
-        local.start_fork_server()
+        local_slots.start_fork_server()
     import_tensorflow(verbose)
-    from tfdist.serving.settings import ExportSettings, PredictSettings
-    from tfdist.training.run.settings import EvaluateSettings, TrainSettings
+    from tfdist.serving.serving_settings import ExportSettings, PredictSettings
+    from tfdist.training.run.train_settings import EvaluateSettings, TrainSettings
     from tfdist.tuning.find_rate import FindRateSettings
-    from tfdist.tuning.settings import TuneSettings
+    from tfdist.tuning.tune_settings import TuneSettings
 
     trained = (EvaluateSettings, PredictSettings, ExportSettings)
     return {each.NAME: each for each in (TrainSettings, *trained, FindRateSettings, TuneSettings)}

@@ -45,7 +45,7 @@ def missing_requirement(module: str) -> UserError | None:
     )
 
 
-def installed(package: str) -> str | None:
+def find_version(package: str) -> str | None:
     """The version of a package; None where it is not installed."""
     import importlib.metadata  # it takes longer than an answer to --help may
 
@@ -55,7 +55,7 @@ def installed(package: str) -> str | None:
         return None
 
 
-def installed_tensorflow(version_of: Callable[[str], str | None] = installed) -> dict[str, str]:
+def installed_tensorflow(version_of: Callable[[str], str | None] = find_version) -> dict[str, str]:
     """The version of each package that has the module `tensorflow`; none where it came in another way."""
     found = {package: version_of(package) for package in TENSORFLOW_PACKAGES}
     return {package: version for package, version in found.items() if version is not None}

@@ -59,10 +59,10 @@ def list_own_frames(error: BaseException) -> list[str]:
     or of the Python code that TensorFlow ran.
     """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
-    places = [f"{shown(f.filename)}:{f.lineno}, in {f.name}: {f.line}" for f in frames]
+    places = [f"{format_path(f.filename)}:{f.lineno}, in {f.name}: {f.line}" for f in frames]
     if not places and _is_graph_failure(error):
         named = [f for f in _graph_frames(_python_traceback(error) or str(error)) if is_own(f["file"])]
-        places = [f"{shown(f['file'])}:{f['line']}, in {f['function']}" for f in named]
+        places = [f"{format_path(f['file'])}:{f['line']}, in {f['function']}" for f in named]
     return list(dict.fromkeys(places))[-_MAX_PLACES:]
 
 
@@ -120,10 +120,10 @@ def where_defined(function: Any) -> str:
         filename, line = inspect.getsourcefile(found), inspect.getsourcelines(found)[1]
     except (TypeError, OSError, ValueError):
         return ""
-    return f" ({shown(filename)}:{line})" if filename and is_own(filename) else ""
+    return f" ({format_path(filename)}:{line})" if filename and is_own(filename) else ""
 
 
-def shown(filename: str) -> str:
+def format_path(filename: str) -> str:
     """A path as the user would write it: relative when it lies below the working directory."""
     relative = os.path.relpath(filename)
     return filename if relative.startswith("..") else relative

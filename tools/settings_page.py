@@ -19,11 +19,11 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 from marked_page import fill_page  # noqa: E402 (found only now)
 
 from tfdist.checkpoint.policy import CheckpointPolicy  # noqa: E402
-from tfdist.serving.settings import ExportSettings, PredictSettings  # noqa: E402
+from tfdist.serving.serving_settings import ExportSettings, PredictSettings  # noqa: E402
 from tfdist.settings.declaration import Settings, format_default  # noqa: E402
-from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings  # noqa: E402
+from tfdist.training.run.train_settings import EvaluateSettings, TrainedSettings, TrainSettings  # noqa: E402
 from tfdist.tuning.find_rate import FindRateSettings  # noqa: E402
-from tfdist.tuning.settings import TuneSettings  # noqa: E402
+from tfdist.tuning.tune_settings import TuneSettings  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "configuration.md"
 BEGIN, END = "<!-- the settings begin -->", "<!-- the settings end -->"
@@ -48,7 +48,7 @@ def render_page() -> str:
 
 def format_table(part: type[Settings]) -> str:
     """A row for each setting: required ones first, the others as they are declared; what evaluate has, by name."""
-    declared = part.declared()
+    declared = part.declarations()
     repeats = issubclass(part, TrainedSettings) and part is not EvaluateSettings
     shared = {field.name for field in dataclasses.fields(TrainedSettings)} if repeats else set()
     resumes = any(about.may_change for about in declared.values())

@@ -15,7 +15,7 @@ from tfdist.data.batches import BatchPlan
 from tfdist.data.sources.columns import Columns
 from tfdist.data.pipeline import build_pipeline
 from tfdist.data.formats.tfrecord import TFRecordSource
-from tfdist.strategies.base import Topology
+from tfdist.strategies.strategy import Topology
 
 pattern, how = sys.argv[1:]
 features = {"number": tf.io.FixedLenFeature((), tf.int64)}

@@ -16,9 +16,9 @@ from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline, dispose
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.as_source import as_source
-from tfdist.data.sources.source import Order, Reader, Source, Staged
+from tfdist.data.sources.source import Order, Reader, Source, StagedReader
 from tfdist.errors import UserError
-from tfdist.strategies.base import Topology
+from tfdist.strategies.strategy import Topology
 
 EXAMPLES = 29
 
@@ -151,11 +151,11 @@ class _Fetching(Source):
     structure = tf.TensorSpec([None], tf.int64)
     calls_python = True
 
-    def reader(self, order: Order) -> Staged:
+    def reader(self, order: Order) -> StagedReader:
         def fetch(positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
             return tf.ensure_shape(tf.numpy_function(lambda held: held**2, [positions], tf.int64), [None])
 
-        return Staged(fetch, lambda squares: squares + 1)
+        return StagedReader(fetch, lambda squares: squares + 1)
 
 
 @tf.function
@@ -184,7 +184,7 @@ class _Looking(Source):
             self.seen.add(sys._getframe().f_code.co_filename)
             return _later(positions)
 
-        return Staged(look, look) if self._is_staged else look
+        return StagedReader(look, look) if self._is_staged else look
 
 
 @pytest.mark.parametrize("is_staged", [True, False])

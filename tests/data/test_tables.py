@@ -16,7 +16,7 @@ from pyarrow import csv, parquet
 from tfdist.data.formats.input_files import file_version
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order
-from tfdist.data.tables.table_encoding import Encoder, Fitted, Rule, encode, raw_values
+from tfdist.data.tables.table_encoding import Encoder, FittedColumns, Rule, encode, raw_values
 from tfdist.data.tables.table_files import FLOAT, INTEGER, STRING, read_table
 from tfdist.data.tables.tables import Table
 from tfdist.errors import UserError
@@ -202,7 +202,7 @@ def test_what_is_wrong_with_files_gets_a_message(tmp_path: pathlib.Path) -> None
 
 # As an export encodes
 
-FITTED = Fitted({"c": ["blue", "red"], "n": [3, 7]}, {"x": 2.0, "y": -1.0}, {"x": 0.5, "y": 3.0})
+FITTED = FittedColumns({"c": ["blue", "red"], "n": [3, 7]}, {"x": 2.0, "y": -1.0}, {"x": 0.5, "y": 3.0})
 CATEGORY: dict[str, Any] = {"name": "c", "kind": STRING, "is_category": True}
 NUMBER: dict[str, Any] = {"name": "x", "kind": FLOAT}
 

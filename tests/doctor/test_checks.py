@@ -10,7 +10,7 @@ import pytest
 import support
 
 from tfdist.config import loading
-from tfdist.doctor import facts, findings, machine, network, versions
+from tfdist.doctor import findings, machine, network, versions, worker_facts
 from tfdist.doctor.findings import Finding
 
 FITTING = {
@@ -130,25 +130,25 @@ def test_what_slows_or_stops_the_network_is_found(
 
 
 def test_workers_that_differ_are_told_apart() -> None:
-    mine = facts.collect(versions={"tensorflow": "2.21.0", "libtpu": "1"}, settings={"a.b": "1"}, num_devices=2)
-    same = facts.compare(mine, mine, "worker 1")
-    assert [each.level for each in same] == ["ok"] and facts.settings_digest({"a.b": "1"}) in same[0].what
+    mine = worker_facts.collect(versions={"tensorflow": "2.21.0", "libtpu": "1"}, settings={"a.b": "1"}, num_devices=2)
+    same = worker_facts.compare(mine, mine, "worker 1")
+    assert [each.level for each in same] == ["ok"] and worker_facts.settings_digest({"a.b": "1"}) in same[0].what
     theirs = mine | {"code": "other", "num_devices": 1, "settings": {"a.b": "2"}, "versions": {"tensorflow": "2.20.0"}}
-    found = facts.compare(mine, theirs, "worker 1")
+    found = worker_facts.compare(mine, theirs, "worker 1")
     assert [each.level for each in found] == ["problem"] * 4
     assert "tensorflow 2.20.0, here 2.21.0" in found[0].what and "a.b: 2 there, 1 here" in found[2].what
-    assert [e.level for e in facts.compare(mine, mine | {"settings": None}, "worker 1")] == ["warning"]
+    assert [e.level for e in worker_facts.compare(mine, mine | {"settings": None}, "worker 1")] == ["warning"]
     only_beside = mine | {"versions": {"tensorflow": "2.21.0"}}
-    assert [e.level for e in facts.compare(mine, only_beside, "worker 1")] == ["note"]
+    assert [e.level for e in worker_facts.compare(mine, only_beside, "worker 1")] == ["note"]
 
 
 def test_the_digest_of_the_code_follows_every_file(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\n")
-    before = facts.code_digest(tmp_path)
+    before = worker_facts.code_digest(tmp_path)
     (tmp_path / "a.txt").write_text("no code")
-    assert facts.code_digest(tmp_path) == before
+    assert worker_facts.code_digest(tmp_path) == before
     (tmp_path / "a.py").rename(tmp_path / "b.py")
-    assert facts.code_digest(tmp_path) != before
+    assert worker_facts.code_digest(tmp_path) != before
 
 
 def test_the_later_statement_of_a_setting_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,8 @@ def test_the_later_statement_of_a_setting_counts(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_findings_are_lines_that_say_why_and_what_to_do() -> None:
-    found = [findings.fine("machine", "good"), Finding("problem", "ports", "taken\nby x", "It is needed.", "End x.")]
+    problem = Finding("problem", "ports", "taken\nby x", "It is needed.", "End x.")
+    found = [findings.ok_finding("machine", "good"), problem]
     assert findings.format_finding(found[1]).splitlines() == [
         "problem  ports     taken",
         "                   by x",

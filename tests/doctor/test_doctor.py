@@ -18,7 +18,7 @@ from gcs.server import GcsServer
 
 from tfdist.commands.doctor import main
 from tfdist.errors import EXIT_DONE, EXIT_USER_ERROR
-from tfdist.launch.local import tf_config
+from tfdist.launch.local_workers import tf_config
 
 DIGITS = "--gin_file=configs/experiments/digits.gin"
 

@@ -33,12 +33,12 @@ from tfdist.recipes import schedules
 from tfdist.recipes.groups import Group, Grouped, LayerwiseDecay
 from tfdist.recipes.lora import adapted
 from tfdist.recipes.optimizers import Lars
-from tfdist.strategies.base import Strategy
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.pipelined import Pipelined
+from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.adversarial import Adversarial
 from tfdist.tasks.contrastive import Contrastive
 from tfdist.tasks.distillation import Distillation
@@ -47,7 +47,7 @@ from tfdist.tasks.multi_task import UncertaintyWeighted
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.recovery.rollback import Rollback
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 
 class PaddedMirrored(Mirrored):

@@ -137,9 +137,9 @@ def misspelt(dice: random.Random, name: str) -> str:
 
 def value(dice: random.Random) -> Case:
     """A setting with a value of another kind."""
-    from tfdist.training.run.settings import TrainSettings
+    from tfdist.training.run.train_settings import TrainSettings
 
-    own = [f"train.{name}" for name in TrainSettings.declared()]
+    own = [f"train.{name}" for name in TrainSettings.declarations()]
     setting = dice.choice([*own, *own, *material.SETTINGS])
     given = dice.choice(material.SMALL_VALUES if setting in material.COSTLY else material.VALUES)
     arguments = ["--gin_file=configs/experiments/digits.gin", *material.params(*material.IMPORTS)]

@@ -22,7 +22,7 @@ import tfdist
 from tfdist.data.sources import user_dataset
 from tfdist.keras_patches.patches import Patches, SharedPatch
 from tfdist.recipes.groups import Group, Grouped
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 
 ROOMS = ("training", "tasks", "recipes", "strategies", "keras_fit", "data")
 REPLACED = {  # attributes of Keras's objects that some room replaces

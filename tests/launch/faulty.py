@@ -1,6 +1,6 @@
 """Workers that fail, each fault once in a run, however often that is started.
 
-TFDIST_TEST_FAULTS names a directory with faults.json, a list of [KIND, PLACE, STEP]. A worker takes a fault by making a
+TFDIST_TEST_FAULTS names a directory with faults.json, a list of [KIND, SLOT, STEP]. A worker takes a fault by making a
 file there, so a start that comes later does not meet it again. Faults of a start have the number of that start, counted
 from 1, in place of the step.
 """
@@ -24,7 +24,7 @@ from crashes import experiment
 from tfdist.training.recovery.recovery import Recovery
 
 DIRECTORY = "TFDIST_TEST_FAULTS"
-PLACE = int(os.environ.get("TFDIST_PLACE", "0"))
+SLOT = int(os.environ.get("TFDIST_SLOT", "0"))
 AT_START = ("never_starts", "port_taken", "dies_at_once")
 LISTEN = """
 import socket, sys, time
@@ -43,8 +43,8 @@ def take(kinds: tuple[str, ...], *, at: int, at_start: bool) -> str | None:
     if not directory:
         return None
     faults = json.loads(pathlib.Path(directory, "faults.json").read_text())
-    for number, (kind, place, when) in enumerate(faults):
-        is_due = kind in kinds and place == PLACE and (when == at if at_start else when <= at)
+    for number, (kind, slot, when) in enumerate(faults):
+        is_due = kind in kinds and slot == SLOT and (when == at if at_start else when <= at)
         if is_due and not pathlib.Path(directory, f"taken{number}").exists():
             pathlib.Path(directory, f"taken{number}").touch()
             return kind
@@ -67,7 +67,7 @@ def fail(kind: str | None) -> None:
         case "dies_at_once":
             os._exit(9)
         case "port_taken":
-            port = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][PLACE].rpartition(":")[2]
+            port = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][SLOT].rpartition(":")[2]
             listener = subprocess.Popen([sys.executable, "-c", LISTEN, port], stdout=subprocess.PIPE)
             listener.stdout.readline()
 
@@ -105,12 +105,12 @@ def build_plain_model() -> keras.Model:
 
 
 def _count_start() -> int:
-    """Which start of the run this is, for this place."""
+    """Which start of the run this is, for this slot."""
     directory = pathlib.Path(os.environ[DIRECTORY])
     number = 1
-    while (directory / f"start{PLACE}-{number}").exists():
+    while (directory / f"start{SLOT}-{number}").exists():
         number += 1
-    (directory / f"start{PLACE}-{number}").touch()
+    (directory / f"start{SLOT}-{number}").touch()
     return number
 
 

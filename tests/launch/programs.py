@@ -79,9 +79,9 @@ from tfdist.telemetry import heartbeat
 heartbeat.begin(os.environ[heartbeat.VARIABLE])
 run_dir = here / "run"
 heartbeat.set_exit_info(run_dir=str(run_dir))
-place = int(os.environ["TFDIST_PLACE"])
+slot = int(os.environ["TFDIST_SLOT"])
 start = 1
-while (here / f"start{place}-{start}").exists():
+while (here / f"start{slot}-{start}").exists():
     start += 1
-mark(f"start{place}-{start}")
+mark(f"start{slot}-{start}")
 """

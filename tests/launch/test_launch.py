@@ -21,7 +21,7 @@ from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, b
 from tfdist.commands.launch import parse
 from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch import processes
-from tfdist.launch.horovod import serve_rendezvous
+from tfdist.launch.horovod_workers import serve_rendezvous
 from tfdist.launch.hosted_worker import HostedWorker
 from tfdist.launch.supervise.output import STDOUT, Output
 from tfdist.launch.supervise.watch import Ending, find_root_cause
@@ -233,10 +233,10 @@ def test_a_signal_ends_the_waiting_for_the_next_start(launch: Callable[..., Run]
 def test_others_go_on_without_a_worker_that_does_not_come_back(launch: Callable[..., Run], launcher: str) -> None:
     program = """
 run_dir.mkdir(exist_ok=True)
-if place == 1:
+if slot == 1:
     sys.exit(9)
 if "TFDIST_ALL_WORKERS" in os.environ:
-    print("with", os.environ["TFDIST_ALL_WORKERS"], "as", place, index)
+    print("with", os.environ["TFDIST_ALL_WORKERS"], "as", slot, index)
     sys.exit(0)
 time.sleep(100)
 """
@@ -245,7 +245,7 @@ time.sleep(100)
     status, stdout, stderr = run.end()
     assert status == 0, stderr
     assert sorted(stdout) == ["[worker 0] with 3 as 0 0", "[worker 1] with 3 as 2 1"]
-    assert any("(restart 2) without place 1." in line for line in stderr)
+    assert any("(restart 2) without slot 1." in line for line in stderr)
     assert [event["details"]["places"] for event in events(run, "restarted")] == [[0, 1, 2], [0, 2]]
 
 

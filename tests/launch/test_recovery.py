@@ -151,7 +151,7 @@ def test_two_of_three_workers_go_on_and_the_third_is_taken_in_again(
     assert [event["places"] for event in details(run, "restarted")] == [[0, 1, 2], [0, 1, 2], [0, 1], [0, 1, 2]]
     assert [event["num_workers"] for event in details(run, "training_started")] == [3, 2, 3]
     assert [event["num_microbatches"] for event in details(run, "fewer_workers")] == [2]
-    assert done.said("(restart 3) without place 2.")
+    assert done.said("(restart 3) without slot 2.")
     ours, theirs = run.weights(), undisturbed(3, plain).weights()
     assert ours.keys() == theirs.keys()
     for name, array in ours.items():

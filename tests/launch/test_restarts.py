@@ -172,8 +172,8 @@ def test_a_heartbeat_shows_what_a_process_does_and_what_it_told(tmp_path: pathli
     mine.beat(heartbeat.TRAINING, 7)
     mine.beat(heartbeat.BETWEEN)
     mine.beat(heartbeat.TRAINING, 8)
-    mine.storing(True, writer=1)
-    mine.storing(False, writer=2)
+    mine.set_storing(True, writer=1)
+    mine.set_storing(False, writer=2)
     shown = read(path)
     assert (shown.phase, shown.step, shown.turn, shown.is_storing) == (heartbeat.TRAINING, 8, 4, True)
     assert before <= shown.moment <= time.monotonic() and 0 < shown.recent_seconds <= shown.longest_seconds < 60
@@ -233,7 +233,7 @@ def test_stacks_are_whole_behind_earlier_ones_with_characters_of_several_bytes(t
                 file.write("Thread 0x2: b.py\n")
 
     stacks_path(Answering.heartbeat).write_text("Thread 0x1: Übungen/größte.py\n", encoding="utf-8")
-    assert stacks.ask([Answering()], [vital(0, reading())]) == {0: "Thread 0x2: b.py\n"}
+    assert stacks.collect_stacks([Answering()], [vital(0, reading())]) == {0: "Thread 0x2: b.py\n"}
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from tfdist.planning.estimate import (
     DeviceGroup,
     Limits,
     PlannedTraining,
-    Traced,
+    TracedStep,
     estimate_group,
     estimate_memory,
     plan_checkpoints,
@@ -69,7 +69,7 @@ def training(batch: int = 64) -> PlannedTraining:
         global_batch_size=batch,
         total_steps=1000,
         precisions=("float32", "bfloat16"),
-        trace=lambda precision, recomputes: Traced(*(step_of(n, recomputes=recomputes) for n in (8, 64))),
+        trace=lambda precision, recomputes: TracedStep(*(step_of(n, recomputes=recomputes) for n in (8, 64))),
         compile_step=lambda group, choice: None,
         policy=None,
     )
@@ -186,7 +186,7 @@ def test_measurements_of_a_run_take_the_place_of_estimates(tmp_path: Path) -> No
 REDUCED = """
 import sys
 
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 
 sent = []
 own = Strategy.sum_gradients

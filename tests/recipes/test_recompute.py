@@ -11,7 +11,7 @@ import pytest
 from training.trainings import run
 
 from tfdist.errors import UserError
-from tfdist.models.transformer import TransformerBlock
+from tfdist.models.transformer import PositionEmbedding, TransformerBlock
 from tfdist.recipes.recompute import choose_layers
 
 
@@ -80,3 +80,9 @@ def test_a_mistake_is_one_message(tmp_path: pathlib.Path, changes: dict[str, Any
     with pytest.raises(UserError) as caught:
         run(tmp_path, **(SETTINGS | changes))
     assert words in str(caught.value)
+
+
+def test_files_of_models_keep_the_name_of_the_position_embedding() -> None:
+    layer = PositionEmbedding()
+    described = keras.saving.serialize_keras_object(layer)
+    assert (layer.name, described["class_name"], described["registered_name"]) == ("places", "Places", "tfdist>Places")

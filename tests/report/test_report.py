@@ -17,9 +17,9 @@ from report.written_runs import BEGAN, WrittenRun, eventful_run
 from support import REPOSITORY, clean_environment, run_python, wait_until
 
 from tfdist.report.comparison import find_differing_settings, shorten_paths
-from tfdist.report.report import write_comparison, write_run_page
 from tfdist.report.run_data import Curve, read_run
 from tfdist.report.run_page import list_notes
+from tfdist.report.write_pages import write_comparison, write_run_page
 from tfdist.storage import files
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -12,8 +12,8 @@ from support import REPOSITORY
 from tfdist.errors import UserError
 from tfdist.settings.checks import COUNT, FUNCTION, SECONDS, SEED, SWITCH, one_of, or_none, text
 from tfdist.settings.declaration import Settings, setting
-from tfdist.training.run.claim import lasting
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.claim import select_fixed_settings
+from tfdist.training.run.train_settings import TrainSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,8 +67,8 @@ def test_the_kind_of_an_object_is_named_and_not_its_address() -> None:
 
 def test_what_may_change_on_resume_is_what_is_declared_so() -> None:
     assert Part.changeable() == ["part.mode"]
-    settings = {f"train.{name}": "1" for name in TrainSettings.declared()}
-    kept = lasting(settings)
+    settings = {f"train.{name}": "1" for name in TrainSettings.declarations()}
+    kept = select_fixed_settings(settings)
     assert set(settings) - set(kept) == set(TrainSettings.changeable())
     assert "train.seed" in kept and "train.epochs" not in kept
 
@@ -79,4 +79,4 @@ def test_the_page_of_all_settings_is_what_they_declare() -> None:
     assert settings_page.render_page() == page, "run: python tools/settings_page.py"
     assert (REPOSITORY / "docs" / "configuration.md").samefile(settings_page.PAGE)
     for part in settings_page.PARTS:
-        assert all(f"| `{name}` |" in page for name in part.declared())
+        assert all(f"| `{name}` |" in page for name in part.declarations())

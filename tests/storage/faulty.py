@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfdist.storage import local
+from tfdist.storage import local_files
 
 CHANGING = ("replace", "link", "unlink", "mkdir", "rmdir", "exchange")  # their last argument is what is changed
 
@@ -29,7 +29,7 @@ class Calls:
         return _exchange if name == "exchange" else getattr(os, name)
 
 
-_exchange = local.exchange
+_exchange = local_files.exchange
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,12 +108,12 @@ class FaultyCalls(Calls):
 @contextlib.contextmanager
 def installed(calls: Calls) -> Iterator[None]:
     """Lets every local path go through `calls` meanwhile."""
-    before = local.os, local.exchange
-    local.os, local.exchange = calls, calls.exchange
+    before = local_files.os, local_files.exchange
+    local_files.os, local_files.exchange = calls, calls.exchange
     try:
         yield
     finally:
-        local.os, local.exchange = before
+        local_files.os, local_files.exchange = before
 
 
 def crash_everywhere(function: Callable[[int], None], check: Callable[[int, Boundary | None], None]) -> int:

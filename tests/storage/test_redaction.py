@@ -19,7 +19,7 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import Sink, SinkDispatcher
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import run_facts as facts_of_run
-from tfdist.training.run.settings import TelemetrySettings
+from tfdist.training.run.train_settings import TelemetrySettings
 
 SECRET = "hunter2"
 

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 from equivalence.cases import STRATEGIES
 
-from tfdist.strategies.base import Strategy, replica_index
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
+from tfdist.strategies.strategy import Strategy, replica_index
 from tfdist.strategies.sums import PRECISIONS, sum_in_16_bits
 
 SIZES = {"kernel": (70, 51), "bias": (51,), "small": (33,), "large": (40, 8), "one": ()}

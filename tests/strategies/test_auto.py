@@ -16,9 +16,9 @@ from support import CLUSTER_VARIABLES
 from tfdist.errors import UserError
 from tfdist.strategies import horovod
 from tfdist.strategies.auto import choose
-from tfdist.strategies.base import refuse_others
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.strategy import refuse_others
 
 
 def tf_config(workers: int) -> dict[str, str]:

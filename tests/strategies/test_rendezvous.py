@@ -17,7 +17,7 @@ import pytest
 import support
 
 from tfdist.errors import EXIT_PEER_LOST, EXIT_USER_ERROR
-from tfdist.launch.local import reserve_port, tf_config
+from tfdist.launch.local_workers import reserve_port, tf_config
 from tfdist.strategies.cluster import rendezvous
 from tfdist.strategies.cluster.rendezvous import PROTOCOL, Meeting, WrongPeer, decode
 from tfdist.strategies.cluster.tf_config import Cluster

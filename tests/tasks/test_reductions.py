@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.tasks.base import Objective, Task, Term, reduce_terms
 from tfdist.tasks.supervised import Supervised
+from tfdist.tasks.task import Objective, Task, Term, reduce_terms
 from tfdist.training.step.gradients import forward, quotients
 
 N, T = 12, 5

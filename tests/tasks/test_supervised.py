@@ -15,8 +15,8 @@ from tfdist.data.sources.arrays import ArraySource
 from tfdist.errors import UserError
 from tfdist.serving.inputs import name_outputs
 from tfdist.strategies.one_device import OneDevice
-from tfdist.tasks.base import Task
 from tfdist.tasks.supervised import Supervised
+from tfdist.tasks.task import Task
 from tfdist.training.loop.learner import build_model, check_fit
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.step.gradients import forward, quotients

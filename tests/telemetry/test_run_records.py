@@ -24,7 +24,7 @@ from tfdist.telemetry.console.console import Console, PlainConsole
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.metrics import MetricsLog
+from tfdist.telemetry.metrics_log import MetricsLog
 from tfdist.telemetry.result import RunResult, Start, versions, write_result
 from tfdist.telemetry.run_directory import RunDirectory
 

@@ -13,15 +13,15 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.base import Strategy
 from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.strategy import Strategy
 from tfdist.strategies.tpu import TpuProgram
 from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry.console.progress_bar import open_console
 from tfdist.training.run import assembly
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import open_run
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 pytestmark = pytest.mark.slow
 

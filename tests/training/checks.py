@@ -11,7 +11,7 @@ from equivalence.cases import with_weightless_batch
 from training.trainings import one_hot_digits, softmax_model
 
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.step.normalization import global_moments, synchronize
 from tfdist.training.step.randomness import separate_replicas, set_seeds

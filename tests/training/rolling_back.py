@@ -18,7 +18,7 @@ import keras
 from equivalence.cases import DIVERGING, STRATEGIES
 from training.trainings import run_program, train_base
 
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 
 STEPS: list[int] = []  # of this process; what the callback held would come back from a checkpoint
 

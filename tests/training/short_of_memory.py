@@ -18,7 +18,7 @@ import tensorflow as tf
 from equivalence.cases import STRATEGIES, digits
 from training.trainings import run_program, train_base
 
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 
 WIDTH = 1_000_000  # numbers that an example's activations take, 256 MB for a batch of 64
 

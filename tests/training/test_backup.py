@@ -19,7 +19,7 @@ from tfdist.storage import lease
 from tfdist.strategies.one_device import OneDevice
 from tfdist.training.loop.callbacks import check_callbacks
 from tfdist.training.recovery.weights import find_checkpoint
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 pytestmark = pytest.mark.slow
 

@@ -20,8 +20,8 @@ from tfdist.training.loop.callbacks import (
     TEST_BATCH_HOOKS,
     TRAIN_BATCH_HOOKS,
     Callbacks,
-    acting,
     check_callbacks,
+    list_active_callbacks,
     writes,
 )
 
@@ -40,7 +40,7 @@ def test_callbacks_of_keras_that_do_nothing_in_a_batch_hook_shorten_no_call(tmp_
         keras.callbacks.CSVLogger("x.csv"),
         keras.callbacks.LambdaCallback(on_epoch_end=print),
     ]
-    assert acting(idle, TRAIN_BATCH_HOOKS) == acting(idle, TEST_BATCH_HOOKS) == []
+    assert list_active_callbacks(idle, TRAIN_BATCH_HOOKS) == list_active_callbacks(idle, TEST_BATCH_HOOKS) == []
     busy = [
         keras.callbacks.ModelCheckpoint("x.keras", save_freq=10),
         keras.callbacks.TensorBoard("x", update_freq="batch"),
@@ -49,10 +49,10 @@ def test_callbacks_of_keras_that_do_nothing_in_a_batch_hook_shorten_no_call(tmp_
         StopsInTheMiddle(),
     ]
     for callback in busy:
-        assert acting([callback], TRAIN_BATCH_HOOKS) == [type(callback).__name__]
+        assert list_active_callbacks([callback], TRAIN_BATCH_HOOKS) == [type(callback).__name__]
     profiling = keras.callbacks.TensorBoard("x")
     profiling._should_trace = True  # as profile_batch makes it, which starts a profiler at once
-    assert acting([profiling], TRAIN_BATCH_HOOKS) == ["TensorBoard"]
+    assert list_active_callbacks([profiling], TRAIN_BATCH_HOOKS) == ["TensorBoard"]
     assert keras.callbacks.TensorBoard("x")._should_trace is False
 
 

@@ -15,8 +15,8 @@ from training.trainings import run
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources.source import RandomAccessSource
-from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.strategy import Topology
 from tfdist.training.watch import waiting
 from tfdist.training.watch.waiting import InputWait, timed_next
 

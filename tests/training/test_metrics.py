@@ -14,8 +14,8 @@ from training.checks import MANY_METRICS
 from training.trainings import one_hot_digits, run
 
 from tfdist.errors import UserError
-from tfdist.tasks.base import MetricSpec
 from tfdist.tasks.supervised import Supervised
+from tfdist.tasks.task import MetricSpec
 from tfdist.training.loop.learner import check_metric_sums
 from tfdist.training.step.metrics import MetricGroup
 

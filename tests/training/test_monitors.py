@@ -6,8 +6,8 @@ import keras
 import pytest
 
 from tfdist.errors import UserError
-from tfdist.tasks.base import MetricSpec
 from tfdist.tasks.supervised import Supervised
+from tfdist.tasks.task import MetricSpec
 from tfdist.training.loop.best import check_monitors, reported_by
 from tfdist.training.step.metrics import MetricGroup
 

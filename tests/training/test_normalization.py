@@ -18,9 +18,9 @@ from training.trainings import activity_model, constrained_model, run
 
 from tfdist.experiment import validate
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice
-from tfdist.training.run.settings import TrainSettings
+from tfdist.strategies.strategy import Topology
+from tfdist.training.run.train_settings import TrainSettings
 from tfdist.training.step.layer_state import moving_variables, separate_losses
 from tfdist.training.step.lockstep import meet, side_by_side
 from tfdist.training.step.normalization import batch_norm_layers, global_moments, is_synchronized, synchronize

@@ -25,7 +25,7 @@ from tfdist.storage import files
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.training.sharding.sharded_update import build_sharded
 from tfdist.training.sharding.shards import LateValues, Shards
-from tfdist.training.sharding.tensor_parallel import chosen
+from tfdist.training.sharding.tensor_parallel import choose_splits
 
 WORKERS = ["-m", "tfdist.launch", "--workers=2", "--backoff_seconds=0.1"]
 
@@ -147,7 +147,7 @@ def test_each_replica_holds_its_share() -> None:
     for count in (2, 3, 4):
         strategy._topology = type(strategy.topology)(0, count, 1)
         shards = Shards(strategy, model.trainable_variables, "optimizer")
-        shards.place()
+        shards.place_variables()
         sizes = {id(v): int(np.prod(v.shape)) for v in model.trainable_variables}
         shares = [sum(sizes[id(v)] for v in model.trainable_variables if shards.owner(v) == r) for r in range(count)]
         assert sum(shares) == model.count_params() and max(shares) - min(shares) <= max(sizes.values())
@@ -204,7 +204,8 @@ def test_layers_are_cut_along_what_is_theirs_alone() -> None:
     x = keras.layers.MultiHeadAttention(4, 4, name="attention")(x, x)
     x = keras.layers.Dense(6, kernel_regularizer="l2", name="penalized")(x)
     model = keras.Model(inputs, keras.layers.Dense(3, name="odd")(x))
-    splits = {split.variable.path: (split.axis, split.output_axis) for split in chosen(model, ["words", "att*"], 4)}
+    found = choose_splits(model, ["words", "att*"], 4)
+    splits = {split.variable.path: (split.axis, split.output_axis) for split in found}
     assert splits == {
         "words/embeddings": (1, -1),
         "attention/query/kernel": (1, 2),  # heads
@@ -214,7 +215,7 @@ def test_layers_are_cut_along_what_is_theirs_alone() -> None:
     }
     for pattern in ("penalized", "odd", "none"):
         with pytest.raises(UserError, match=f"names '{pattern}', and no layer of that name"):
-            chosen(model, [pattern], 2)
+            choose_splits(model, [pattern], 2)
 
 
 def test_a_penalty_of_spread_weights_is_refused() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import support
 
-from tfdist.strategies.base import Topology
+from tfdist.strategies.strategy import Topology
 from tfdist.training.watch.waiting import Stragglers
 
 SLOW_SECONDS = 0.4  # that a busy machine does not make the other worker seem slow too

@@ -15,11 +15,11 @@ from equivalence.cases import BASE, digits
 
 from tfdist.command_line import exit_status_of
 from tfdist.experiment import train
-from tfdist.strategies.base import Strategy
 from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry.result import RunResult
 from tfdist.training.run.request import ProfiledSteps, Request
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 STEPS_PER_EPOCH = 7
 SMALL = BASE | {"deterministic": False, "eval_data": lambda: digits(101)}

@@ -20,8 +20,8 @@ from training.checks import MANY_METRICS, WEIGHTLESS, drawn_masks, moments, norm
 from training.trainings import Trained, constrained_model, run
 
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.base import Strategy
 from tfdist.strategies.mirrored import Mirrored
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.step.optimizer import disable_reduction
 
 Check = Callable[[Strategy, pathlib.Path], Any]

@@ -16,7 +16,7 @@ from tuning.sweeps import Sweep, arguments, write_experiment
 
 from tfdist.errors import UserError
 from tfdist.strategies.one_device import OneDevice
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.space import Space
 

@@ -17,11 +17,11 @@ from tuning.sweeps import Running, Sweep, arguments, held, running, write_experi
 
 from tfdist.errors import UserError
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places import executor, ray_tasks
+from tfdist.tuning.execution import executor, ray_tasks
 
 pytestmark = pytest.mark.slow
 
-ON_RAY = ("from tfdist.tuning.places import executor", "tune.executor = @executor.Ray()")
+ON_RAY = ("from tfdist.tuning.execution import executor", "tune.executor = @executor.Ray()")
 EPOCHS = 20
 LONG = (f"train.epochs = {EPOCHS}", "train.steps_per_call = 1", "train.callbacks = [@tiny.Held()]")
 SAVING = ("from tfdist.checkpoint import policy", "train.checkpoint = @policy.CheckpointPolicy(every_epochs=1)")

@@ -12,7 +12,7 @@ from tfdist.errors import EXIT_IN_USE, PeerLostError, UserError
 from tfdist.launch.processes import deal
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places.trials import OUT_OF_MEMORY
+from tfdist.tuning.execution.trials import OUT_OF_MEMORY
 from tfdist.tuning.schedule.chief import Interruptions
 from tfdist.tuning.schedule.trial import ActiveTrial, TuneObjective
 

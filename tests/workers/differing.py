@@ -23,12 +23,12 @@ import tfdist
 from tfdist import experiment
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.strategies import failure_report
-from tfdist.strategies.base import Strategy
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.multi_worker import MultiWorker
+from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import EvaluateSettings, TrainSettings
+from tfdist.training.run.train_settings import EvaluateSettings, TrainSettings
 
 NUM_EXAMPLES = 64
 

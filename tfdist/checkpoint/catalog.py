@@ -103,7 +103,7 @@ def step_of(path: str) -> int:
 
 
 def verify(entry: Entry) -> str | None:
-    """What is wrong with a checkpoint, naming the file; None when every byte is as it was written.
+    """Returns what is wrong with a checkpoint, with the file's name; None when every byte is as it was written.
 
     Raises OSError when the store does not answer.
     """

@@ -87,7 +87,7 @@ CHECKPOINT = Check(
 
 
 def resolve_policy(checkpoint: CheckpointPolicy | str) -> CheckpointPolicy | None:
-    """What a setting that passed CHECKPOINT means; None: no checkpoints."""
+    """Returns the policy of a setting that passed CHECKPOINT; None: no checkpoints."""
     if isinstance(checkpoint, CheckpointPolicy):
         return checkpoint
     return CheckpointPolicy() if checkpoint == AUTO else None

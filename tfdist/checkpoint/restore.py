@@ -23,7 +23,7 @@ from tfdist.telemetry.events import EventLog
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """A run between two steps.
+    """The state of a run between two steps.
 
     Attributes:
       step: optimizer updates that were done.
@@ -83,7 +83,7 @@ def load(path: str, *, verify: bool = True, wanted: Callable[[str], bool] = lamb
 
 
 def match_tensors(tensors: Mapping[str, np.ndarray], wanted: Vote, *, partial: bool) -> dict[str, np.ndarray]:
-    """Those of `tensors` that `wanted` names.
+    """Returns those of `tensors` that `wanted` names.
 
     Raises UserError listing what is missing, left over, or of another shape or type; with `partial` all of this is
     left out, and `list_differences` names it.
@@ -154,7 +154,7 @@ def whole_name(name: str) -> str:
 
 
 def cut_slice(array: np.ndarray, name: str) -> np.ndarray:
-    """Of a whole array the slice that a marked name means; all of it for any other name."""
+    """Returns the slice of a whole array that a marked name means; the whole array for any other name."""
     found = _MARK.search(name)
     if found is None or not array.ndim:
         return array

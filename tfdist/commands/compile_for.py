@@ -64,7 +64,7 @@ def _format_json(found: Sequence[Any]) -> str:
 
 def _format_text(found: Sequence[Any]) -> str:
     from tfdist.telemetry.console.console_text import in_bytes
-    from tfdist.tpu_compiler.report import format_table
+    from tfdist.tpu_compiler.compile_report import format_table
 
     program = found[0].program
     notes = dict.fromkeys(f"\nnote: {note}" for each in found for note in each.notes)

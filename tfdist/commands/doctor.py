@@ -20,10 +20,10 @@ from typing import Any
 
 from tfdist import command_line
 from tfdist.command_line import exit_status_of, flags
-from tfdist.doctor import facts as facts_of
 from tfdist.doctor import findings as say
 from tfdist.doctor import network
-from tfdist.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding, fine
+from tfdist.doctor import worker_facts as facts_of
+from tfdist.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding, ok_finding
 from tfdist.doctor.machine import check_devices, check_machine, check_storage
 from tfdist.errors import TfdistError, UserError
 from tfdist.strategies.cluster import environment as marks
@@ -99,7 +99,7 @@ class Doctor:
 
     @property
     def is_in_cluster(self) -> bool:
-        """Whether there are other workers."""
+        """Whether the run has other workers."""
         is_horovod = marks.first_set(marks.HOROVOD_MARKS, self.environment) is not None
         return self.cluster.num_workers > 1 if self.cluster is not None else is_horovod
 
@@ -137,7 +137,9 @@ class Doctor:
             self._measure("horovod", facts)
         elif self.cluster is None:
             self.report(
-                fine("workers", "neither TF_CONFIG nor Horovod's environment is set: this machine is examined alone")
+                ok_finding(
+                    "workers", "neither TF_CONFIG nor Horovod's environment is set: this machine is examined alone"
+                )
             )
 
     def _settings(self) -> dict[str, str] | None:

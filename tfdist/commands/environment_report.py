@@ -38,13 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Prints the block."""
+    """Prints the environment as a block to paste into a bug report."""
     command_line.parse(FLAGS, arguments, about=ABOUT)
     print("\n".join(["```", *describe_environment(os.environ), "```"]), flush=True)
 
 
 def describe_environment(variables: Mapping[str, str]) -> Iterator[str]:
-    """A line for each fact."""
+    """Returns a line for each fact of the environment."""
     yield f"tfdist {__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield ", ".join(f"{name} {version}" for name, version in list_versions().items())
     memory = psutil.virtual_memory().total / 2**30

@@ -18,7 +18,7 @@ from tfdist import command_line
 from tfdist.command_line import flags
 from tfdist.error_ids import format_error
 from tfdist.errors import TfdistError, UserError
-from tfdist.launch import horovod, hosts, local, own_host
+from tfdist.launch import horovod_workers, hosts, local_workers, own_host
 from tfdist.launch.plan import Plan, worker_environment
 from tfdist.launch.ray import ray
 from tfdist.launch.ray.cluster import PLACEMENTS, Resources
@@ -28,7 +28,7 @@ from tfdist.launch.supervise.restarts import Rules
 from tfdist.launch.supervise.signals import ignore_signals
 from tfdist.launch.supervise.supervisor import Start, Supervisor, WorkerSlots
 
-LAUNCHERS = {"tf_config": local.start, "horovod": horovod.start, "host": local.start_one}
+LAUNCHERS = {"tf_config": local_workers.start, "horovod": horovod_workers.start, "host": local_workers.start_one}
 ON_RAY = ("ray", "ray_horovod")
 WITH_HOSTS = ("tf_config", "horovod")
 REMOTE_SHELL = "ssh -o BatchMode=yes -o ServerAliveInterval=10"
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         options, plan, start, deadlines, rules = parse(arguments)
-        slots = WorkerSlots(lambda: plan.places, is_fixed=True)
+        slots = WorkerSlots(lambda: plan.slot_numbers, is_fixed=True)
         if options.hosts_command is not None:
             listing = hosts.HostList(options.hosts_command, output.report)
             least, most = options.min_workers or 1, options.max_workers
@@ -175,11 +175,11 @@ def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Dead
     if options.hosts is not None:
         addresses, first_index = own_host.find_own_host(options.hosts)
         if on_this_host:
-            variables["TF_CONFIG"] = local.tf_config(addresses, first_index)
+            variables["TF_CONFIG"] = local_workers.tf_config(addresses, first_index)
         else:
-            start = functools.partial(horovod.start_one, addresses=addresses)
+            start = functools.partial(horovod_workers.start_one, addresses=addresses)
     elif on_this_host:
-        first_index = local.read_worker_index(variables)
+        first_index = local_workers.read_worker_index(variables)
     plan = Plan(
         num_workers=options.workers,
         first_index=first_index,

@@ -57,17 +57,17 @@ def _print_list(directories: Sequence[str]) -> None:
 
 def _write(run_dirs: Sequence[str], output: str | None) -> str:
     """Writes the page of a sweep, a run or several; returns its path."""
-    from tfdist.report import report
+    from tfdist.report import write_pages
 
     is_sweep = any(files.exists(RunDirectory(path).sweep) for path in run_dirs)
     if len(run_dirs) > 1:
         if is_sweep:
             raise UserError("A sweep has a page of its own. Give its directory alone, or those of trainings.")
-        return report.write_comparison(run_dirs, output or COMPARISON)
+        return write_pages.write_comparison(run_dirs, output or COMPARISON)
     if output:
         raise UserError(f"--output is for several runs; the page of one is in its directory. Received {run_dirs[0]!r}.")
     if is_sweep:
         from tfdist.tuning.report.sweep_page import write_sweep_report
 
         return write_sweep_report(run_dirs[0])
-    return report.write_run_page(run_dirs[0])
+    return write_pages.write_run_page(run_dirs[0])

@@ -67,7 +67,7 @@ def list_settings() -> Iterator[Description]:
 
     for part in (*roots.values(), CheckpointPolicy):
         for field in dataclasses.fields(part):
-            about = part.declared()[field.name]
+            about = part.declarations()[field.name]
             kind = about.check.wanted + (f" ({about.unit})" if about.unit else "")
             changes = "; may change on resume" if about.may_change else ""
             yield Description(f"{part.NAME}.{field.name}", format_default(field), kind + changes, about.meaning)

@@ -19,7 +19,7 @@ NO_DEFAULT = object()
 
 @dataclass(frozen=True)
 class Function:
-    """What is known of a function or class that a configuration names.
+    """The signature of a function or class that a configuration names.
 
     Attributes:
       name: how the written configuration names it.
@@ -44,7 +44,7 @@ class Function:
 
 
 def describe(called: Callable[..., Any], *, name: str, identity: str) -> Function:
-    """Looks at a function or class.
+    """Reads the signature of a function or class.
 
     Args:
       identity: empty for the module and name that Python knows it by.
@@ -64,7 +64,7 @@ def describe(called: Callable[..., Any], *, name: str, identity: str) -> Functio
 def _units(called: Callable[..., Any]) -> dict[str, str]:
     if not inspect.isclass(called) or not issubclass(called, Settings):
         return {}
-    return {name: declared.unit for name, declared in called.declared().items() if declared.unit}
+    return {name: declared.unit for name, declared in called.declarations().items() if declared.unit}
 
 
 def _parameters(called: Callable[..., Any]) -> tuple[dict[str, Any], bool]:

@@ -27,7 +27,7 @@ Scope = tuple[str, ...]
 
 @dataclass(frozen=True)
 class StatementSource:
-    """Where a statement stands: `file:line` or `--gin_param 'text'`, and the line itself."""
+    """The source of a statement: `file:line` or `--gin_param 'text'`, and the line itself."""
 
     location: str
     line: str = ""
@@ -64,7 +64,7 @@ class Setting:
 
     @property
     def key(self) -> tuple[Scope, str, str]:
-        """What a later setting has to share to override it."""
+        """The key that a later setting has to share to override this one."""
         return self.scope, self.target, self.parameter
 
 
@@ -115,7 +115,7 @@ class Graph:
             self._by_target.setdefault(setting.target, []).append(setting)
 
     def settings_of(self, call: Call) -> list[Setting]:
-        """What the call takes; a class takes what its methods are given, too."""
+        """Returns the settings of a call; a class takes those of its methods, too."""
         found = [
             setting
             for target, settings in self._by_target.items()
@@ -145,7 +145,7 @@ class Graph:
             pending += self.calls_of(call, only_evaluated=only_evaluated)
 
     def calls_of(self, call: Call, *, only_evaluated: bool) -> list[tuple[Call, Setting]]:
-        """What the settings of a call lead to, each with its setting."""
+        """Returns the calls that the settings of a call lead to, each with its setting."""
         return [
             (self._call(reference, call), setting)
             for setting in self.settings_of(call)
@@ -217,7 +217,7 @@ def _explain_unused(
 
 
 def check_no_circle(graph: Graph, functions: Mapping[str, Function], roots: Iterable[str]) -> None:
-    """No `@f()` needs what it returns itself, which would be called for ever."""
+    """Raises UserError where `@f()` needs what it returns itself, and would be called for ever."""
     calls = {
         call: graph.calls_of(call, only_evaluated=True) for call, _ in graph.walk(map(Call, roots), only_evaluated=True)
     }
@@ -281,7 +281,7 @@ def explain_missing_values(function: str, parameters: Sequence[str]) -> UserErro
 
 
 def setting_name(setting: Setting, functions: Mapping[str, Function]) -> str:
-    """The left side of the setting's statement."""
+    """Formats the left side of the setting's statement."""
     if setting.target == MACRO:
         return "/".join(setting.scope)
     return "/".join([*setting.scope, f"{functions[setting.target].name}.{setting.parameter}"])

@@ -2,7 +2,7 @@
 
 Invariant: a mistake of the user is a `UserError` that names the statement, and those that need no TensorFlow to be seen
 (files, syntax, misspelt macros) are raised before anything is imported. gin is imported here, in `syntax` and in
-`names` alone. Called by `tfdist.main` and by tuning's trials.
+`gin_names` alone. Called by `tfdist.main` and by tuning's trials.
 
 What differs from plain gin: dynamic registration is always on; the roots have plain names (`train.epochs`) in every
 file; a `--gin_param` may use whatever the files import; `@f(a=1)` gives a call its arguments in place; a setting that
@@ -27,10 +27,10 @@ from gin import config as gin_config
 from gin import config_parser
 
 from tfdist import user_code
-from tfdist.config import files, graph, report, run_directory, syntax
+from tfdist.config import files_and_modules, formatting, graph, run_dir_macro, syntax
 from tfdist.config.functions import Function, describe
+from tfdist.config.gin_names import Context, RegisteredContext, forget_registrations
 from tfdist.config.graph import CONSTANT, MACRO, Call, Graph, Reference, Setting, StatementSource
-from tfdist.config.names import Context, Registered, forget_registrations
 from tfdist.config.statements import (
     MODULES_IN,
     PARAMS,
@@ -99,7 +99,7 @@ class Config:
             return use(self._roots[root_name].wrapper())
 
     def user_error(self, error: BaseException) -> UserError | None:
-        """What to tell the user about an exception of `run`; None where tfdist itself failed.
+        """Returns the error to show for an exception of `run`; None where tfdist itself failed.
 
         Everything that the configuration names is called by gin, so gin's frames tell which of it raised.
         """
@@ -118,12 +118,12 @@ class Config:
         return refused
 
     def _describe_setting(self, setting: Setting) -> str:
-        value = report.value_text(setting.value, lambda target: self._functions[target].name)
+        value = formatting.value_text(setting.value, lambda target: self._functions[target].name)
         return f"{graph.setting_name(setting, self._functions)} = {value}  ({setting.source.location})"
 
     def text(self) -> str:
-        """The configuration that holds, as gin text: `load` makes the same configuration of it."""
-        return report.config_text(self._used, self._functions, self._imports)
+        """Formats the configuration as gin text: `load` makes the same configuration of it."""
+        return formatting.config_text(self._used, self._functions, self._imports)
 
     def operative_text(self) -> str:
         """`text()` and, for the functions that runs of this configuration have called, the defaults they used."""
@@ -136,15 +136,15 @@ class Config:
             bound = {s.parameter for s in self._used if s.target == target and s.scope == within[: len(s.scope)]}
             for name in parameters.keys() - bound if target in reached else ():
                 defaults[target, name] = Setting((), target, name, parameters[name], StatementSource("a default"))
-        return report.config_text(self._used, self._functions, self._imports, defaults.values())
+        return formatting.config_text(self._used, self._functions, self._imports, defaults.values())
 
     def explain(self) -> str:
         """A table of the settings that hold, by function: value, where it was set, what it overrides there."""
-        return report.explanation(self._settings, self._used, self._functions)
+        return formatting.explanation(self._settings, self._used, self._functions)
 
     def settings(self) -> dict[str, str]:
-        """What holds, by Python's own names: the same when `text()` or `operative_text()` is loaded."""
-        return report.settings(self._used, self._functions)
+        """The settings by Python's own names: the same when `text()` or `operative_text()` is loaded."""
+        return formatting.settings(self._used, self._functions)
 
     def configured_roots(self) -> set[str]:
         """The roots that some statement gives a value."""
@@ -193,7 +193,7 @@ def read_statements(*, gin_files: Sequence[str], gin_params: Sequence[str]) -> d
             found[f"import {content.bound_name}"] = str(content)
         elif isinstance(content, Assignment) and content.parameter is not None:
             name = "/".join((*content.scope, content.function))
-            found[f"{name}.{content.parameter}".rstrip(".")] = report.value_text(content.value, str)
+            found[f"{name}.{content.parameter}".rstrip(".")] = formatting.value_text(content.value, str)
     return found
 
 
@@ -225,15 +225,15 @@ def _substitute_run_directory(
     bindings: dict[tuple[str, str], dict[str, Any]], run_dir: str | None
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """gin's bindings with %RUN_DIR in its place; raises UserError where it is used and there is none."""
-    if not run_directory.is_used(list(bindings.values())):
+    if not run_dir_macro.is_used(list(bindings.values())):
         return bindings
     if run_dir is None:
-        raise UserError(f"%{run_directory.NAME} is used, and this command has no run directory.")
-    return {call: run_directory.substitute(given, run_dir) for call, given in bindings.items()}
+        raise UserError(f"%{run_dir_macro.NAME} is used, and this command has no run directory.")
+    return {call: run_dir_macro.substitute(given, run_dir) for call, given in bindings.items()}
 
 
 def _is_constant(name: str) -> bool:
-    return run_directory.is_within(name) or bool(gin_config._CONSTANTS.matching_selectors(name))
+    return run_dir_macro.is_within(name) or bool(gin_config._CONSTANTS.matching_selectors(name))
 
 
 class _Loader:
@@ -282,7 +282,7 @@ class _Loader:
                 yield dataclasses.replace(setting, target=target, parameter=parameter)
 
     def _run_imports(self) -> None:
-        files.search_modules_in(self._directories)
+        files_and_modules.search_modules_in(self._directories)
         imports = [(s, s.content) for s in self._statements if isinstance(s.content, Import)]
         elsewhere = {content.bound_name: statement for statement, content in imports}
         for file in sorted(self._included, reverse=True):  # an included file comes after the file that includes it
@@ -306,8 +306,8 @@ class _Loader:
             if content.parameter is None or content.parameter in function.parameters or function.takes_any:
                 return configurable.selector
             name = f"{content.function}.{content.parameter}"
-            if name in files.REMOVED:
-                raise UserError(f"{name} is gone. {files.REMOVED[name]}")
+            if name in files_and_modules.REMOVED:
+                raise UserError(f"{name} is gone. {files_and_modules.REMOVED[name]}")
             known = list(function.parameters)
             near = suggest(content.parameter, known)
             others = f" Its parameters: {', '.join(known)}." if known else " It has no parameters."
@@ -325,7 +325,7 @@ class _Loader:
     def _resolve(self, reference: Reference, file: int) -> Reference:
         if reference.target == MACRO and reference.scope not in self._macros:
             name = "/".join(reference.scope)
-            if run_directory.is_within(name):
+            if run_dir_macro.is_within(name):
                 return Reference(CONSTANT, (name,), True)
             constants = gin_config._CONSTANTS.matching_selectors(name)
             if len(constants) > 1:
@@ -370,14 +370,14 @@ class _Loader:
         imported = {
             statement.module.split(".")[0] for context in self._contexts.values() for statement in context.imports
         }
-        found = {files.find_directory(sys.modules[name]) for name in imported if name in sys.modules}
-        mine = {directory.resolve() for directory in self._directories} - {files.REPOSITORY}
+        found = {files_and_modules.find_directory(sys.modules[name]) for name in imported if name in sys.modules}
+        mine = {directory.resolve() for directory in self._directories} - {files_and_modules.REPOSITORY}
         yield from (f"{MODULES_IN}{directory}" for directory in sorted(mine & found))
 
 
 def _gin_bindings(settings: Sequence[Setting]) -> dict[tuple[str, str], dict[str, Any]]:
     bindings: dict[tuple[str, str], dict[str, Any]] = {}
-    gin_config._PARSE_CONTEXTS.append(Registered())
+    gin_config._PARSE_CONTEXTS.append(RegisteredContext())
     try:
         for setting in settings:
             value = graph.map_references(setting.value, _gin_value)
@@ -388,7 +388,7 @@ def _gin_bindings(settings: Sequence[Setting]) -> dict[tuple[str, str], dict[str
 
 
 def _gin_value(reference: Reference) -> gin_config.ConfigurableReference | str:
-    if reference.target == CONSTANT and run_directory.is_within(reference.scope[0]):
+    if reference.target == CONSTANT and run_dir_macro.is_within(reference.scope[0]):
         return f"%{reference.scope[0]}"  # which `Config.run` makes a path
     return gin_config.ConfigurableReference("/".join([*reference.scope, reference.target]), reference.evaluate)
 

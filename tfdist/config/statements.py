@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist.config import files, run_directory
+from tfdist.config import files_and_modules, run_dir_macro
 from tfdist.config.graph import MACRO, StatementSource, references
 from tfdist.errors import UserError, suggest
 
@@ -73,7 +73,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Statement:
-    """What was parsed, where it stands, and in which file; a file that is included twice counts as two."""
+    """A parsed statement, its source, and its file; a file that is included twice counts as two."""
 
     content: Import | Include | Assignment
     source: StatementSource
@@ -117,9 +117,9 @@ class Reader:
     def _find(self, name: str, including: Path | None) -> tuple[str, str, Path | None]:
         """The text of a file, how messages call it, and its path unless it is read from a URL."""
         if "://" not in name:
-            path = files.find_gin_file(name, including=including)
-            return files.read_text(path), files.shorten_path(path), path
-        return files.read_url(name), name, None
+            path = files_and_modules.find_gin_file(name, including=including)
+            return files_and_modules.read_text(path), files_and_modules.shorten_path(path), path
+        return files_and_modules.read_url(name), name, None
 
     def _add_file(self, text: str, shown: str, path: Path | None) -> None:
         if path is not None:
@@ -196,8 +196,8 @@ def _syntax_hint(message: str, line: str) -> str:
     }
     if line.lstrip().startswith("%"):
         return "cannot read this. A macro is defined without the '%': NAME = VALUE."
-    if f"%{run_directory.NAME}/" in line and message in ("Malformatted scope or selector.", "Expected newline."):
-        hints[message] = f"A path of more than letters, digits, _ and . has quotes: '%{run_directory.NAME}/…'."
+    if f"%{run_dir_macro.NAME}/" in line and message in ("Malformatted scope or selector.", "Expected newline."):
+        hints[message] = f"A path of more than letters, digits, _ and . has quotes: '%{run_dir_macro.NAME}/…'."
     return f"cannot read this: {message} {hints.get(message, '')}".rstrip()
 
 
@@ -222,14 +222,14 @@ def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str]
         modules will define, so only what resembles a known name is refused.
     """
     definitions = {s.content.macro: s for s in statements if isinstance(s.content, Assignment) and s.content.macro}
-    if own := definitions.get((run_directory.NAME,)):
-        raise own.source.error(f"the macro {run_directory.NAME} is given by --run_dir. Give yours another name.")
+    if own := definitions.get((run_dir_macro.NAME,)):
+        raise own.source.error(f"the macro {run_dir_macro.NAME} is given by --run_dir. Give yours another name.")
     own_modules = [s for s in statements if isinstance(s.content, Import) and _is_own(s.content.module)]
     for statement in statements:
         for name in _macros_in(statement):
             if name in definitions or is_constant("/".join(name)):
                 continue
-            near = suggest("/".join(name), ["gin.REQUIRED", run_directory.NAME, *map("/".join, definitions)])
+            near = suggest("/".join(name), ["gin.REQUIRED", run_dir_macro.NAME, *map("/".join, definitions)])
             if imported or near or not own_modules:
                 define = f" Define it in a gin file: {'/'.join(name)} = …"
                 strategy = " Remove the line: without it the strategy is what fits." if name[-1] == "STRATEGY" else ""
@@ -253,4 +253,4 @@ def _macros_in(statement: Statement) -> list[tuple[str, ...]]:
 
 
 def _is_own(module: str) -> bool:
-    return module.split(".")[0] not in ("__gin__", *files.FRAMEWORKS)
+    return module.split(".")[0] not in ("__gin__", *files_and_modules.FRAMEWORKS)

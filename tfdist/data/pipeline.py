@@ -17,10 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.batches import BatchPlan
-from tfdist.data.sources.source import Order, Source, Staged, example_seeds
+from tfdist.data.sources.source import Order, Source, StagedReader, example_seeds
 from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.errors import UserError
-from tfdist.strategies.base import Topology
+from tfdist.strategies.strategy import Topology
 
 PREFETCHED_STEPS = 8
 PARALLEL_READS = 4
@@ -65,7 +65,7 @@ def _read_by_position(source: Source, plan: BatchPlan, topology: Topology, datas
     """The local batches with these numbers of a source that reads by position."""
     read = source.reader(Order(plan.global_batch_size, plan.shuffle_seed))
     plain = tf.autograph.experimental.do_not_convert  # rewriting them takes half a second, and `map_inline` does not
-    stages = read if isinstance(read, Staged) else Staged(read, lambda examples: examples)
+    stages = read if isinstance(read, StagedReader) else StagedReader(read, lambda examples: examples)
     num_local = topology.num_local_replicas
 
     def fetch_batch(t: tf.Tensor) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.doctor.findings import WARNING, Finding, fine
-from tfdist.strategies.base import Strategy, Topology
+from tfdist.doctor.findings import WARNING, Finding, ok_finding
+from tfdist.strategies.strategy import Strategy, Topology
 from tfdist.telemetry.console.console_text import in_bytes
 
 GROUP = "allreduce"
@@ -42,7 +42,7 @@ class Timing:
 
     @property
     def bus_bytes_per_second(self) -> float:
-        """The bandwidth of the network in a ring."""
+        """The bandwidth of the network where the all-reduce is a ring."""
         return self.bytes_per_second * 2 * (self.num_replicas - 1) / self.num_replicas
 
 
@@ -90,7 +90,7 @@ def make_finding(timings: Sequence[Timing], strategy_name: str, topology: Topolo
     }
     best = max(each.bus_bytes_per_second for each in timings)
     if timings[-1].num_bytes < MEBIBYTE or best >= SLOW_BYTES_PER_SECOND:
-        return fine(GROUP, what, **details)
+        return ok_finding(GROUP, what, **details)
     return Finding(
         WARNING,
         GROUP,

@@ -19,7 +19,7 @@ _WIDTH = 118
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
       group: what it belongs to, one word.
@@ -39,8 +39,8 @@ class Finding:
         assert self.level in LEVELS and (self.level == OK or (self.why and self.hint)), self
 
 
-def fine(group: str, what: str, **details: Any) -> Finding:
-    """A finding that nothing has to be done about."""
+def ok_finding(group: str, what: str, **details: Any) -> Finding:
+    """Builds the finding of a check that passed."""
     return Finding(OK, group, what, details=details)
 
 
@@ -50,7 +50,7 @@ def exit_status(findings: Iterable[Finding]) -> int:
 
 
 def format_finding(finding: Finding) -> str:
-    """Some lines for people."""
+    """Formats a finding as lines: its text, why it matters and what to do."""
     head = f"{finding.level:<8} {finding.group:<9} "
     first, *more = finding.what.splitlines()
     lines = textwrap.wrap(first, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
@@ -63,7 +63,7 @@ def format_finding(finding: Finding) -> str:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """The last line."""
+    """Returns the last line: whether a run can start, and the number of findings of each level."""
     counts = {level: sum(each.level == level for each in findings) for level in LEVELS}
     if counts[PROBLEM]:
         groups = dict.fromkeys(each.group for each in findings if each.level == PROBLEM)

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from tfdist.doctor.findings import PROBLEM, WARNING, Finding, fine
+from tfdist.doctor.findings import PROBLEM, WARNING, Finding, ok_finding
 from tfdist.errors import TfdistError, UserError
 from tfdist.storage import files, troubles
 from tfdist.strategies.cluster import environment
@@ -40,7 +40,7 @@ def _shared_memory(directory: Path) -> Finding:
         free = 0
     what = f"{directory} has {free / GIBIBYTE:.2f} GiB free"
     if free >= ENOUGH_SHARED_BYTES:
-        return fine(GROUP, what, shared_bytes=free)
+        return ok_finding(GROUP, what, shared_bytes=free)
     why = (
         "NCCL and Horovod pass data between processes of a machine through it and fail, some with a bus error, when it "
         "is full. Docker gives 64 MiB by itself."
@@ -52,7 +52,7 @@ def _shared_memory(directory: Path) -> Finding:
 def _open_files(soft: int, hard: int) -> Finding:
     if soft == resource.RLIM_INFINITY or soft >= ENOUGH_FILES:
         shown = "any number of" if soft == resource.RLIM_INFINITY else soft
-        return fine(GROUP, f"{shown} open files are allowed", open_files=soft)
+        return ok_finding(GROUP, f"{shown} open files are allowed", open_files=soft)
     why = (
         "Connections to the other workers, a bucket and data files all count; past the limit a run ends with 'Too many "
         "open files', often hours after its start."
@@ -64,7 +64,7 @@ def _open_files(soft: int, hard: int) -> Finding:
 
 def _locked_memory(soft: int) -> Finding:
     if soft == resource.RLIM_INFINITY:
-        return fine(GROUP, "memory can be locked without a limit, as RDMA wants it")
+        return ok_finding(GROUP, "memory can be locked without a limit, as RDMA wants it")
     why = "RDMA registers memory by locking it; NCCL then fails with 'ibv_reg_mr failed' or goes by TCP."
     hint = "Run: ulimit -l unlimited (docker run --ulimit=memlock=-1; under Slurm, slurmd's LimitMEMLOCK=infinity)."
     return Finding(WARNING, GROUP, f"only {soft // 1024} KiB of memory can be locked", why, hint)
@@ -94,7 +94,7 @@ def check_devices(variables: Mapping[str, str]) -> tuple[list[Finding], int]:
     names = [tf.config.experimental.get_device_details(gpu).get("device_name", "GPU") for gpu in found["GPU"]]
     kinds = f" ({', '.join(sorted(set(names)))})" if names else ""
     counts = {kind: len(devices) for kind, devices in found.items()}
-    return [*findings, fine("devices", ", ".join(shown) + kinds, **counts)], counts["GPU"]
+    return [*findings, ok_finding("devices", ", ".join(shown) + kinds, **counts)], counts["GPU"]
 
 
 def check_storage(path: str) -> Finding:
@@ -123,7 +123,7 @@ def check_storage(path: str) -> Finding:
     write, read, delete = (after - before for before, after in itertools.pairwise(moments))
     rates = f"written at {MEBIBYTES / write:,.0f} MiB/s, read at {MEBIBYTES / read:,.0f} MiB/s"
     seconds = {"write": write, "read": read, "delete": delete}
-    return fine("storage", f"{path}: {rates}, deleted in {delete * 1e3:.0f} ms", path=path, seconds=seconds)
+    return ok_finding("storage", f"{path}: {rates}, deleted in {delete * 1e3:.0f} ms", path=path, seconds=seconds)
 
 
 def _build_problem(path: str, what: str) -> Finding:

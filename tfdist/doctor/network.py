@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfdist.doctor.findings import PROBLEM, WARNING, Finding, fine
+from tfdist.doctor.findings import PROBLEM, WARNING, Finding, ok_finding
 from tfdist.strategies.cluster.tf_config import Cluster, split_address
 
 GROUP = "network"
@@ -35,7 +35,7 @@ def check_network(
     findings = []
     if active:
         shown = ", ".join(f"{p.parents[1].name} port {p.name} ({_read_text(p / 'link_layer')})" for p in active)
-        findings.append(fine(GROUP, f"RDMA adapters: {shown}"))
+        findings.append(ok_finding(GROUP, f"RDMA adapters: {shown}"))
     elif adapters:
         what = f"{len(adapters)} ports of RDMA adapters are there and none is active"
         why = "NCCL then goes by TCP, several times slower."
@@ -49,7 +49,7 @@ def check_network(
     given = {name: value for name, value in sorted(environment.items()) if name.startswith("NCCL_")}
     shown = ", ".join(f"{name}={value}" for name, value in given.items()) or "no NCCL_ variable is set"
     uses = "" if num_gpus else "; without a GPU NCCL is not used"
-    return [*findings, fine(GROUP, shown + uses, nccl=given, infiniband=[str(port) for port in active])]
+    return [*findings, ok_finding(GROUP, shown + uses, nccl=given, infiniband=[str(port) for port in active])]
 
 
 def _check_proxies(environment: Mapping[str, str], peers: Sequence[str]) -> list[Finding]:

@@ -11,12 +11,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, fine
+from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, ok_finding
 from tfdist.requirements import (
     TENSORFLOW_EXTRAS,
     TENSORFLOW_PACKAGES,
     TENSORFLOW_RELEASES,
-    installed,
+    find_version,
     installed_tensorflow,
 )
 
@@ -59,8 +59,8 @@ def requirements(package: str = PACKAGE) -> Iterator[tuple[Requirement, bool]]:
             yield requirement, marker is None
 
 
-def list_versions(version_of: Installed = installed) -> dict[str, str]:
-    """What is here, for comparing with the other workers."""
+def list_versions(version_of: Installed = find_version) -> dict[str, str]:
+    """Returns the versions of this worker by package, to compare them with the other workers'."""
     needed = [requirement.name for requirement, is_needed in requirements() if is_needed]
     found = {package: version_of(package) for package in [*needed, *COMPARED]}
     tensorflow = next(iter(installed_tensorflow(version_of).values()), None)
@@ -69,9 +69,9 @@ def list_versions(version_of: Installed = installed) -> dict[str, str]:
 
 
 def check_versions(
-    needs: Iterable[str] = (), *, version_of: Installed = installed, driver: str | None = None
+    needs: Iterable[str] = (), *, version_of: Installed = find_version, driver: str | None = None
 ) -> list[Finding]:
-    """Findings about what is installed.
+    """Checks that the installed versions work together.
 
     Args:
       needs: packages beside those that tfdist always needs, which this run cannot do without.
@@ -105,7 +105,7 @@ def check_versions(
         hint = "Install a newer driver on this machine."
         findings.append(Finding(PROBLEM, GROUP, f"NVIDIA's driver is {driver}", why, hint))
     shown = ", ".join(f"{name} {version}" for name, version in list_versions(version_of).items())
-    return [*findings, fine(GROUP, shown + (f", NVIDIA driver {driver}" if driver else ""))]
+    return [*findings, ok_finding(GROUP, shown + (f", NVIDIA driver {driver}" if driver else ""))]
 
 
 def _check_tensorflow(version_of: Installed) -> list[Finding]:

@@ -21,8 +21,8 @@ from tfdist.data.pipeline import digest_arrays
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.base import Strategy
 from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.own_methods import overrides
 from tfdist.telemetry.json_text import to_json
 from tfdist.user_code import where_defined
@@ -54,7 +54,7 @@ def check_compiled(model: keras.Model) -> None:
 
 
 def precision_of(model: keras.Model) -> str:
-    """What `train.precision` is for a model whose layers exist already."""
+    """Returns `train.precision` of a model whose layers exist already."""
     policies = {layer.dtype_policy.name for layer in model._flatten_layers()}
     return next((precision for policy, precision in PRECISIONS.items() if policy in policies), "float32")
 

@@ -36,7 +36,7 @@ def console_for(verbose: Any) -> Callable[[bool], Console]:
 
 
 class WarningsOnly(PlainConsole):
-    """`Console` without what is no trouble."""
+    """A `Console` that shows warnings and errors alone."""
 
     def start(self, plan: TrainingPlan) -> None:
         self._plan = plan

@@ -25,7 +25,7 @@ from tfdist.data.sources.source import Source
 from tfdist.data.sources.user_dataset import batch_size as size_of_batches
 from tfdist.data.sources.user_dataset import find_batching
 from tfdist.errors import UserError
-from tfdist.keras_fit.python_batches import Once, PythonBatches, python_kind
+from tfdist.keras_fit.python_batches import OneShotGenerator, PythonBatches, python_kind
 from tfdist.settings.checks import COUNT, or_none
 from tfdist.tasks.losses import check_class_weight, weigh_classes
 
@@ -35,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """What one side of a call trains or evaluates on.
+    """The examples that one side of a call trains or evaluates on.
 
     Attributes:
       source: of the examples; None where there is nothing to evaluate on.
@@ -88,7 +88,7 @@ def to_train(
     seed: int | None,
     epochs: range,
 ) -> Examples:
-    """The examples to train on.
+    """Returns the examples to train on.
 
     Args:
       x: as `fit` takes it; so are `y`, `sample_weight`, `class_weight`, `batch_size` and `steps_per_epoch`.
@@ -165,7 +165,7 @@ def _examples(
         batches.stream,
         _as_tuple(batches.element_spec),
         batch_size=size,
-        parallel=not isinstance(given, Once),
+        parallel=not isinstance(given, OneShotGenerator),
         first_batch=lambda: batches.first_batch,
         **plan,
     )
@@ -191,7 +191,7 @@ def _adapter(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Any:
     count = len(leaves[0]) if leaves and hasattr(leaves[0], "shape") and len(leaves[0].shape) else 1
     try:
         return get_data_adapter(
-            x=x.generator if isinstance(x, Once) else x,
+            x=x.generator if isinstance(x, OneShotGenerator) else x,
             y=y,
             sample_weight=sample_weight,
             class_weight=class_weight,
@@ -215,7 +215,7 @@ def _apply_class_weight(dataset: tf.data.Dataset, class_weight: Mapping[int, flo
 
 def _count_batches(adapter: Any, given: Any, steps: int | None, name: str) -> tuple[int, int | None]:
     """The batches of one pass over the data, and the steps of an epoch where these are others."""
-    if isinstance(given, Once):
+    if isinstance(given, OneShotGenerator):
         assert steps is not None
         return steps, steps
     if isinstance(given, tf.data.Dataset):

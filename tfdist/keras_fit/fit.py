@@ -37,18 +37,18 @@ from tfdist.keras_fit.python_batches import BatchError
 from tfdist.settings.checks import COUNT, MOST_SEED, whole_number
 from tfdist.storage import files
 from tfdist.strategies.auto import choose_strategy, wrap_strategy
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.losses import check_one_class
 from tfdist.telemetry.console.console import Console, write_line
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import CallbackError, find_backup
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import reporting_failures
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 
 class FitError(UserError, ValueError):
-    """What is wrong with a call of `fit`; a ValueError, as `keras.Model.fit` raises it."""
+    """An error in a call of `fit`; a ValueError, as `keras.Model.fit` raises it."""
 
 
 def fit(
@@ -196,7 +196,7 @@ class TfdistFit:
     """Lets KerasTuner's tuners train by tfdist: `class Mine(TfdistFit, keras_tuner.HyperModel)`, with `build` alone."""
 
     def fit(self, hp: Any, model: keras.Model, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        """What `keras_tuner.HyperModel.fit` does."""
+        """Trains a built model as `keras_tuner.HyperModel.fit` does."""
         return fit(model, *args, **kwargs)
 
 
@@ -233,7 +233,7 @@ def _rephrase_for_fit(message: str) -> str:
 
 
 def _check_arguments(settings: Mapping[str, Any], epochs: Any, initial_epoch: Any, validation_freq: Any) -> None:
-    known = [name for name in TrainSettings.declared() if name not in OMITTED]
+    known = [name for name in TrainSettings.declarations() if name not in OMITTED]
     for name in settings:
         if name not in known:
             raise build_user_error(
@@ -243,7 +243,7 @@ def _check_arguments(settings: Mapping[str, Any], epochs: Any, initial_epoch: An
             )
     COUNT("fit.epochs", epochs)
     whole_number(0)("fit.initial_epoch", initial_epoch)
-    TrainSettings.declared()["eval_every"].check("fit.validation_freq", validation_freq)
+    TrainSettings.declarations()["eval_every"].check("fit.validation_freq", validation_freq)
 
 
 def _connect_strategy(model: keras.Model, strategy: Strategy | str | None) -> Strategy:
@@ -285,7 +285,7 @@ def _cap_count(count: Any, most: int | None) -> Any:
 
 
 def find_trial(callbacks: Sequence[Any]) -> tuple[str | None, dict[str, str]]:
-    """Where KerasTuner keeps the trial that trains, one directory an execution, and its values as settings.
+    """Returns KerasTuner's directory of the running trial, one an execution, and its values as settings.
 
     None and no values where none of the callbacks is KerasTuner's.
     """

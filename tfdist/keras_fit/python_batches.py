@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Once:
+class OneShotGenerator:
     """A generator whose first batch has `batch_size` examples; `generator` gives that batch, too."""
 
     generator: Iterator[Any]
@@ -65,7 +65,7 @@ class OrderedBatches(keras.utils.PyDataset):
         return self._dataset.num_batches
 
     def arrange(self, epoch: int) -> None:
-        """Sets the order of an epoch."""
+        """Sets the order of the examples in an epoch."""
         if self._seed is not None and self.num_batches is not None:
             self._order = np.random.default_rng((self._seed, epoch)).permutation(self.num_batches)
 
@@ -119,7 +119,7 @@ def python_kind(x: Any, *, seed: int | None, drain: bool) -> Any:
     if first is None:
         raise UserError("The generator gives no batch.")
     whole = (each for each in itertools.chain([first], x))  # Keras takes generators alone
-    return Once(whole, _rows(first))
+    return OneShotGenerator(whole, _rows(first))
 
 
 class PythonBatches:
@@ -154,7 +154,7 @@ class PythonBatches:
 
     def stream(self, first: int) -> tf.data.Dataset:
         """The batches from a step on, without end."""
-        batches = self._read_once if isinstance(self._given, Once) else self._read_again
+        batches = self._read_once if isinstance(self._given, OneShotGenerator) else self._read_again
         return tf.data.Dataset.from_generator(
             lambda: _noting_errors(batches(first)), output_signature=self.element_spec
         )

@@ -20,7 +20,7 @@ _NOT_THERE = object()
 
 
 class Patches(contextlib.ExitStack):
-    """A context that ends by undoing what it was told of, the last first."""
+    """A context that restores, at its end, the attributes that it replaced, the last first."""
 
     def keep(self, owner: object, *names: str) -> None:
         """Puts an object's own attributes back at the end, whatever changes them until then."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tfdist.errors import EXIT_BUG
-from tfdist.launch.local import tf_config
+from tfdist.launch.local_workers import tf_config
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.output import STDERR, STDOUT, Output
@@ -37,7 +37,7 @@ class Host(Protocol):
     inherited: Mapping[str, str]
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What a method of the `WorkerHost` returns; raises HostLostError."""
+        """Returns what a method of the `WorkerHost` returns; raises HostLostError."""
 
     def send(self, signal_number: int) -> None:
         """Signals the worker; does nothing where the host is lost."""
@@ -105,7 +105,7 @@ class HostedWorker(Worker):
             feed(b"")
 
     def fail(self, why: str, status: int = _LOST) -> None:
-        """Ends it from here."""
+        """Ends the worker as failed, without its host."""
         with self._lock:
             if self._status is None:
                 self._output.report(why)
@@ -143,7 +143,7 @@ def start_hosted(
       remove_hosts: ends the hosts; gets the thread that starts the workers, which may wait for one.
     """
     with tempfile.TemporaryDirectory(prefix="tfdist-launch-") as directory:
-        workers = [HostedWorker(plan.first_index + n, Path(directory), output) for n in range(len(plan.places))]
+        workers = [HostedWorker(plan.first_index + n, Path(directory), output) for n in range(len(plan.slot_numbers))]
         thread = threading.Thread(target=_start, args=(plan, workers, find_hosts, assign), daemon=True)
         thread.start()
         try:

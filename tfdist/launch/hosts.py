@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import UserError
-from tfdist.launch import local
-from tfdist.launch.horovod import serve_rendezvous
+from tfdist.launch import local_workers
+from tfdist.launch.horovod_workers import serve_rendezvous
 from tfdist.launch.hosted_worker import HostLostError, start_hosted
 from tfdist.launch.plan import Plan, host_of
 from tfdist.launch.processes import Worker
@@ -61,7 +61,7 @@ def read_hosts(text: str) -> list[str]:
 
 
 class HostList:
-    """What a command lists, asked again each second on a thread of its own.
+    """The hosts that a command lists, which a thread runs again each second.
 
     Args:
       command: for the shell.
@@ -198,7 +198,7 @@ class _ShellHost:
 
 
 def is_here(host: str) -> bool:
-    """Whether it is a name of this machine."""
+    """Whether a host name is one of this machine."""
     return host in (*LOOPBACK, socket.gethostname())
 
 
@@ -210,7 +210,7 @@ def _find_address(hosts: Sequence[str]) -> str:
     """The address of this machine under which the hosts find it."""
     others = [host for host in hosts if not is_here(host)]
     if not others:
-        return local.HOST
+        return local_workers.HOST
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((others[0], 9))  # sends nothing: the kernel chooses the interface

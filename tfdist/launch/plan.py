@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from tfdist.launch.processes import cpu_shares
 from tfdist.strategies.cluster.environment import ALL_WORKERS_VARIABLE, without_proxy
 
-PLACE_VARIABLE = "TFDIST_PLACE"  # which of the machine's workers a process is, also where some are left out
+SLOT_VARIABLE = "TFDIST_SLOT"  # which of the machine's workers a process is, also where some are left out
 _THIS_MACHINE = ("127.0.0.1", "localhost")
 
 
@@ -39,8 +39,8 @@ class Plan:
     first_index: int = 0
 
     @property
-    def places(self) -> list[int]:
-        """The place of each worker that is started, which it keeps where others are left out."""
+    def slot_numbers(self) -> list[int]:
+        """The slot of each worker that is started, from 0, which it keeps where others are left out."""
         slots = self.slots or range(self.num_workers)
         return [slot if isinstance(slot, int) else index for index, slot in enumerate(slots)]
 
@@ -48,18 +48,18 @@ class Plan:
     def cpus(self) -> list[list[int]]:
         """The CPUs of each worker that is started; an empty list is all."""
         shares = cpu_shares(self.num_workers) if self.pin_cpus else [[]] * self.num_workers
-        return [shares[place] for place in self.places]
+        return [shares[number] for number in self.slot_numbers]
 
     @property
     def launcher_variables(self) -> dict[str, str]:
-        """Of the environment what is the launcher's own doing; on another machine all else is that machine's."""
+        """The environment variables that the launcher sets; on another machine all others are that machine's."""
         return {name: value for name, value in self.environment.items() if name.startswith("TFDIST_")}
 
     def own_variables(self, index: int) -> dict[str, str]:
-        """What worker `index` alone has in its environment."""
-        places = self.places
-        variables = {PLACE_VARIABLE: str(places[index - self.first_index])}
-        return variables | ({ALL_WORKERS_VARIABLE: str(self.num_workers)} if len(places) < self.num_workers else {})
+        """Returns the environment variables that worker `index` alone has."""
+        numbers = self.slot_numbers
+        variables = {SLOT_VARIABLE: str(numbers[index - self.first_index])}
+        return variables | ({ALL_WORKERS_VARIABLE: str(self.num_workers)} if len(numbers) < self.num_workers else {})
 
 
 def host_of(slot: Slot) -> str:

@@ -2,7 +2,8 @@
 
 Invariant: a worker leads a process group of its own, and when it is reaped nothing of that group is left.
 
-Used by `local.py`, `horovod.py` and, on a node of Ray, `worker_host.py`; `watch.py` sees only the `Worker` protocol.
+Used by `local_workers.py`, `horovod_workers.py` and, on a node of Ray, `worker_host.py`; `watch.py` sees only the
+`Worker` protocol.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _Device = TypeVar("_Device")
 
 
 class Worker(Protocol):
-    """What the supervision needs of a worker, whoever started it."""
+    """The interface of a worker to its supervision, whoever started it."""
 
     index: int
     heartbeat: Path
@@ -31,7 +32,7 @@ class Worker(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Of the process itself; None before it is started."""
+        """The id of the process itself; None before it is started."""
 
     @property
     def state(self) -> str:
@@ -78,7 +79,7 @@ class Process(Worker):
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        """What it writes to stdout and stderr."""
+        """The pipes of its stdout and stderr."""
         assert self._popen.stdout is not None and self._popen.stderr is not None
         return self._popen.stdout, self._popen.stderr
 

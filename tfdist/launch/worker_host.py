@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import TfdistError
-from tfdist.launch import local
+from tfdist.launch import local_workers
 from tfdist.launch.plan import worker_environment
 from tfdist.launch.processes import Process
 from tfdist.launch.supervise.output import DRAIN_SECONDS, STDERR, STDOUT, read_pipe
@@ -70,7 +70,7 @@ class WorkerHost:
 
     def meet(self, address: str) -> str:
         """A free address of this node, kept for the process; `address` is the node's own."""
-        self._port = local.reserve_port(address)
+        self._port = local_workers.reserve_port(address)
         return f"{address}:{self._port.getsockname()[1]}"
 
     def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None:

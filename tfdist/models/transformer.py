@@ -25,7 +25,7 @@ def build_transformer(
       width: of the vectors between the blocks.
       num_layers: blocks.
       num_heads: of the attention; they share the width.
-      causal: whether a place sees the places before it alone.
+      causal: whether a position sees those before it alone.
       dropout: the share left out in training, of attention and of each block's outputs.
 
     Returns:
@@ -33,7 +33,7 @@ def build_transformer(
     """
     inputs = keras.Input((length,), dtype="int32")
     x = keras.layers.Embedding(vocabulary_size, width, name="tokens")(inputs)
-    x = Places(name="places")(x)
+    x = PositionEmbedding(name="places")(x)
     for index in range(num_layers):
         x = TransformerBlock(num_heads, causal=causal, dropout=dropout, name=f"block_{index}")(x)
     x = keras.layers.LayerNormalization(name="last_norm")(x)
@@ -51,7 +51,7 @@ def build_encoder(
     num_heads: int = 4,
     dropout: float = 0.0,
 ) -> keras.Model:
-    """A classifier of texts by the mean over the places of the last block. Padding, token 0, counts for nothing.
+    """A classifier of texts by the mean over the positions of the last block. Padding, token 0, counts for nothing.
 
     Args:
       vocabulary_size: tokens are 0 … vocabulary_size - 1.
@@ -67,7 +67,7 @@ def build_encoder(
     """
     inputs = keras.Input((length,), dtype="int32")
     x = keras.layers.Embedding(vocabulary_size, width, mask_zero=True, name="tokens")(inputs)
-    x = Places(name="places")(x)
+    x = PositionEmbedding(name="places")(x)
     for index in range(num_layers):
         x = TransformerBlock(num_heads, causal=False, dropout=dropout, name=f"block_{index}")(x)
     x = keras.layers.LayerNormalization(name="last_norm")(x)
@@ -78,9 +78,9 @@ def build_encoder(
     return keras.Model(inputs, logits, name="encoder")
 
 
-@keras.saving.register_keras_serializable("tfdist")
-class Places(keras.layers.Layer):
-    """Adds a learned vector for each place of a sequence, [n, length, width]."""
+@keras.saving.register_keras_serializable("tfdist", name="Places")
+class PositionEmbedding(keras.layers.Layer):
+    """Adds a learned vector for each position of a sequence, [n, length, width]."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -93,13 +93,16 @@ class Places(keras.layers.Layer):
         return inputs + self.vectors
 
 
+PositionEmbedding.__name__ = "Places"  # in files of models, by which Keras finds the layer and its weights
+
+
 @keras.saving.register_keras_serializable("tfdist")
 class TransformerBlock(keras.layers.Layer):
     """Self-attention and two dense layers, each after a normalization and beside a shortcut, [n, length, width].
 
     Args:
       num_heads: of the attention; they share the width.
-      causal: whether a place sees the places before it alone.
+      causal: whether a position sees those before it alone.
       dropout: the share left out in training, of attention and of what the shortcuts are added to.
     """
 

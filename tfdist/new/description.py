@@ -27,7 +27,7 @@ _MIN_EXAMPLES_PER_CLASS = 10
 
 @dataclasses.dataclass(frozen=True)
 class DataRequest:
-    """What the user said: `--data`, `--file`, `--target` and `--predict`."""
+    """The user's flags: `--data`, `--file`, `--target` and `--predict`."""
 
     kind: str
     file: str
@@ -43,7 +43,7 @@ class DataRequest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataDescription:
-    """Data that was looked at.
+    """The description of data that was inspected.
 
     Attributes:
       kind: of KINDS, which names the template.
@@ -67,7 +67,7 @@ class DataDescription:
 
 
 def draw_test_mask(num_examples: int) -> np.ndarray:
-    """Which examples are for testing, bool [n]."""
+    """Returns which examples are for testing, bool [n]."""
     return np.random.default_rng(0).permutation(num_examples) < num_examples / 5
 
 

@@ -94,7 +94,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def inspect_data(request: DataRequest) -> DataDescription:
-    """What there is to predict from the data; raises UserError where it cannot be used."""
+    """Describes the data and its target; raises UserError where it cannot be used."""
     from tfdist.main import import_tensorflow
 
     import_tensorflow(verbose=False)

@@ -23,11 +23,11 @@ from tfdist.planning.estimate import (
     USABLE,
     Estimate,
     Limits,
-    Measured,
+    MeasuredRun,
     PlannedTraining,
 )
 from tfdist.telemetry.console.console_text import in_bytes
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 CLASSES = {
     "one_device": "OneDevice",
@@ -53,9 +53,9 @@ ASSUMPTIONS = (
 
 
 def build_document(
-    best: Sequence[Estimate], training: PlannedTraining, limits: Limits, measured: Measured | None
+    best: Sequence[Estimate], training: PlannedTraining, limits: Limits, measured: MeasuredRun | None
 ) -> dict[str, Any]:
-    """plan.json."""
+    """Builds the content of plan.json."""
     first = best[0]
     checkpoint = _checkpoint(first, training)
     distributed = _describe_distribution(first)
@@ -104,7 +104,7 @@ def build_document(
 
 
 def list_uncertainties(each: Estimate) -> list[str]:
-    """What of an estimate may be far off."""
+    """Lists the parts of an estimate that may be far off."""
     texts = []
     if each.choice.precision == "bfloat16":
         texts.append("bfloat16 rounds more than float32: compare a metric of both before a long run.")
@@ -117,7 +117,7 @@ def list_uncertainties(each: Estimate) -> list[str]:
 
 
 def format_gin(each: Estimate, settings: TrainSettings) -> str:
-    """plan.gin."""
+    """Formats plan.gin."""
     name, choice = each.strategy, each.choice
     lines = [
         f"# By --mode=plan, for {each.group}; give it after the experiment's own file.",

@@ -29,7 +29,7 @@ MEASURED = "measured in"
 
 @dataclasses.dataclass(frozen=True)
 class DeviceGroup:
-    """So many devices of one kind."""
+    """A number of devices of one kind."""
 
     device: Device
     count: int
@@ -39,18 +39,18 @@ class DeviceGroup:
 
     @property
     def num_machines(self) -> int:
-        """Machines, or slices of TPUs."""
+        """The number of machines, or of slices of TPUs."""
         return math.ceil(self.count / self.device.per_machine)
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of all of them; None: nobody said what one costs."""
+        """The price of all devices; None where no price is known."""
         price = self.device.usd_per_hour
         return None if price is None else self.count * price
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """A finished run, whose measurements count.
 
     Attributes:
@@ -69,7 +69,7 @@ class Measured:
         return bool(names) and self.num_replicas == group.count
 
 
-def read_measured(path: str) -> Measured:
+def read_measured(path: str) -> MeasuredRun:
     """Raises UserError where there is no finished run."""
     directory = RunDirectory(path)
     result = read_result(directory)
@@ -77,7 +77,7 @@ def read_measured(path: str) -> Measured:
         raise UserError(f"--from_run={path} holds no finished run: there is no {directory.result}.")
     if not result.examples_per_second or not result.num_replicas:
         raise UserError(f"--from_run={path} holds no measurements: {directory.result} has no examples_per_second.")
-    return Measured(
+    return MeasuredRun(
         path=directory.path,
         examples_per_second=result.examples_per_second,
         num_replicas=result.num_replicas,
@@ -86,7 +86,7 @@ def read_measured(path: str) -> Measured:
 
 
 @dataclasses.dataclass(frozen=True)
-class Traced:
+class TracedStep:
     """The step traced with two sizes of a microbatch; what another size needs lies on the line through both."""
 
     small: Step
@@ -113,7 +113,7 @@ class Traced:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedTraining:
-    """What is to be trained.
+    """The training that is planned.
 
     Attributes:
       trace: the step by precision and whether blocks are computed again; None where that is not possible.
@@ -126,13 +126,13 @@ class PlannedTraining:
     global_batch_size: int
     total_steps: int
     precisions: tuple[str, ...]
-    trace: Callable[[str, bool], Traced | None]
+    trace: Callable[[str, bool], TracedStep | None]
     compile_step: Callable[[DeviceGroup, PlannedChoice], tuple[float, float, float] | None]
     policy: CheckpointPolicy | None
     horovod: bool = False
 
     def strategy(self, group: DeviceGroup) -> str:
-        """The name of its module."""
+        """The name of the strategy's module."""
         if group.device.is_tpu:
             return "tpu"
         if group.count == 1:
@@ -193,7 +193,7 @@ class Estimate:
 
     @property
     def num_workers(self) -> int:
-        """How many processes: Horovod's have one device each."""
+        """The number of processes: Horovod's have one device each."""
         return self.group.count if self.strategy == HOROVOD else self.group.num_machines
 
     @property
@@ -203,7 +203,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a plan must not exceed; None: anything goes."""
+    """The limits that a plan must keep; None is no limit."""
 
     budget_usd: float | None = None
     deadline_hours: float | None = None
@@ -213,11 +213,12 @@ class Limits:
         return " and ".join(f"--{flag}={limit:g}" for flag, limit in limits.items() if limit is not None)
 
     def allow(self, estimate: Estimate) -> bool:
+        """Whether an estimate keeps all limits; one without a price exceeds any budget."""
         is_paid = self.budget_usd is None or (estimate.price is not None and estimate.price <= self.budget_usd)
         return is_paid and (self.deadline_hours is None or estimate.hours <= self.deadline_hours)
 
 
-def estimate_group(training: PlannedTraining, group: DeviceGroup, measured: Measured | None) -> Iterator[Estimate]:
+def estimate_group(training: PlannedTraining, group: DeviceGroup, measured: MeasuredRun | None) -> Iterator[Estimate]:
     """The quickest settings of each precision with which the training fits on a group; none where it does not."""
     if group.device.bytes_per_second(group.count) is None:
         return
@@ -258,7 +259,7 @@ def _first_that_fits(
     return None
 
 
-def _largest(traced: Traced, group: DeviceGroup, choice: PlannedChoice, usable: float) -> int:
+def _largest(traced: TracedStep, group: DeviceGroup, choice: PlannedChoice, usable: float) -> int:
     """The most examples of a microbatch that fit; memory grows along a line."""
 
     def memory(rows: int) -> float:
@@ -277,7 +278,7 @@ def _estimate(
     choice: PlannedChoice,
     step: Step,
     largest_rows: int,
-    measured: Measured | None,
+    measured: MeasuredRun | None,
 ) -> Estimate:
     number, device = choice.num_microbatches, group.device
     memory = estimate_memory(step, group, microbatches=number > 1, shards=choice.sharding is not None)
@@ -314,7 +315,7 @@ def _estimate(
 
 
 def all_reduce_seconds(num_bytes: float, group: DeviceGroup) -> float:
-    """Of a ring (benchmarks/scaling.md), at the most that the links can do."""
+    """Estimates an all-reduce as a ring (benchmarks/scaling.md), at the full rate of the links."""
     count, speed = group.count, group.device.bytes_per_second(group.count)
     if count == 1 or speed is None:
         return 0.0

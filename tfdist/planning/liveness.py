@@ -32,7 +32,7 @@ IN_PLACE = {
 NOTABLE = 1 << 20  # bytes, from which on it is told that they depend on values
 FLOPS_PER_BYTE = 10  # of a processor: in which order operations end
 LISTS = {"EmptyTensorList", "TensorListReserve"}
-GROWING = {"TensorListPushBack": 1, "TensorListSetItem": 2}  # the place of the element among the inputs
+GROWING = {"TensorListPushBack": 1, "TensorListSetItem": 2}  # the index of the element among the inputs
 CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 GATHERS = {"ResourceGather", "GatherV2"}
 LOOPS = {"While", "StatelessWhile"}
@@ -46,12 +46,12 @@ class Buffer:
       size: in bytes.
       readers: who may still read it.
       kept: never goes, and is not counted.
-      places: of a list.
+      list_length: elements of a list; 0 for any other tensor.
       element_bytes: bytes of a list's elements, those that it shares with others among them.
     """
 
-    def __init__(self, size: int, *, kept: bool = False, places: int = 0) -> None:
-        self.size, self.kept, self.places = size, kept, places
+    def __init__(self, size: int, *, kept: bool = False, list_length: int = 0) -> None:
+        self.size, self.kept, self.list_length = size, kept, list_length
         self.readers = self.element_bytes = 0
 
 
@@ -99,6 +99,7 @@ class MemoryTracer:
         return [buffer_of[tensor.name] for tensor in graph.outputs]
 
     def allocate(self, size: int) -> Buffer:
+        """Returns a new buffer of `size` bytes, which counts as live."""
         self.live += size
         self.peak = max(self.peak, self.live)
         return Buffer(size)
@@ -130,10 +131,10 @@ class MemoryTracer:
             return inputs[:1] if len(operation.outputs) == 1 else inputs
         if kind == "TensorListFromTensor":
             shape = operation.inputs[0].shape
-            inputs[0].places = shape[0] if shape.rank else 0
+            inputs[0].list_length = shape[0] if shape.rank else 0
             return inputs[:1]
         if kind in LISTS:
-            return [Buffer(0, places=int(tf.get_static_value(operation.inputs[1]) or 0))]
+            return [Buffer(0, list_length=int(tf.get_static_value(operation.inputs[1]) or 0))]
         if kind in GROWING:
             growing, element = inputs[0], inputs[GROWING[kind]]
             growing.size, element.size = growing.size + element.size, 0
@@ -147,7 +148,7 @@ class MemoryTracer:
             return [inputs[0], Buffer(taken)]
         if kind == "ZerosLike" and operation.inputs[0].dtype == tf.variant:
             zeros = self.allocate(inputs[0].element_bytes)  # for each element of a list
-            zeros.element_bytes, zeros.places = inputs[0].element_bytes, inputs[0].places
+            zeros.element_bytes, zeros.list_length = inputs[0].element_bytes, inputs[0].list_length
             return [zeros]
         return self._trace_operation(operation, inputs)
 
@@ -171,7 +172,7 @@ class MemoryTracer:
         """One turn, and what lists have grown by in it as often as there are turns."""
         body, condition = (_function(operation, name) for name in ("body", "cond"))
         self.num_loop_operations += len(body.get_operations()) + len(condition.get_operations())
-        turns = max(1, *(buffer.places for buffer in inputs))
+        turns = max(1, *(buffer.list_length for buffer in inputs))
         before = [(buffer.size, buffer.element_bytes) for buffer in inputs]
         outer, self._turns = self._turns, self._turns * turns
         outputs = self.trace(body, inputs)
@@ -232,6 +233,7 @@ class Queue:
         self.ready = collections.deque(each for each in operations if not self._waiting[each.name])
 
     def finish(self, operation: Any) -> None:
+        """Makes those operations ready that waited for this one alone."""
         for after in self._after[operation.name]:
             self._waiting[after.name] -= 1
             if not self._waiting[after.name]:

@@ -21,7 +21,7 @@ from tfdist.planning.estimate import (
     Limits,
     PlannedChoice,
     PlannedTraining,
-    Traced,
+    TracedStep,
     estimate_group,
     read_measured,
 )
@@ -34,7 +34,7 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tpu_compiler.compiling import compile_programs
 from tfdist.tpu_compiler.devices import Device, parse_slice, read_devices
 from tfdist.tpu_compiler.toolchain import Compiler, is_installed, open_compiler
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 SMALLER = 8  # times: the smaller of the microbatches that are traced
@@ -103,7 +103,7 @@ def _check(settings: TrainSettings) -> None:
 
 
 def describe_training(settings: TrainSettings, *, several: bool, compiler: Compiler | None = None) -> PlannedTraining:
-    """What a plan has to know of an experiment; its step is traced as it is asked for.
+    """Describes the training that an experiment's settings define; its step is traced on demand.
 
     Args:
       several: whether several replicas are among what is planned.
@@ -112,7 +112,8 @@ def describe_training(settings: TrainSettings, *, several: bool, compiler: Compi
     sizes = sorted({max(1, settings.global_batch_size // SMALLER), settings.global_batch_size})
 
     @functools.cache
-    def trace(precision: str, recomputes: bool) -> Traced | None:
+    def trace(precision: str, recomputes: bool) -> TracedStep | None:
+        """Traces the step with two sizes of a microbatch; None where no layer can be recomputed."""
         recompute = settings.recompute or ("auto" if recomputes else None)
         if recomputes and settings.recompute is not None:
             return trace(precision, False)  # which does so already
@@ -122,13 +123,14 @@ def describe_training(settings: TrainSettings, *, several: bool, compiler: Compi
             return trace_step(settings, rows=rows, num_replicas=num_replicas, precision=precision, recompute=recompute)
 
         try:
-            return Traced(trace_rows(sizes[0]), trace_rows(sizes[-1]))
+            return TracedStep(trace_rows(sizes[0]), trace_rows(sizes[-1]))
         except UserError:
             if recomputes:  # no layer holds layers of its own
                 return None
             raise
 
     def compile_step(group: DeviceGroup, choice: PlannedChoice) -> tuple[float, float, float] | None:
+        """Returns bytes of memory, flops and bytes accessed by the TPU's compiler; None where there is none for it."""
         topology = find_topology(group)
         if compiler is None or topology is None:
             return None
@@ -200,7 +202,7 @@ def find_topology(group: DeviceGroup) -> str | None:
 
 
 def parse_groups(texts: Sequence[str], known: Mapping[str, Device]) -> list[DeviceGroup]:
-    """What `--devices` names, 'a100_40:8' or 'v5e' for several numbers of it; all, where it names nothing."""
+    """Returns the groups that `--devices` names, 'a100_40:8' or 'v5e' for several numbers of it; all by default."""
     found = []
     for text in [part for given in texts for part in given.split(",")] or list(known):
         kind, _, number = text.partition(":")

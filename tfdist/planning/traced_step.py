@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.data.pipeline import PREFETCHED_STEPS
 from tfdist.planning.liveness import Buffer, MemoryTracer
 from tfdist.tpu_compiler.program import trace_programs
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 from tfdist.tuning.search import hypermodel
 
 # Two figures fitted, November 2026, to the 48 cells of benchmarks/plan.py (performance.md): what tensors take, as

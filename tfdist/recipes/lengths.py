@@ -34,7 +34,7 @@ class RunLength:
 
 @dataclasses.dataclass(frozen=True)
 class Length:
-    """A part of a run.
+    """A length in steps, epochs or shares of a run.
 
     Attributes:
       amount: of the unit.

@@ -94,7 +94,7 @@ def keep_adapters(model: keras.Model) -> Iterator[None]:
 
 
 def adapter_bytes(adapter: Mapping[str, np.ndarray]) -> bytes:
-    """An adapter as an .npz file."""
+    """Returns an adapter as the content of an .npz file."""
     held, arrays = io.BytesIO(), dict(adapter)
     plain: dict[str, Any] = arrays
     np.savez(held, **plain)

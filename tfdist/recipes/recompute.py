@@ -27,7 +27,7 @@ _computing = threading.local()  # replicas are traced by threads; `call` is the 
 
 
 def choose_layers(model: keras.Model, patterns: Sequence[str] | str) -> list[keras.layers.Layer]:
-    """The layers to compute again.
+    """Returns the layers whose activations are recomputed in the backward pass.
 
     Args:
       model: built.
@@ -88,7 +88,7 @@ def _wrap_layer_call(layer: keras.layers.Layer, inner: Callable[..., Any]) -> Ca
         given = tf.nest.flatten((args, kwargs))
         if kwargs.get("training") is False or any(isinstance(each, keras.KerasTensor) for each in given):
             return inner(*args, **kwargs)
-        return Recomputed(layer, inner, args, kwargs)()
+        return RecomputedCall(layer, inner, args, kwargs)()
 
     return call
 
@@ -106,7 +106,7 @@ def _wrap_dropout_call(dropout: keras.layers.Dropout, inner: Callable[..., Any])
     return call
 
 
-class Recomputed:
+class RecomputedCall:
     """One call of a layer on one replica.
 
     Args:

@@ -59,7 +59,7 @@ def _runs_table(
 ) -> PageTable:
     rows = [
         [
-            Cell(name, color=choose_color(place)),
+            Cell(name, color=choose_color(index)),
             Cell(run.status(now)),
             Cell(str(run.fact("strategy") or "")),
             Cell(str(run.fact("num_replicas") or ""), run.fact("num_replicas")),
@@ -68,7 +68,7 @@ def _runs_table(
             Cell("" if run.goodput is None else f"{run.goodput:.1%}", run.goodput),
             Cell("" if run.wall_seconds is None else duration_text(run.wall_seconds), run.wall_seconds),
         ]
-        for place, (run, name) in enumerate(zip(runs, names, strict=True))
+        for index, (run, name) in enumerate(zip(runs, names, strict=True))
     ]
     heads = ("run", "status", "strategy", "replicas", "steps", *metrics, "goodput", "wall clock")
     return PageTable(title="Runs", names=heads, rows=rows)

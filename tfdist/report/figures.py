@@ -35,9 +35,9 @@ HEIGHT = 260
 MAX_POINTS = 1000  # of a curve
 
 
-def choose_color(place: int) -> str:
-    """The color of a series, by its place among them."""
-    return str(Category10_10[place % len(Category10_10)])
+def choose_color(index: int) -> str:
+    """The color of series `index`."""
+    return str(Category10_10[index % len(Category10_10)])
 
 
 def to_milliseconds(time: datetime.datetime) -> float:
@@ -50,7 +50,7 @@ class Axis:
 
     Args:
       kind: TIME, in milliseconds, or the unit, such as STEPS.
-      lines: places to mark, where a start resumed.
+      lines: values of x to mark, where a start resumed.
       left: pixels before the axis begins, so that those of figures below each other begin together.
     """
 
@@ -65,7 +65,7 @@ class Axis:
         return "@x{%F %T}" if self.kind == TIME else "@x{0,0}"
 
     def figure(self, *, height: int = HEIGHT, **options: Any) -> Any:
-        """An empty figure along it."""
+        """Builds an empty figure along this axis."""
         if self._range is not None:
             options["x_range"] = self._range
         made = _new_figure(
@@ -78,8 +78,8 @@ class Axis:
         if self.kind != TIME:
             made.xaxis.axis_label = self.kind
             made.xaxis.formatter = NumeralTickFormatter(format="0,0")
-        for place in self._lines:
-            made.add_layout(Span(location=place, dimension="height", line_color=INK, line_dash="dashed"))
+        for x in self._lines:
+            made.add_layout(Span(location=x, dimension="height", line_color=INK, line_dash="dashed"))
         return made
 
 
@@ -92,7 +92,7 @@ def draw_curves(
     highlighted: str | None = None,
     y_range: tuple[float, float] | None = None,
 ) -> Plot:
-    """Lines in the colors of their places, or, where one is `highlighted`, that one in color.
+    """Lines in the colors of their indices, or, where one is `highlighted`, that one in color.
 
     Args:
       title: of the plot.
@@ -108,7 +108,7 @@ def draw_curves(
     if y_range is None:
         largest = max((float(np.nanmax(np.abs(curve.values), initial=0.0)) for curve in drawn.values()), default=0.0)
         made.y_range.default_span = largest or FULL  # of a line that is level
-    colors = {name: choose_color(place) for place, name in enumerate(curves)}
+    colors = {name: choose_color(index) for index, name in enumerate(curves)}
     if highlighted is not None:
         colors = dict.fromkeys(curves, INK) | {highlighted: choose_color(0)}
     for name, curve in drawn.items():

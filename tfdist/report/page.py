@@ -14,7 +14,7 @@ LONG_TEXT = 30  # characters, from which on a cell may take several lines
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """Of a table; `number` is what it is sorted by, `color` a mark before the text, `link` an address."""
+    """A cell of a table; `number` is what it is sorted by, `color` a mark before the text, `link` an address."""
 
     text: str
     number: float | None = None
@@ -36,6 +36,7 @@ class PageTable:
     is_folded: bool = False
 
     def is_numeric(self, column: int) -> bool:
+        """Whether any cell of a column has a number, by which the page then sorts it."""
         return any(row[column].number is not None for row in self.rows)
 
 
@@ -92,11 +93,11 @@ def build_page(
 
     sections = [section for section in sections if not section.is_empty]
     plots = [plot for section in sections for plot in section.plots]
-    scripts, places = [], {}
+    scripts, divisions_by_plot = [], {}
     if plots:
         script, divisions = embed.components([plot.figure for plot in plots], wrap_script=False)
         scripts = [*resources.Resources(mode="inline", components=["bokeh"]).js_raw, script]
-        places = {id(plot): Markup(division) for plot, division in zip(plots, divisions, strict=True)}
+        divisions_by_plot = {id(plot): Markup(division) for plot, division in zip(plots, divisions, strict=True)}
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("tfdist.report", "templates"),
         undefined=jinja2.StrictUndefined,
@@ -109,6 +110,6 @@ def build_page(
         summary=summary,
         notes=notes,
         sections=sections,
-        place_of=lambda plot: places[id(plot)],
+        division_of=lambda plot: divisions_by_plot[id(plot)],
         scripts=[Markup(script.replace("</script", "<\\/script")) for script in scripts],
     )

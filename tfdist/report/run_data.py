@@ -58,13 +58,13 @@ class Curve:
         kept = {0, count - 1}
         for first, last in itertools.pairwise(np.linspace(0, count, most // 2 + 1).astype(int)):
             kept |= {int(first + lowest[first:last].argmin()), int(first + highest[first:last].argmax())}
-        places = sorted(kept)
-        return Curve(self.steps[places], self.values[places])
+        indices = sorted(kept)
+        return Curve(self.steps[indices], self.values[indices])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunData:
-    """What the files of a run hold.
+    """The contents of a run's files.
 
     Attributes:
       path: the run directory, local or gs://.
@@ -118,7 +118,7 @@ class RunData:
 
     @property
     def wall_seconds(self) -> float | None:
-        """Of all starts and the time between them, as goodput has it; without samples, between events."""
+        """The seconds of all starts and between them, as goodput counts them; without samples, between events."""
         if self.accounts:
             return max(account.wall_seconds for account in self.accounts.values())
         began, last = self.began, self.last_update
@@ -153,7 +153,7 @@ class RunData:
 
     @functools.cached_property
     def accounts(self) -> dict[int, Account]:
-        """Where each worker's wall clock went."""
+        """The account of each worker's wall clock."""
         return goodput.accounts(self.samples, self.starts)
 
     @property

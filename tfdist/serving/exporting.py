@@ -24,14 +24,14 @@ from tfdist.data.sources.source import Preprocessing, Source
 from tfdist.errors import UserError, missing_extra
 from tfdist.serving import run_export
 from tfdist.serving.inputs import InputsAlone, name_outputs, without_compilation
-from tfdist.serving.settings import EXPORTS, ExportSettings
+from tfdist.serving.serving_settings import EXPORTS, ExportSettings
 from tfdist.storage import files
-from tfdist.strategies.base import Topology
 from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.strategy import Topology
 from tfdist.telemetry.json_text import to_json
 from tfdist.training.loop.learner import build_model
 from tfdist.training.recovery.weights import find_weights, put_weights
-from tfdist.training.run import assembly, checks
+from tfdist.training.run import assembly, validate_run
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
 from tfdist.training.step.precision import set_precision
@@ -101,7 +101,7 @@ def validate_export(settings: ExportSettings, run_dir: str, tell: Callable[[str]
     """Checks what can be checked of an export without writing one."""
     check_packages(settings)
     builder = without_compilation(hypermodel.builder_of_trained(settings, run_dir))
-    checks.check_use(settings, builder, InputsAlone(settings.task), settings.data, OneDevice(), tell)
+    validate_run.check_use(settings, builder, InputsAlone(settings.task), settings.data, OneDevice(), tell)
 
 
 def check_packages(settings: ExportSettings) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 
 from tfdist.errors import UserError
-from tfdist.tasks.base import Task, Term, WholeTerm
-from tfdist.tasks.names import outputs_by_name
+from tfdist.tasks.keras_names import outputs_by_name
 from tfdist.tasks.supervised import Supervised
+from tfdist.tasks.task import Task, Term, WholeTerm
 from tfdist.training.loop.learner import ModelBuilder
 from tfdist.training.step.gradients import explain_errors
 

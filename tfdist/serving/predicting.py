@@ -14,18 +14,18 @@ from tfdist.data.pipeline import digest_examples, dispose
 from tfdist.data.sources.source import Source
 from tfdist.serving.inputs import InputsAlone, name_outputs, without_compilation
 from tfdist.serving.prediction_files import PredictionFiles, check_columns, check_format
-from tfdist.serving.settings import PredictSettings
+from tfdist.serving.serving_settings import PredictSettings
 from tfdist.storage import files
 from tfdist.storage.contents import crc32c
-from tfdist.strategies.base import Strategy, replica_index
+from tfdist.strategies.strategy import Strategy, replica_index
 from tfdist.strategies.sums import gather_rows
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.learner import build_model
 from tfdist.training.recovery.weights import SavedWeights, find_weights, put_weights
-from tfdist.training.run import assembly, checks
+from tfdist.training.run import assembly, validate_run
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
-from tfdist.training.step.precision import set_precision, traced
+from tfdist.training.step.precision import as_tf_function, set_precision
 from tfdist.tuning.search import hypermodel
 
 
@@ -69,7 +69,7 @@ def validate_prediction(settings: PredictSettings, run_dir: str, tell: Callable[
     """Checks what can be checked of a prediction without computing one."""
     check_format(settings.format)
     builder = without_compilation(hypermodel.builder_of_trained(settings, run_dir))
-    checks.check_use(settings, builder, InputsAlone(settings.task), settings.data, settings.strategy, tell)
+    validate_run.check_use(settings, builder, InputsAlone(settings.task), settings.data, settings.strategy, tell)
 
 
 class Predictor:
@@ -84,7 +84,7 @@ class Predictor:
 
     def __init__(self, strategy: Strategy, model: keras.Model, task: InputsAlone, *, room: int) -> None:
         self._strategy, self._model, self._task, self._room = strategy, model, task, room
-        self._call = traced(self._on_replicas, reduce_retracing=True)
+        self._call = as_tf_function(self._on_replicas, reduce_retracing=True)
 
     def __call__(self, batch: Any) -> dict[str, np.ndarray]:
         """The outputs for a global batch by name, [n, …] in the examples' order, on every worker. A collective."""

@@ -68,7 +68,7 @@ def check_format(name: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What predictions.json holds.
+    """The content of predictions.json.
 
     Attributes:
       about: what the predictions are of.
@@ -130,7 +130,7 @@ class PredictionFiles:
             self._write_summary(None)
 
     def end(self, num_examples: int) -> None:
-        """Says that all is there."""
+        """Writes predictions.json with the number of examples, which makes the files complete."""
         self._write_summary(num_examples)
 
     def _name(self, index: int) -> str:

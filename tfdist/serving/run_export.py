@@ -15,7 +15,7 @@ RAW = "serve_raw"  # the signature of a SavedModel that has its source's preproc
 
 
 def run_saved_model(path: str, inputs: dict[str, Any], signature: str = "serving_default") -> dict[str, Any]:
-    """The outputs of a signature."""
+    """Runs a signature of a SavedModel; returns its outputs."""
     import tensorflow as tf
 
     model = tf.saved_model.load(path)
@@ -42,7 +42,7 @@ def run_litert(path: str, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_onnx(path: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The outputs of the graph."""
+    """Runs an ONNX graph; returns its outputs."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -21,7 +21,7 @@ _MOST_SHOWN = 100  # characters of a value
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """Whether a value will do.
+    """A check of a setting's value.
 
     Attributes:
       wanted: what to write, "a whole number of at least 1".
@@ -44,17 +44,17 @@ class Check:
 
     @property
     def described(self) -> str:
-        """What to write, None included."""
+        """The expected value in words, None included."""
         return self.wanted + (", or None" if self.takes_none else "")
 
 
 def or_none(check: Check) -> Check:
-    """The same, and None will do."""
+    """Returns a check that accepts None, too."""
     return dataclasses.replace(check, takes_none=True)
 
 
 def whole_number(least: int = 1, most: int | None = None) -> Check:
-    """An int from `least` to `most`; without, to one whose products with others fit into TensorFlow's 64 bits."""
+    """Returns a check that accepts an int from `least` to `most`, by default one whose products fit into 64 bits."""
     limit = MOST_COUNT if most is None else most
     return Check(
         f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}",
@@ -66,7 +66,7 @@ def whole_number(least: int = 1, most: int | None = None) -> Check:
 
 
 def number(least: float, most: float = math.inf) -> Check:
-    """A number from `least` to `most`."""
+    """Returns a check that accepts a number from `least` to `most`."""
     return Check(
         f"a number from {least:g}" + (f" to {most:g}" if most < math.inf else ""),
         lambda value: isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most,
@@ -74,7 +74,7 @@ def number(least: float, most: float = math.inf) -> Check:
 
 
 def one_of(*choices: str) -> Check:
-    """One of some words."""
+    """Returns a check that accepts some words."""
     return Check(
         f"one of {', '.join(map(repr, choices))}",
         lambda value: isinstance(value, str) and value in choices,
@@ -83,7 +83,7 @@ def one_of(*choices: str) -> Check:
 
 
 def text(example: str) -> Check:
-    """A text that is not empty."""
+    """Returns a check that accepts a text that is not empty."""
     return Check(f"a text, such as {example!r}", is_text)
 
 
@@ -93,7 +93,7 @@ def is_text(value: Any) -> bool:
 
 
 def checked_later(example: str) -> Check:
-    """Any value; what needs it looks at it more closely."""
+    """Returns a check that accepts any value; the part that uses the value checks it."""
     return Check(example, lambda value: True, takes_none=True)
 
 

@@ -17,8 +17,8 @@ _KEY = "setting"
 
 
 @dataclasses.dataclass(frozen=True)
-class Declared:
-    """What is declared of a setting beside its type and default.
+class Declaration:
+    """The declaration of a setting, beside its type and default.
 
     Attributes:
       meaning: in a line, for the page of all settings.
@@ -43,7 +43,7 @@ def setting(
     may_change: bool = False,
 ) -> Any:
     """Declares a field of `Settings`; without a default, or what makes one, it needs a value."""
-    metadata = {_KEY: Declared(meaning, check, unit, may_change)}
+    metadata = {_KEY: Declaration(meaning, check, unit, may_change)}
     if make_default is not None:
         return dataclasses.field(default_factory=make_default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -59,7 +59,7 @@ def format_default(field: dataclasses.Field[Any]) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What can be set about a part of the training.
+    """The settings of a part of the training.
 
     Attributes:
       NAME: what gin files call it.
@@ -71,15 +71,15 @@ class Settings:
     NAME: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        for name, declared in self.declared().items():
+        for name, declared in self.declarations().items():
             declared.check(f"{self.NAME}.{name}", getattr(self, name))
 
     @classmethod
-    def declared(cls) -> dict[str, Declared]:
-        """What is declared, by the name of the setting."""
+    def declarations(cls) -> dict[str, Declaration]:
+        """Returns the declaration of each setting, by its name."""
         return {field.name: field.metadata[_KEY] for field in dataclasses.fields(cls)}
 
     @classmethod
     def changeable(cls) -> list[str]:
         """The full names of the settings that may change when a run resumes."""
-        return [f"{cls.NAME}.{name}" for name, declared in cls.declared().items() if declared.may_change]
+        return [f"{cls.NAME}.{name}" for name, declared in cls.declarations().items() if declared.may_change]

@@ -15,7 +15,7 @@ from tfdist.errors import UserError, is_unicode
 from tfdist.storage import contents, gcs_requests
 from tfdist.storage.contents import Buffer, FileVersion
 from tfdist.storage.gcs import GcsFiles
-from tfdist.storage.local import LocalFiles
+from tfdist.storage.local_files import LocalFiles
 from tfdist.storage.logs import LogSink, Mirror, MirroredLog
 
 StrPath = str | os.PathLike[str]

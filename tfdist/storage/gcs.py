@@ -38,9 +38,10 @@ def limit_retries(environment: MutableMapping[str, str]) -> None:
 
 
 class GcsFiles:
-    """What `files` offers, on a `gs://` path. A put of an object is atomic by itself; directories need not be made."""
+    """The functions of `files` for `gs://` paths. An upload of an object is atomic; directories need not be made."""
 
     def read(self, path: str) -> bytes:
+        """Downloads the whole object, of one generation; raises ESTALE where it is rewritten during every try."""
         for last in [False] * (_READ_TRIES - 1) + [True]:
             found = look_up(path)
             content = bytearray(found.size)
@@ -53,11 +54,13 @@ class GcsFiles:
         return bytes(content)
 
     def read_range(self, path: str, first: int, count: int) -> bytes:
+        """Downloads bytes first … first + count - 1; fewer where the object ends before."""
         content = bytearray(count)
         found = download(path, first, memoryview(content), None)
         return bytes(memoryview(content)[:found])
 
     def read_into(self, path: str, buffer: memoryview, first: int) -> None:
+        """Fills the buffer with bytes of one generation, from `first` on; raises EIO where the object is too short."""
         found = look_up(path)
         missing = first + buffer.nbytes - found.size
         if missing > 0:
@@ -65,17 +68,21 @@ class GcsFiles:
         download(path, first, buffer, found.generation)
 
     def write_atomic(self, path: str, data: bytes) -> None:
+        """Uploads `data` as the new generation of the object."""
         upload(path, [memoryview(data)], replaces=None)
 
     def write_new(self, path: str, parts: Iterable[memoryview], crc32c: int | None) -> int:
+        """Uploads an object that must not exist; returns its bytes. Raises FileExistsError."""
         parts = list(parts)
         upload(path, parts, replaces=0, checksum=crc32c)
         return count_bytes(parts)
 
     def exists(self, path: str) -> bool:
+        """Whether an object has that name, or any lies below it."""
         return self.is_dir(path) or self._is_file(path)
 
     def is_dir(self, path: str) -> bool:
+        """Whether any object lies below that name; a bucket is a directory also when it is empty."""
         prefix = _prefix(path)
         try:
             page = next(_pages(path, prefix, delimiter=None, page_size=1))
@@ -84,6 +91,7 @@ class GcsFiles:
         return not prefix or bool(page)
 
     def stat(self, path: str) -> FileVersion:
+        """Returns the size and generation of an object. Raises FileNotFoundError, and IsADirectoryError."""
         try:
             found = look_up(path)
         except FileNotFoundError:
@@ -93,6 +101,7 @@ class GcsFiles:
         return FileVersion(path, found.size, found.generation)
 
     def glob(self, pattern: str) -> list[str]:
+        """Returns the objects and prefixes that a pattern matches, sorted; lists only levels that have a wildcard."""
         bucket, name = split_path(pattern)
         found = [f"gs://{bucket}"]
         components = name.split("/")
@@ -107,26 +116,33 @@ class GcsFiles:
         return sorted(found)
 
     def list_names(self, path: str) -> list[str]:
+        """Returns the names one level below a prefix, sorted; none where nothing is below it."""
         return sorted(_filter_visible(self._list_level(path, "")))
 
     def list_tree(self, path: str) -> list[str]:
+        """Returns the objects below a prefix, relative to it and sorted."""
         return sorted(_filter_visible(name for name in self._list_below(path) if not name.endswith("/")))
 
     def make_dirs(self, path: str) -> None:
+        """Does nothing: a prefix needs no making."""
         del path
 
     def remove(self, path: str) -> None:
+        """Deletes an object; a missing one is fine."""
         delete(path)
 
     def remove_tree(self, path: str, first: str | None) -> None:
+        """Deletes the object `first` below a prefix, and then all others there."""
         if first is not None:
             delete(f"{path.rstrip('/')}/{first}")
         delete_all([f"{path.rstrip('/')}/{name}" for name in self._list_below(path)])
 
     def remove_stale(self, path: str) -> None:
-        del path  # a put leaves nothing half written
+        """Does nothing: an upload leaves nothing half written."""
+        del path
 
     def replace_tree(self, path: str, source: str, names: Sequence[str], last: str) -> None:
+        """Deletes `last`, uploads the files `names` of the local `source`, `last` behind them, and deletes the rest."""
         delete(f"{path}/{last}")
         for name in sorted(names, key=lambda name: (name == last, name)):
             with open(os.path.join(source, name), "rb") as file:

@@ -42,7 +42,7 @@ class SupersededError(FileExistsError):
 
 
 class ShortAnswerError(Exception):
-    """A body ended before its time."""
+    """A body that ended before its length."""
 
 
 @functools.cache
@@ -99,7 +99,7 @@ def limit_patience(seconds: float) -> Iterator[None]:
 
 
 def persist(path: str, call: Callable[[], _T], attempts: Attempts | None = None) -> _T:
-    """What `call` returns, tried again while that may help; `call` itself must try once and may run again."""
+    """Returns what `call` returns, tried again while that may help; `call` itself must try once and may run again."""
     attempts = attempts or Attempts(path)
     while True:
         try:
@@ -116,7 +116,7 @@ class Attempts:
         self.note_progress()
 
     def note_progress(self) -> None:
-        """Something arrived: the patience begins anew."""
+        """Restarts the timeouts and the delay, as bytes have arrived."""
         self._idle_seconds = 0.0
         self._moved_at = time.monotonic()
         self._is_sending = False
@@ -144,7 +144,7 @@ class Attempts:
 
 
 def convert_error(path: str, error: Exception) -> OSError:
-    """What a failure of the library means."""
+    """Converts a failure of the library to an OSError."""
     from google.auth import exceptions as auth
 
     if isinstance(error, OSError) and error.filename is not None:

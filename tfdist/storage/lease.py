@@ -59,7 +59,7 @@ class LeaseLostError(InUseError):
 
 @dataclasses.dataclass(frozen=True)
 class Owner:
-    """Who holds a lease.
+    """The process that holds a lease.
 
     Attributes:
       name: what the owner calls itself.

@@ -14,7 +14,7 @@ import threading
 import time
 
 from tfdist.storage.gcs import GcsFiles
-from tfdist.storage.local import LocalFiles
+from tfdist.storage.local_files import LocalFiles
 
 _log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5  # between two looks whether something grew

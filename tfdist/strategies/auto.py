@@ -12,13 +12,13 @@ from tensorflow.python.eager import context
 
 from tfdist.errors import UserError
 from tfdist.settings.checks import FUNCTION
-from tfdist.strategies.base import Notify, Strategy, Topology, find_connected, find_joined, has_begun
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.tf_config import read_tf_config
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.strategy import Notify, Strategy, Topology, find_connected, find_joined, has_begun
 from tfdist.strategies.tpu import TPU
 
 WRAPPED = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)

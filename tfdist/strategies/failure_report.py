@@ -19,7 +19,7 @@ MAX_CHARACTERS = 1200  # gRPC carries some 8 KiB of an error, in which non-ASCII
 
 @dataclasses.dataclass(frozen=True)
 class FailureReport:
-    """Why a worker's run ended.
+    """The reason for which a worker's run ended.
 
     Attributes:
       worker: index of the worker.

@@ -18,11 +18,11 @@ import tensorflow as tf
 
 from tfdist.errors import build_user_error
 from tfdist.settings.checks import SECONDS
-from tfdist.strategies.base import Notify, Strategy, Topology, refuse_others
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.horovod_rendezvous import get_failure, meet, put_failure, read_store
 from tfdist.strategies.failure_report import FailureReport
 from tfdist.strategies.one_device import LoneReplica, use_only
+from tfdist.strategies.strategy import Notify, Strategy, Topology, refuse_others
 
 _counted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # reductions by traced function
 
@@ -137,7 +137,7 @@ def _name(kind: str) -> dict[str, Any]:
 
 
 def import_horovod() -> ModuleType:
-    """Horovod's TensorFlow module.
+    """Imports Horovod's TensorFlow module.
 
     Raises:
       UserError: it is not installed, or was built for another TensorFlow.

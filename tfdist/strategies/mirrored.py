@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError, build_user_error
 from tfdist.settings.checks import whole_number
-from tfdist.strategies.base import Notify, Strategy, Topology
+from tfdist.strategies.strategy import Notify, Strategy, Topology
 
 
 class Mirrored(Strategy):

@@ -22,11 +22,11 @@ from tensorflow.python.eager import context
 from tfdist.errors import UserError, build_user_error
 from tfdist.settings.checks import SECONDS, one_of, whole_number
 from tfdist.strategies import failure_report
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology, static_replica_index, with_device
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.rendezvous import AddressTakenError, rendezvous
 from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config, split_address
 from tfdist.strategies.failure_report import FailureReport
+from tfdist.strategies.strategy import MakeDataset, Notify, Strategy, Topology, static_replica_index, with_device
 from tfdist.strategies.sums import pack_indices
 from tfdist.telemetry import heartbeat
 
@@ -85,9 +85,9 @@ class MultiWorker(Strategy):
         summed: dict[int, tf.Tensor] = {}
         # TensorFlow packs in the order of the layers, whose first gradients are there last, and gives no sum before all
         # are there. Packed here, a message travels beside the rest of the pass, and an update waits for its own alone.
-        for places in pack_indices(sizes, self.bytes_per_pack if are_known else 0):
-            pack = [tensors[i] for i in places]
-            summed |= zip(places, replica.all_reduce(tf.distribute.ReduceOp.SUM, pack, options=options), strict=True)
+        for indices in pack_indices(sizes, self.bytes_per_pack if are_known else 0):
+            pack = [tensors[i] for i in indices]
+            summed |= zip(indices, replica.all_reduce(tf.distribute.ReduceOp.SUM, pack, options=options), strict=True)
         return [summed[i] for i in range(len(tensors))]
 
     def all_to_all(self, rows: tf.Tensor, *, name: str) -> tf.Tensor:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 
 from tfdist.errors import UserError, build_user_error
-from tfdist.strategies.base import Notify, Strategy, Topology
+from tfdist.strategies.strategy import Notify, Strategy, Topology
 
 
 class OneDevice(Strategy):

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.strategies.base import (
+from tfdist.strategies.strategy import (
     Gradient,
     Strategy,
     num_replicas,
@@ -74,18 +74,18 @@ def _tree(rows: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def pack_indices(sizes: Sequence[int], most: int) -> list[list[int]]:
-    """Places of tensors of these sizes in packs of about `most`, or one of all where that is 0.
+    """Indices of tensors of these sizes in packs of about `most`, or one of all where that is 0.
 
     The last come first: scalars, which everything waits for, and the gradients that a backward pass has first.
     """
     packs: list[list[int]] = []
     room = 0
-    for place in reversed(range(len(sizes))):
+    for index in reversed(range(len(sizes))):
         if room <= 0:
             packs.append([])
             room = most or sum(sizes) + 1
-        packs[-1].append(place)
-        room -= sizes[place]
+        packs[-1].append(index)
+        room -= sizes[index]
     return packs
 
 
@@ -97,7 +97,7 @@ def join_rows(tensors: Sequence[tf.Tensor], count: int) -> tf.Tensor:
 
 
 def split_rows(rows: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """What stands in such rows in the places of the tensors."""
+    """Splits such rows into the tensors that they hold."""
     *parts, _ = tf.split(tf.reshape(rows, [-1]), [*(math.prod(t.shape) for t in tensors), -1])
     return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]
 
@@ -105,7 +105,7 @@ def split_rows(rows: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]
 def sum_in_16_bits(
     strategy: Strategy, gradients: Sequence[Gradient], scalars: Sequence[tf.Tensor], precision: str
 ) -> tuple[list[Gradient], list[tf.Tensor]]:
-    """As `Strategy.sum_gradients`, with float32 gradients in 16 bits; for several replicas.
+    """Sums float32 gradients of several replicas in 16 bits; else as `Strategy.sum_gradients`.
 
     Args:
       strategy: connected.
@@ -122,12 +122,12 @@ def sum_in_16_bits(
         sums_by_index[i] = _sum_of_slices(strategy, gradients[i], precision)
     dense = [i for i in small if i not in sums_by_index]
     for indices in pack_indices([NUM_BYTES * math.prod(gradients[i].shape) for i in dense], strategy.bytes_per_pack):
-        places = [dense[i] for i in indices]
-        tensors = [gradients[i] for i in places]
+        positions = [dense[i] for i in indices]
+        tensors = [gradients[i] for i in positions]
         rows = join_rows(tensors, strategy.topology.num_replicas)
         words = _summed_words(strategy, rows, precision, name="pieces")
         sums = unpack(strategy.all_gather(words[0], name="sums"), precision)
-        sums_by_index |= zip(places, split_rows(sums, tensors), strict=True)
+        sums_by_index |= zip(positions, split_rows(sums, tensors), strict=True)
     return [sums_by_index[i] for i in range(len(gradients))], scalars
 
 

@@ -13,9 +13,9 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
 from tfdist.errors import UserError
-from tfdist.strategies.base import MakeDataset, Notify, Strategy, Topology
 from tfdist.strategies.cluster.tf_config import split_address
 from tfdist.strategies.one_device import LoneReplica
+from tfdist.strategies.strategy import MakeDataset, Notify, Strategy, Topology
 
 ANSWER_SECONDS = 10.0
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.settings.checks import COUNT, POSITIVE, Check, number
-from tfdist.tasks.base import MetricSpec, Term, WholeTerm, scale_term
 from tfdist.tasks.supervised import Supervised
+from tfdist.tasks.task import MetricSpec, Term, WholeTerm, scale_term
 
 PREFIX = "adversarial"
 BOUNDS = Check(

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.settings.checks import POSITIVE
-from tfdist.tasks.base import Task, Term, WholeTerm
+from tfdist.tasks.task import Task, Term, WholeTerm
 
 VIEWS = ("first", "second")
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.settings.checks import POSITIVE, number, text
 from tfdist.storage import files
-from tfdist.tasks.base import Term, WholeTerm, scale_term
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, only
+from tfdist.tasks.task import Term, WholeTerm, scale_term
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.user_code import format_exception
 

@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UserError, is_whole_number
-from tfdist.tasks.base import REDUCTIONS
-from tfdist.tasks.names import find_loss, resolve_loss
+from tfdist.tasks.keras_names import find_loss, resolve_loss
+from tfdist.tasks.task import REDUCTIONS
 
 SPARSE, ONE_HOT = "sparse_categorical_crossentropy", "categorical_crossentropy"
 Loss: TypeAlias = "keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"

@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.tasks.base import Term, WholeTerm, scale_term
 from tfdist.tasks.supervised import Supervised
+from tfdist.tasks.task import Term, WholeTerm, scale_term
 
 PRIOR = "log_variances"
 

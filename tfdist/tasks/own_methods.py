@@ -21,11 +21,11 @@ from keras.src.losses import loss as keras_loss
 
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import SharedPatch
-from tfdist.tasks.base import Term
+from tfdist.tasks.task import Term
 from tfdist.user_code import where_defined
 
 TASK_EXAMPLE = """
-    class MyTask(tfdist.tasks.base.Task):
+    class MyTask(tfdist.tasks.task.Task):
         def inputs(self, examples):
             return examples[0]
         def terms(self, model, examples, *, training):
@@ -59,7 +59,7 @@ def refuse_own_methods(model: keras.Model) -> None:
 
 
 class OwnLoss:
-    """A model's own `compute_loss`.
+    """The loss of a model's own `compute_loss`.
 
     One number a batch is taken for the mean over the batch's rows, and weighs as many rows as there are: exact over
     replicas and microbatches where it is such a mean (of losses, weighted or not, and of what layers add). Numbers of

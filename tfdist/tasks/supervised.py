@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UserError, build_user_error, suggest
-from tfdist.tasks.base import MetricSpec, Task, Term, WholeTerm, compute_mean, symbolic_outputs, with_trailing_axes
+from tfdist.tasks.keras_names import call_symbolically, check_metric_name, outputs_by_name, resolve_loss, resolve_metric
 from tfdist.tasks.losses import (
     Loss,
     as_loss,
@@ -26,8 +26,8 @@ from tfdist.tasks.losses import (
     unwrap_loss,
     weigh_classes,
 )
-from tfdist.tasks.names import call_symbolically, check_metric_name, outputs_by_name, resolve_loss, resolve_metric
 from tfdist.tasks.own_methods import OwnLoss, overrides, refuse_own_methods
+from tfdist.tasks.task import MetricSpec, Task, Term, WholeTerm, compute_mean, symbolic_outputs, with_trailing_axes
 
 MetricBuilders = Sequence[Callable[[], keras.metrics.Metric] | str]
 ONLY_OUTPUT = "output"

@@ -55,15 +55,15 @@ class EventLog:
         self._lock = threading.Lock()  # what notes a signal tells from a thread of its own
 
     def info(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
-        """Something that belongs to a good run. `message` goes to the console, too, and into the details."""
+        """Logs an event of a run that goes well. `message` goes to the console, too, and into the details."""
         self._write("info", event, step, message, details)
 
     def warning(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
-        """Something that the run mended or passed over, and that the user should know."""
+        """Logs what the run has repaired or skipped, and the user should know."""
         self._write("warning", event, step, message, details)
 
     def error(self, event: str, *, step: int | None = None, message: str | None = None, **details: object) -> None:
-        """Something that ends the run."""
+        """Logs what ends the run."""
         self._write("error", event, step, message, details)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class EventLog:
 
 
 def event_line(event: Event) -> str:
-    """The line."""
+    """Formats an event as a line of events.jsonl."""
     message = {} if event.message is None else {"message": event.message}
     return to_json(
         {

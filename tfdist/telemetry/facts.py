@@ -1,7 +1,7 @@
 """What a run tells: events of its life, points of its metrics, samples of its processes, phases.
 
 Invariant: a fact is complete when it is made and never changes, so that any thread may read it. `events.py`,
-`metrics.py`, `sampler.py` and `time_account.py` make facts, `sinks/sink.py` passes them to the sinks.
+`metrics_log.py`, `sampler.py` and `time_account.py` make facts, `sinks/sink.py` passes them to the sinks.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Level = Literal["info", "warning", "error"]
 
 
 def now() -> datetime.datetime:
-    """This moment, in UTC."""
+    """Returns this moment, in UTC."""
     return datetime.datetime.now(datetime.UTC)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What a sink learns of the run before anything else.
+    """The facts of the run, which a sink gets before anything else.
 
     Attributes:
       directory: the run directory, local or gs://.
@@ -55,7 +55,7 @@ class RunFacts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened once.
+    """An event of the run.
 
     Attributes:
       name: as `registry.EVENTS` lists it.
@@ -96,7 +96,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What one process has used so far, every few seconds.
+    """The resources that one process has used so far, every few seconds.
 
     Attributes:
       worker: its index.

@@ -51,7 +51,7 @@ LEAVING = "leave"
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a worker showed last.
+    """The newest state that a worker wrote.
 
     Attributes:
       pid: of the process that wrote it.
@@ -84,7 +84,7 @@ class Reading:
         return self.phase if phase is None else phase.activity
 
     def encode(self) -> bytes:
-        """The content of the file."""
+        """Returns the content of the file."""
         numbers = self.pid, _NO_STEP if self.step is None else self.step, self.turn
         times = self.moment, self.recent_seconds, self.longest_seconds
         texts = self.phase.encode()[:24], self.host.encode()[:255]
@@ -130,7 +130,7 @@ class Heartbeat:
                 longest_seconds=self._longest.get(phase, 0.0),
             )
 
-    def storing(self, is_storing: bool, *, writer: int) -> None:
+    def set_storing(self, is_storing: bool, *, writer: int) -> None:
         """A writer has checkpoints to write in the background, or no more; any thread may say so."""
         with self._lock:
             (self._storing.add if is_storing else self._storing.discard)(writer)
@@ -177,10 +177,10 @@ def beat(phase: str, step: int | None = None) -> None:
         _HEARTBEAT.beat(phase, step)
 
 
-def storing(is_storing: bool, *, writer: int) -> None:
+def set_storing(is_storing: bool, *, writer: int) -> None:
     """One of this process's writers, known by a number, has checkpoints to write in the background, or no more."""
     if _HEARTBEAT is not None:
-        _HEARTBEAT.storing(is_storing, writer=writer)
+        _HEARTBEAT.set_storing(is_storing, writer=writer)
 
 
 def set_exit_info(**info: Any) -> None:
@@ -199,7 +199,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def read(path: Path) -> Reading | None:
-    """What the worker showed last; None before it showed anything."""
+    """Reads the newest state of a worker; None before it wrote any."""
     try:
         return Reading.decode(path.read_bytes())
     except OSError:
@@ -213,7 +213,7 @@ def shift_times(record: bytes, seconds: float) -> bytes:
 
 
 def read_exit_info(path: Path) -> dict[str, Any]:
-    """What the worker left for its supervisor; nothing where that cannot be read."""
+    """Reads what the worker left for its supervisor; nothing where that cannot be read."""
     try:
         info = json.loads(path.with_name(path.name + ".facts").read_text())
     except (OSError, ValueError, RecursionError):
@@ -222,5 +222,5 @@ def read_exit_info(path: Path) -> dict[str, Any]:
 
 
 def stacks_path(path: Path) -> Path:
-    """Where the worker writes its stacks."""
+    """Returns the path to which the worker writes its stacks."""
     return path.with_name(path.name + ".stacks")

@@ -44,7 +44,7 @@ _BY_NAME = {file.name.rstrip("/").rpartition("/")[2]: file for file in RUN_FILES
 
 
 def load_record(path: str, kind: type[T]) -> T | None:
-    """What a JSON file holds, as a dataclass; None where there is no such file.
+    """Reads a JSON file as a dataclass; None where there is no such file.
 
     Raises:
       DamagedFileError: it holds something else.
@@ -58,7 +58,7 @@ def load_record(path: str, kind: type[T]) -> T | None:
 
 
 def parse_record(path: str, content: bytes, kind: Any) -> Any:
-    """As `load_record`, of content that was read already."""
+    """Parses content that was read already, as `load_record` does."""
     try:
         return as_type(kind, from_json(content))
     except NewerFormatError as error:
@@ -124,7 +124,7 @@ def remove_stale(run_dir: str, mode: str) -> None:
 
 @dataclasses.dataclass
 class Unreadable:
-    """How many whole lines of logs said nothing that could be understood."""
+    """The number of whole lines of logs that could not be parsed."""
 
     lines: int = 0
 
@@ -152,7 +152,7 @@ def parse_line(line: bytes | str) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def as_type(kind: Any, value: Any, place: str = "it") -> Any:
+def as_type(kind: Any, value: Any, path: str = "it") -> Any:
     """A value of JSON as a dataclass, a collection or a plain value of the type `kind`; what a dataclass lacks is left
     out.
 
@@ -161,22 +161,22 @@ def as_type(kind: Any, value: Any, place: str = "it") -> Any:
       NewerFormatError: an object for a dataclass has a "format" above FORMAT.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if isinstance(value, dict) and (dataclasses.is_dataclass(kind) or place == "it"):
+    if isinstance(value, dict) and (dataclasses.is_dataclass(kind) or path == "it"):
         _check_format(value)
     if kind is Any:
         return value
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in arguments:
             return None
-        return as_type(next(each for each in arguments if each is not type(None)), value, place)
+        return as_type(next(each for each in arguments if each is not type(None)), value, path)
     if origin is typing.Literal and value in arguments:
         return value
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        return _as_dataclass(kind, value, place)
+        return _as_dataclass(kind, value, path)
     if origin in (list, tuple, Sequence) and isinstance(value, list):
-        return [as_type(arguments[0], each, f"{place}[{index}]") for index, each in enumerate(value)]
+        return [as_type(arguments[0], each, f"{path}[{index}]") for index, each in enumerate(value)]
     if origin in (dict, Mapping) and isinstance(value, dict):
-        return {name: as_type(arguments[1], each, f"{place}.{name}") for name, each in value.items()}
+        return {name: as_type(arguments[1], each, f"{path}.{name}") for name, each in value.items()}
     if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         return float(value)  # "nan" and "inf" are written as text
     if kind is datetime.datetime and isinstance(value, str):
@@ -184,7 +184,7 @@ def as_type(kind: Any, value: Any, place: str = "it") -> Any:
         return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
     if isinstance(kind, type) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         return value
-    raise ValueError(f"{place} is {repr(value)[:60]}")
+    raise ValueError(f"{path} is {repr(value)[:60]}")
 
 
 def _check_format(value: Mapping[str, Any]) -> None:
@@ -196,14 +196,14 @@ def _check_format(value: Mapping[str, Any]) -> None:
         )
 
 
-def _as_dataclass(kind: Any, value: Mapping[str, Any], place: str) -> Any:
+def _as_dataclass(kind: Any, value: Mapping[str, Any], path: str) -> Any:
     values = {}
     for field in dataclasses.fields(kind):
         if field.name in value:
-            inner = field.name if place == "it" else f"{place}.{field.name}"
+            inner = field.name if path == "it" else f"{path}.{field.name}"
             values[field.name] = as_type(_hints(kind)[field.name], value[field.name], inner)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{place} has no {field.name!r}")
+            raise ValueError(f"{path} has no {field.name!r}")
     return kind(**values)
 
 

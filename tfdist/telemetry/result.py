@@ -41,7 +41,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Starts:
-    """What run.json holds.
+    """The content of run.json.
 
     Attributes:
       settings: of the last start, by name.
@@ -124,12 +124,12 @@ def read_mode(run: RunDirectory) -> str | None:
 
 
 def read_result(run: RunDirectory) -> RunResult | None:
-    """What result.json of a training holds; None where there is none. Raises UserError where it is damaged."""
+    """Reads result.json of a training; None where there is none. Raises UserError where it is damaged."""
     return load_record(run.result, RunResult)
 
 
 def read_starts(directory: RunDirectory, warn: Warn) -> Starts:
-    """What earlier starts left; nothing where there was none, or the file is damaged."""
+    """Reads what earlier starts left; nothing where there was none, or the file is damaged."""
     return read_record(directory.starts, Starts, warn) or Starts(settings={}, starts=())
 
 
@@ -152,7 +152,7 @@ def record_start(
 
 
 def versions() -> dict[str, str]:
-    """What the run stands on, read from the packages' metadata without importing them."""
+    """Returns the versions of the packages that a run uses, from their metadata, without importing them."""
     tensorflow = next(iter(installed_tensorflow().values()), None)
     by_package = {"python": platform.python_version(), "tensorflow": tensorflow or _version("tensorflow")}
     for package in ("keras", "numpy", "tfdist"):

@@ -101,7 +101,7 @@ class RunDirectory:
         return [self.events, *_list_worker_files(self.path, "events-worker-")]
 
     def samples(self, worker: int) -> str:
-        """What a worker's process used, and where its time went."""
+        """The file of the resources and the time that a worker's process used."""
         return files.join(self.telemetry, f"worker-{worker}.jsonl")
 
     def stacks(self, worker: int, moment: str) -> str:
@@ -134,7 +134,7 @@ def _list_worker_files(directory: str, beginning: str) -> list[str]:
 
 
 class Policy(enum.Enum):
-    """What becomes of a damaged file."""
+    """The treatment of a damaged file."""
 
     REMAKE = "made again, with a warning"
     KEEP = "kept as `NAME.damaged`, with a warning"

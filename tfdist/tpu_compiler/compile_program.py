@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def compile_job(path: str, num_replicas: int, topology: str) -> dict[str, object]:
-    """The answer to one job."""
+    """Compiles one job; returns the answer."""
     import numpy as np
     from jax._src.interpreters import mlir
     from jax.experimental import topologies

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfdist.errors import UserError
+from tfdist.tpu_compiler.compile_report import CompiledStep
 from tfdist.tpu_compiler.devices import Slice
 from tfdist.tpu_compiler.program import TRAIN, Program, Programs, trace_programs
 from tfdist.tpu_compiler.refusals import NoRoomError, explain, list_notes
-from tfdist.tpu_compiler.report import Compiled
 from tfdist.tpu_compiler.toolchain import Compiler
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 from tfdist.tuning.search import hypermodel
 
 MAX_DOUBLINGS = 16
@@ -22,7 +22,7 @@ PARTS = 8  # the largest batch is found to an eighth of its last power of two
 
 def compile_programs(
     settings: TrainSettings, target: Slice, compiler: Compiler, *, finds_largest_batch: bool = False
-) -> Iterator[Compiled]:
+) -> Iterator[CompiledStep]:
     """The training step on a slice, and the step of the evaluation where there is one.
 
     Raises:
@@ -39,7 +39,7 @@ def compile_programs(
             if finds_largest_batch and kind == TRAIN:
                 largest = _find_largest_batch(programs, path, target, compiler)
             notes = tuple(list_notes(program.text, programs.model))
-            yield Compiled(slice=target, program=program, largest_batch=largest, notes=notes, **answer)
+            yield CompiledStep(slice=target, program=program, largest_batch=largest, notes=notes, **answer)
 
 
 def _compile(

@@ -49,7 +49,7 @@ class Device:
         return self.memory_gib * GIB
 
     def bytes_per_second(self, count: int) -> float | None:
-        """Of a ring over so many of them; None where it goes through a network that is not known."""
+        """Returns the rate of a ring over so many devices; None where it crosses an unknown network."""
         return self.link_bytes_per_second if count <= self.per_machine else self.network_bytes_per_second
 
 

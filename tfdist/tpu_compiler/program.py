@@ -25,7 +25,7 @@ from tfdist.training.loop.learner import ModelBuilder
 from tfdist.training.run import assembly
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import open_run
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 
@@ -34,7 +34,7 @@ TRAIN, EVALUATE = "train", "evaluate"
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A program.
+    """A traced program, as the TPU's compiler takes it.
 
     Attributes:
       kind: `TRAIN` or `EVALUATE`.
@@ -64,7 +64,7 @@ class Program:
 
 
 class Programs:
-    """What `trace_programs` yields.
+    """The programs that `trace_programs` yields.
 
     Attributes:
       kinds: of the programs that the experiment has.
@@ -97,7 +97,7 @@ class Programs:
         self.model = learner.model
 
     def write(self, path: str, kind: str = TRAIN, *, local_batch_size: int | None = None) -> Program:
-        """A program.
+        """Writes a program.
 
         Args:
           path: of the file to be written.

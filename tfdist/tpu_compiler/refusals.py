@@ -61,7 +61,7 @@ def explain(text: str, model: keras.Model, topology: str) -> UserError:
 
 
 def list_notes(program: str, model: keras.Model) -> Iterator[str]:
-    """What a TPU runs, but not as one would think.
+    """Lists what a TPU runs otherwise than one would expect.
 
     Args:
       program: an HLO module's text, whose instructions have the names of TensorFlow's operations.

@@ -34,7 +34,7 @@ class Compiler:
         self._process = process
 
     def compile(self, program: Program, topology: str) -> dict[str, Any]:
-        """What the compiler says of a program for a topology such as "v5e:2x2"; `error` where it refuses it."""
+        """Compiles a program for a topology such as "v5e:2x2"; the answer's `error` says why it is refused."""
         job = {"path": program.path, "num_replicas": program.num_replicas, "topology": topology}
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(job) + "\n")

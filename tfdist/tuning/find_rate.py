@@ -26,7 +26,7 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.weights import list_checkpoint_dirs
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 from tfdist.training.step.optimizer import check_optimizer_builder, parts
 
 SMOOTHING = 0.9
@@ -51,13 +51,13 @@ class FindRateSettings(Settings):
             )
 
     def rate(self, step: Any) -> Any:
-        """Of a step, counted from 0."""
+        """Returns the rate of a step, counted from 0."""
         return self.lowest * (self.highest / self.lowest) ** (step / (self.steps - 1))
 
 
 @dataclasses.dataclass(frozen=True)
 class RangeTest:
-    """What was found.
+    """The result of a range test.
 
     Attributes:
       rates: of the steps.
@@ -132,7 +132,7 @@ def find_rate(
 
 
 def range_test(settings: FindRateSettings, losses: Sequence[float]) -> RangeTest:
-    """Where the loss falls fastest, over the logarithm of the rate."""
+    """Finds where the loss falls fastest, over the logarithm of the rate."""
     rates = [float(settings.rate(step)) for step in range(len(losses))]
     averages = itertools.accumulate(losses, lambda mean, loss: SMOOTHING * mean + (1 - SMOOTHING) * loss, initial=0.0)
     smooth = [mean / (1 - SMOOTHING**count) for count, mean in enumerate(averages) if count]

@@ -22,13 +22,13 @@ import tensorflow as tf
 
 from tfdist.errors import PreemptedError, UserError
 from tfdist.experiment import train
-from tfdist.strategies.base import Strategy
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 from tfdist.training.step.randomness import seed_generators
 from zoo_cases.case import Case
 from zoo_cases.collection import collect_cases

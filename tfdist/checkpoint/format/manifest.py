@@ -59,7 +59,7 @@ class Manifest:
 
     @property
     def num_stored_bytes(self) -> int:
-        """What the data files take in the store."""
+        """The size of the data files in the store."""
         return sum(file.num_bytes for file in self.files)
 
 
@@ -115,10 +115,10 @@ def _check(manifest: Manifest) -> None:
         raise ValueError("one of its metrics is no number")
 
 
-def to_plain(value: Any, place: str = "") -> Any:
-    """What JSON can hold of `value`, exactly: floats that JSON has no number for, too; NumPy's numbers as Python's.
+def to_plain(value: Any, path: str = "") -> Any:
+    """Converts `value` to JSON, exactly: floats that JSON has no number for, too; NumPy's numbers as Python's.
 
-    Raises UserError that names the place of what cannot be kept.
+    Raises UserError that names the path of what cannot be kept.
     """
     if hasattr(value, "item") and not getattr(value, "shape", ()):  # a number of NumPy
         value = value.item()
@@ -127,17 +127,17 @@ def to_plain(value: Any, place: str = "") -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {_FLOAT: str(value)}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: to_plain(item, f"{place}.{key}" if place else key) for key, item in value.items()}
+        return {key: to_plain(item, f"{path}.{key}" if path else key) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_plain(item, f"{place}[{index}]") for index, item in enumerate(value)]
+        return [to_plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
     raise UserError(
-        f"A checkpoint cannot keep {place or 'this'}: it is a {type(value).__name__}, {str(value)[:80]!r}. It keeps "
+        f"A checkpoint cannot keep {path or 'this'}: it is a {type(value).__name__}, {str(value)[:80]!r}. It keeps "
         "None, bool, int, float, str, and lists and dicts (with keys of str) of these; arrays belong among the tensors."
     )
 
 
 def from_plain(value: Any) -> Any:
-    """Undoes `to_plain`."""
+    """Converts back what `to_plain` returned."""
     if isinstance(value, dict):
         if value.keys() == {_FLOAT}:
             return float(value[_FLOAT])

@@ -65,7 +65,7 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """What its content takes."""
+        """The size of its content."""
         return self.dtype.itemsize * math.prod(self.shape)
 
 
@@ -98,8 +98,8 @@ def plan_files(specs: Iterable[TensorSpec], *, max_file_bytes: int) -> list[File
 def read(data: memoryview) -> dict[str, np.ndarray]:
     """The tensors of a whole file as arrays over `data`; raises DamagedCheckpoint when it is no such file."""
     with _refuse_damage():
-        places = _locate_tensors(data)
-        return {name: _make_array(data[first:end], entry) for name, (entry, first, end) in places.items()}
+        spans = _locate_tensors(data)
+        return {name: _make_array(data[first:end], entry) for name, (entry, first, end) in spans.items()}
 
 
 def read_wanted(read: Callable[[int, int], memoryview], wanted: Callable[[str], bool]) -> dict[str, np.ndarray | None]:
@@ -113,17 +113,17 @@ def read_wanted(read: Callable[[int, int], memoryview], wanted: Callable[[str], 
       DamagedCheckpoint: it is no such file.
     """
     with _refuse_damage():
-        places = _locate_tensors(read(0, 8 + int.from_bytes(read(0, 8), "little")))
-    found: dict[str, np.ndarray | None] = dict.fromkeys(places)
-    in_order = sorted(places, key=lambda name: places[name][1:])
+        spans = _locate_tensors(read(0, 8 + int.from_bytes(read(0, 8), "little")))
+    found: dict[str, np.ndarray | None] = dict.fromkeys(spans)
+    in_order = sorted(spans, key=lambda name: spans[name][1:])
     for is_wanted, names in itertools.groupby(in_order, wanted):
         if is_wanted:
             group = list(names)
-            start = places[group[0]][1]
-            data = read(start, places[group[-1]][2] - start)
+            start = spans[group[0]][1]
+            data = read(start, spans[group[-1]][2] - start)
             with _refuse_damage():
                 for name in group:
-                    entry, first, end = places[name]
+                    entry, first, end = spans[name]
                     found[name] = _make_array(data[first - start : end - start], entry)
     return found
 

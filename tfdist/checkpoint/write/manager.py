@@ -114,7 +114,7 @@ class CheckpointManager:
         buffer, waited_seconds = self._buffer.take(snapshots.views(state.tensors))
         with self._counts:
             number, self._num_saved = self._num_saved, self._num_saved + 1
-            heartbeat.storing(True, writer=id(self))
+            heartbeat.set_storing(True, writer=id(self))
         self._thread.submit(self._handle, number, Snapshot(int(state.step), buffer, values, scores))
         stalled = time.perf_counter() - begun
         if waited_seconds >= LEAST_WAIT_SECONDS:
@@ -198,7 +198,7 @@ class CheckpointManager:
         with self._counts:
             self._num_handled += 1
             if self._num_handled == self._num_saved:
-                heartbeat.storing(False, writer=id(self))
+                heartbeat.set_storing(False, writer=id(self))
 
     @contextlib.contextmanager
     def _collect_failure(self, step: int | None) -> Iterator[None]:

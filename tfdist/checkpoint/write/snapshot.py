@@ -48,12 +48,12 @@ class HostBuffer:
 
     @property
     def num_tensors(self) -> int:
-        """How many tensors there is room for."""
+        """The number of tensors that there is room for."""
         return len(self._places)
 
     @property
     def num_bytes(self) -> int:
-        """What all of them take."""
+        """The size of all tensors together."""
         return sum(content.nbytes for content in self.contents)
 
     def parts(self, index: int) -> list[memoryview]:

@@ -32,7 +32,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.01, 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a worker writes of each checkpoint.
+    """The part of each checkpoint that one worker writes.
 
     Attributes:
       index: of the worker; 0 is the chief.
@@ -50,7 +50,7 @@ class Part:
         return self.index == 0
 
     def path(self, directory: str, step: int, number: int) -> str:
-        """Of the checkpoint that is the start's `number`th, the same on every worker."""
+        """The path of the checkpoint that is the start's `number`th, the same on every worker."""
         return files.join(directory, f"step-{step:012d}-{self.start}{number:04x}")
 
     def owns(self, path: str) -> bool:
@@ -59,16 +59,16 @@ class Part:
 
     @property
     def prefix(self) -> str:
-        """Of its data files' names."""
+        """The beginning of its data files' names."""
         return f"part-{self.index:05d}-"
 
     def note(self, path: str, stored: Sequence[StoredFile], *, num_tensors: int, num_tensor_bytes: int) -> None:
-        """Says that this worker's files are there."""
+        """The note that this worker's files are there."""
         files_of = [dataclasses.asdict(file) for file in stored]
         _write(path, self.index, {"files": files_of, "num_tensors": num_tensors, "num_tensor_bytes": num_tensor_bytes})
 
     def note_failure(self, path: str, error: BaseException) -> None:
-        """Says that they will not be."""
+        """The note that this worker's files will not come."""
         files.make_dirs(path)
         _write(path, self.index, {"error": f"{type(error).__name__}: {error}"})
 
@@ -124,7 +124,7 @@ _MOST_UPLOADS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """What `save` was given, copied."""
+    """A copy of what `save` was called with."""
 
     step: int
     buffer: HostBuffer

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdist.data.formats.input_files import IMAGE_SUFFIXES
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.indexed import IndexedSource
-from tfdist.data.sources.source import Order, Reader, Staged
+from tfdist.data.sources.source import Order, Reader, StagedReader
 from tfdist.errors import UnreadableError, UserError, build_user_error, is_whole_number, missing_extra
 from tfdist.settings.checks import one_of
 from tfdist.storage import files
@@ -98,7 +98,7 @@ class ImageFolder(IndexedSource):
         """Reads pixels 0 … 255 where they are augmented, which scales them afterwards."""
         if self.augment is None or order.seed is None:  # nothing is augmented without a seed
             return super().reader(order)
-        return Staged(
+        return StagedReader(
             lambda positions, epoch: self._fetch(self.indices(order, positions, epoch)),
             lambda examples: (tf.cast(examples[0], tf.float32), examples[1]),
         )

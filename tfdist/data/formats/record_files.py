@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from tfdist.data.formats.block_order import BlockOrder, Run, WindowReader, as_array
 from tfdist.data.sources.failures import call_python
-from tfdist.data.sources.source import Order, Reader, Source, Staged, trace_structure
+from tfdist.data.sources.source import Order, Reader, Source, StagedReader, trace_structure
 from tfdist.errors import UnreadableError, UserError
 from tfdist.settings.checks import COUNT
 from tfdist.storage import files
@@ -139,7 +139,7 @@ class RecordFileSource(Source):
         def read_records(positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
             return call_python(lambda positions, epoch: fetch(positions, int(epoch)), [positions, epoch], spec)
 
-        return Staged(read_records, self._decode)
+        return StagedReader(read_records, self._decode)
 
     def read_run(self, number: int, first: int, count: int) -> list[bytes]:
         """Records first … first + count - 1 of a part; called by several threads at once."""

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfdist.data.sources.columns import Columns, Decoding
 from tfdist.data.sources.examples_by_number import begin_process, describe_nest, read_batch, read_in_process
 from tfdist.data.sources.failures import call_python
-from tfdist.data.sources.source import Order, RandomAccessSource, Reader, Staged, trace_structure
+from tfdist.data.sources.source import Order, RandomAccessSource, Reader, StagedReader, trace_structure
 from tfdist.errors import UserError
 from tfdist.settings.checks import whole_number
 
@@ -102,7 +102,7 @@ class IndexedSource(RandomAccessSource):
 
     def reader(self, order: Order) -> Reader:
         """Fetches in one thread of the pipeline, and decodes in several."""
-        return Staged(
+        return StagedReader(
             lambda positions, epoch: self._fetch(self.indices(order, positions, epoch)),
             self._decode,
         )

@@ -1,7 +1,7 @@
 """Several sources mixed by weight, and weights that change in the course of a run.
 
-Invariant: which source the example at a place comes from, and which of that source's examples it is, is a pure
-function of (weights, seed, place in the run), whatever the number of workers. After any number of examples every
+Invariant: which source the example at a position comes from, and which of that source's examples it is, is a pure
+function of (weights, seed, position in the run), whatever the number of workers. After any number of examples every
 source has given its share of them but for less than one example a source. Each source goes through its own epochs,
 with another order each, at the pace of its share. The order of the sources is regular, so that every replica's part of
 a batch holds its share of each.
@@ -25,7 +25,7 @@ from tfdist.settings.checks import COUNT, or_none
 
 # Keeps the orders of the sources apart from each other and from the run's own.
 _SEED_STRIDE = 1_000_003
-# Shares as fractions: times a place of the run they must stay below 2**63.
+# Shares as fractions: times a position of the run they must stay below 2**63.
 MAX_PARTS = 10**6
 
 Weights = tuple[float, ...]
@@ -121,14 +121,14 @@ def _is_weight(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Quotas:
-    """The number of examples that each source has given by any place of a run.
+    """The number of examples that each source has given by any position of a run.
 
-    The counts never fall, add up to the number of places, and are computed for any place at once, in whole numbers: of
-    a segment with constant weights the first source gets floor(share · n) of n places, of those left the second gets
+    The counts never fall, add up to the number of positions, and are computed for any position at once, in integers: of
+    a segment with constant weights the first source gets floor(share · n) of n positions, of those left the second gets
     floor(its share of the rest · left), and so on. As every such share is at most 1, no count falls.
 
     Args:
-      begins: the first place of every segment of constant weights, the first one 0.
+      begins: the first position of every segment of constant weights, the first one 0.
       weights: of each segment.
     """
 
@@ -139,18 +139,18 @@ class Quotas:
         """The part of the first segment's examples that each source gives."""
         return [weight / sum(self.weights[0]) for weight in self.weights[0]]
 
-    def counts(self, places: tf.Tensor) -> tf.Tensor:
-        """int64 [n, sources]: how many examples each source gives before each of the places, int64 [n]."""
+    def counts(self, positions: tf.Tensor) -> tf.Tensor:
+        """int64 [n, sources]: how many examples each source gives before each of the positions, int64 [n]."""
         begins = tf.constant(self.begins, tf.int64)
-        segment = tf.searchsorted(begins, places, side="right") - 1
+        segment = tf.searchsorted(begins, positions, side="right") - 1
         above, below = (tf.transpose(tf.gather(part, segment)) for part in self._fractions)
-        split = _split_count(places - tf.gather(begins, segment), tf.unstack(above), tf.unstack(below))
+        split = _split_count(positions - tf.gather(begins, segment), tf.unstack(above), tf.unstack(below))
         return tf.gather(self._starts, segment) + tf.stack(split, axis=1)
 
-    def locate(self, places: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The source of each place, and how many examples it has given before: both int64 [n]."""
-        before = self.counts(places)
-        chosen = tf.argmax(self.counts(places + 1) - before, axis=1)
+    def locate(self, positions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The source of each position, and how many examples it has given before: both int64 [n]."""
+        before = self.counts(positions)
+        chosen = tf.argmax(self.counts(positions + 1) - before, axis=1)
         return chosen, tf.gather(before, chosen, batch_dims=1)
 
     @functools.cached_property
@@ -169,9 +169,9 @@ class Quotas:
         return np.cumsum([[0] * len(above[0]), *counts], axis=0, dtype=np.int64)
 
 
-def _split_count(places: Any, above: Sequence[Any], below: Sequence[Any]) -> list[Any]:
-    """A number of places, or a tensor of them, split among the sources."""
-    left, counts = places, []
+def _split_count(positions: Any, above: Sequence[Any], below: Sequence[Any]) -> list[Any]:
+    """A number of positions, or a tensor of them, split among the sources."""
+    left, counts = positions, []
     for up, down in zip(above, below, strict=True):
         counts.append(left * up // down)
         left = left - counts[-1]
@@ -203,6 +203,7 @@ def _build_running_reader(source: Source, order: Order, structure: Any) -> Calla
         return tf.nest.map_structure(lambda part, spec: tf.ensure_shape(part, spec.shape), examples, structure)
 
     def read_running(ranks: tf.Tensor) -> Any:
+        """Reads examples by their numbers in all epochs one after the other, int64 [n]."""
         epochs, positions = ranks // source.num_examples, ranks % source.num_examples
         nothing = tf.nest.map_structure(lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), structure)
         first, last = tf.reduce_min(epochs), tf.reduce_max(epochs)  # of no ranks, the loop has no turn
@@ -224,9 +225,9 @@ def _build_running_reader(source: Source, order: Order, structure: Any) -> Calla
 
 
 def _restore_order(grouped: Any, keys: tf.Tensor) -> Any:
-    """Rows that lie by ascending key, and within a key in order, at the places that the keys have."""
-    places = tf.argsort(tf.argsort(keys, stable=True), stable=True)
-    return tf.nest.map_structure(lambda part: tf.gather(part, places), grouped)
+    """Rows that lie by ascending key, and within a key in order, at the positions that the keys have."""
+    positions = tf.argsort(tf.argsort(keys, stable=True), stable=True)
+    return tf.nest.map_structure(lambda part: tf.gather(part, positions), grouped)
 
 
 def _common_structure(sources: Sequence[Source]) -> Any:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.data.batches import BatchPlan
 from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.errors import UserError
-from tfdist.strategies.base import Topology
+from tfdist.strategies.strategy import Topology
 
 Stream = Callable[[int], tf.data.Dataset]
 

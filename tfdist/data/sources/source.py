@@ -42,7 +42,7 @@ class Preprocessing:
 
 
 @dataclasses.dataclass(frozen=True)
-class Staged:
+class StagedReader:
     """A reader in two stages: Python code that fetches, then TensorFlow operations that decode.
 
     Python code runs one thread at a time, whatever their number, so that the pipeline lets one thread fetch and

@@ -27,7 +27,7 @@ from tfdist.data.sources.source import Order, Reader, Source
 from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.patches import SharedPatch
 from tfdist.settings.checks import COUNT, one_of, or_none
-from tfdist.strategies.base import Topology
+from tfdist.strategies.strategy import Topology
 
 POLICIES = {
     "data": "every worker reads all and takes its part of each batch",

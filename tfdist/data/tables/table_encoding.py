@@ -67,7 +67,7 @@ class Rule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fitted:
+class FittedColumns:
     """Fitted values of the training rows: vocabularies, means and standard deviations by column."""
 
     vocabularies: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
@@ -80,7 +80,7 @@ class Fitted:
         return (moments or not rule.needs_moments) and (rule.name in self.vocabularies or not rule.needs_vocabulary)
 
 
-def fit(rules: Sequence[Rule], rows: pyarrow.Table) -> Fitted:
+def fit(rules: Sequence[Rule], rows: pyarrow.Table) -> FittedColumns:
     """Takes vocabularies, and means and standard deviations in float64, from the rows.
 
     Raises:
@@ -92,14 +92,14 @@ def fit(rules: Sequence[Rule], rows: pyarrow.Table) -> Fitted:
     empty = [name for name, held in (values | numbers).items() if not len(held)]
     if empty:
         raise UserError(f"Nothing can be fitted on the columns {empty}: no row has a value there.")
-    return Fitted(
+    return FittedColumns(
         vocabularies={name: sorted(held.to_pylist()) for name, held in values.items()},
         means={name: float(held.mean()) for name, held in numbers.items()},
         deviations={name: float(held.std()) or 1.0 for name, held in numbers.items()},
     )
 
 
-def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: Fitted, describe_row: FindPlace) -> np.ndarray:
+def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: FittedColumns, describe_row: FindPlace) -> np.ndarray:
     """[n] values of a column, as `Encoder` gives them to a program; `describe_row` names a row.
 
     Raises:
@@ -148,7 +148,7 @@ class Encoder:
       tables: gets the table that a category's values are looked up in, which an export has to keep.
     """
 
-    def __init__(self, rule: Rule, fitted: Fitted, tables: tf.Module) -> None:
+    def __init__(self, rule: Rule, fitted: FittedColumns, tables: tf.Module) -> None:
         self._rule = rule
         self._fitted = fitted
         if rule.is_category:
@@ -202,17 +202,17 @@ class Encoder:
         return tf.cast(indices, tf.int32), indices < 0
 
 
-def vocabulary(rule: Rule, fitted: Fitted) -> Sequence[Any]:
+def vocabulary(rule: Rule, fitted: FittedColumns) -> Sequence[Any]:
     """The values of a category in the order of their indices."""
     return fitted.vocabularies[rule.name] if rule.vocabulary is None else rule.vocabulary
 
 
-def num_indices(rule: Rule, fitted: Fitted) -> int:
+def num_indices(rule: Rule, fitted: FittedColumns) -> int:
     """The number of indices that a category can have, 0 … n - 1, which an Embedding or a one-hot encoding needs."""
     return len(vocabulary(rule, fitted)) + (rule.unseen == CATEGORY) + (rule.missing == CATEGORY)
 
 
-def _unseen_error(rule: Rule, fitted: Fitted, value: Any, place: str) -> UserError:
+def _unseen_error(rule: Rule, fitted: FittedColumns, value: Any, place: str) -> UserError:
     known = vocabulary(rule, fitted)
     return UserError(
         f"{place}: {rule.name!r} is {value!r}, which is not among its {len(known)} values {_format(known)}. Write "

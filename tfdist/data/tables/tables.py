@@ -21,7 +21,7 @@ from tfdist.data.tables.table_encoding import (
     ERROR,
     MEAN,
     Encoder,
-    Fitted,
+    FittedColumns,
     Rule,
     encode,
     fit,
@@ -120,7 +120,7 @@ class Table(RandomAccessSource):
         settings = _Settings(columns, categories, vocabularies or {}, unseen, missing, standardize, stack_inputs)
         self._rules = _build_rules(settings, self._kinds)
         self._fitted_on = fitted_on
-        self._fitted: Fitted | None = None
+        self._fitted: FittedColumns | None = None
         self._arrays: ArraySource | None = None
         if fitted_on is None and self._rules_to_fit:
             raise UserError(
@@ -135,11 +135,11 @@ class Table(RandomAccessSource):
         return [rule for rule in self._rules.values() if rule.needs_vocabulary or rule.needs_moments]
 
     @property
-    def fitted(self) -> Fitted:
+    def fitted(self) -> FittedColumns:
         """The fitted values; fitted the first time, unless `prepare` loaded them."""
         if self._fitted is None:
             names = [rule.name for rule in self._rules_to_fit]
-            self._fitted = fit(self._rules_to_fit, _join(self._fit_tables, names)) if names else Fitted()
+            self._fitted = fit(self._rules_to_fit, _join(self._fit_tables, names)) if names else FittedColumns()
         return self._fitted
 
     def prepare(self, directory: str) -> None:
@@ -147,7 +147,7 @@ class Table(RandomAccessSource):
         if not self._rules_to_fit:
             return
         settings = [FIT_VERSION, self._fitted_on, [dataclasses.astuple(rule) for rule in self._rules_to_fit]]
-        path, fitted = load_or_fit(directory, "table", settings, Fitted, lambda: self.fitted)
+        path, fitted = load_or_fit(directory, "table", settings, FittedColumns, lambda: self.fitted)
         if lacking := [rule.name for rule in self._rules_to_fit if not fitted.has_all_of(rule)]:
             raise build_damage_error(path, f"it lacks what was fitted to {lacking}")
         self._fitted, self._arrays = fitted, None

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfdist.data.formats.input_files import Patterns, find_files, read_whole
 from tfdist.data.sources.failures import call_python
-from tfdist.data.sources.source import Order, Preprocessing, Reader, Source, Staged, load_or_fit
+from tfdist.data.sources.source import Order, Preprocessing, Reader, Source, StagedReader, load_or_fit
 from tfdist.errors import UserError, build_user_error, suggest
 from tfdist.settings.checks import one_of, or_none, whole_number
 from tfdist.storage.contents import FileVersion
@@ -170,7 +170,7 @@ class TextLines(Source):
             texts, classes, padded = lines
             return tf.ensure_shape(_pad(vectorize(texts), padded), self.structure[0].shape), classes
 
-        return Staged(fetch_lines, decode)
+        return StagedReader(fetch_lines, decode)
 
     def preprocessing(self) -> Preprocessing:
         """Turns texts into ids as training does."""

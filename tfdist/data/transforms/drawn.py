@@ -92,6 +92,7 @@ class MaskedTokens(Mapped):
         """Hides tokens."""
 
         def hide_tokens(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+            """Returns tokens with gaps and tokens, int32 [n, length], and the weights of the hidden ones."""
             tokens, seeds = split_examples(read(positions, epoch))[0], make_seeds(order, positions, epoch)
             length = tf.shape(tokens)[1]
             drawn = tf.map_fn(

@@ -100,11 +100,11 @@ class _Mixer(Mapped):
     def _draw_shares(self, seeds: tf.Tensor) -> tf.Tensor:
         """float32 [n], λ."""
 
-        def one(seed: tf.Tensor) -> tf.Tensor:
+        def draw_share(seed: tf.Tensor) -> tf.Tensor:
             drawn = tf.random.stateless_gamma([2], seed, self._alpha)
             return tf.where(tf.reduce_sum(drawn) > 0, drawn[0] / tf.reduce_sum(drawn), 1.0)
 
-        return tf.map_fn(one, seeds, fn_output_signature=tf.TensorSpec([], tf.float32))
+        return tf.map_fn(draw_share, seeds, fn_output_signature=tf.TensorSpec([], tf.float32))
 
     def _encode_classes(self, examples: Any) -> tuple[tf.Tensor, tf.Tensor]:
         x, y = split_examples(examples)

@@ -26,7 +26,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What Ray sets aside for one process.
+    """The resources that Ray reserves for one process.
 
     Attributes:
       cpus: may be a fraction, as may `gpus`.
@@ -40,7 +40,7 @@ class Resources:
     placement: str = "pack"
 
     def mistake(self) -> str | None:
-        """What is wrong with it, as "NAME must be …; received VALUE"; None where nothing is."""
+        """The first invalid field, as "NAME must be …; received VALUE"; None where there is none."""
         for name, value in (("cpus", self.cpus), ("gpus", self.gpus), ("memory_gb", self.memory_gb or 0.0)):
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
                 return f"{name} must be a number of at least 0; received {value!r}"
@@ -52,13 +52,13 @@ class Resources:
 
     @property
     def options(self) -> dict[str, Any]:
-        """As an actor takes them."""
+        """The resources as options of an actor."""
         memory = {} if self.memory_gb is None else {"memory": int(self.memory_gb * _GIB)}
         return {"num_cpus": self.cpus, "num_gpus": self.gpus} | memory
 
     @property
     def bundle(self) -> dict[str, float]:
-        """As a placement group takes them."""
+        """The resources as a bundle of a placement group."""
         memory = {} if self.memory_gb is None else {"memory": float(int(self.memory_gb * _GIB))}
         wanted = {"CPU": self.cpus, "GPU": self.gpus} | memory
         return {name: value for name, value in wanted.items() if value} or {"CPU": 0.001}
@@ -114,8 +114,8 @@ def connect(purpose: str, *, working_dir: str | None = None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def room(ray: Any) -> str:
-    """What the living nodes have, as a clause; for messages about a place that does not come."""
+def describe_resources(ray: Any) -> str:
+    """Formats the resources of the living nodes as a clause, for messages about a wait for room."""
     count = sum(node["Alive"] for node in ray.nodes())
     total = {name: value for name, value in ray.cluster_resources().items() if name in ("CPU", "GPU", "memory")}
     has = ", ".join(f"{value:g} {name}" for name, value in _name_resources(total).items())

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfdist.launch.horovod import serve_rendezvous
+from tfdist.launch.horovod_workers import serve_rendezvous
 from tfdist.launch.hosted_worker import HostedWorker, HostLostError, start_hosted
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
@@ -136,7 +136,9 @@ class _RayPlacement:
                 last.fail(f"worker {last.index}: Ray has had no place for it for {PLACE_SECONDS:g} s")
             elif now - reported_at >= NEXT_WORD_SECONDS:
                 reported_at = now
-                self._report(f"Waiting for Ray to place {count} × {resources}; {cluster.room(self._ray)}.")
+                self._report(
+                    f"Waiting for Ray to place {count} × {resources}; {cluster.describe_resources(self._ray)}."
+                )
         return False
 
 

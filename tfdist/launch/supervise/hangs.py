@@ -37,7 +37,7 @@ OUT_OF_TURN = (heartbeat.LEAVING,)
 
 @dataclasses.dataclass(frozen=True)
 class Vital:
-    """One worker at one moment.
+    """The state of one worker at one moment.
 
     Attributes:
       worker: its index.
@@ -65,18 +65,18 @@ class Vital:
 
     @property
     def name(self) -> str:
-        """ "worker 1 (host node7, process 4242)"."""
+        """The worker's name in messages: "worker 1 (host node7, process 4242)"."""
         known = [f"host {self.reading.host}"] if self.reading else []
         known += [f"process {self.pid}"] if self.pid is not None else []
         return f"worker {self.worker}" + (f" ({', '.join(known)})" if known else "")
 
     @property
     def position(self) -> str:
-        """Where it is: "training, last step 40"."""
+        """The worker's phase and step: "training, last step 40"."""
         return "has not shown itself" if self.reading is None else f"{self.reading.activity}{self._last_step}"
 
-    def doing(self, now: float) -> str:
-        """Where it is, and for how long: "training for 12 s, last step 40"."""
+    def describe_position(self, now: float) -> str:
+        """Formats the worker's phase, its seconds and the step: "training for 12 s, last step 40"."""
         if self.reading is None:
             return "it has not shown itself"
         return f"{self.reading.activity} for {now - self.reading.moment:.0f} s{self._last_step}"
@@ -86,7 +86,7 @@ class Vital:
         return "" if self.step is None else f", last step {self.step:,}"
 
 
-def look(workers: Sequence[Worker]) -> list[Vital]:
+def read_vitals(workers: Sequence[Worker]) -> list[Vital]:
     """Each worker as it is now."""
     return [Vital(each.index, each.pid, each.state, heartbeat.read(each.heartbeat)) for each in workers]
 

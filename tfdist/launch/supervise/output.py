@@ -42,7 +42,7 @@ class Output:
         self._pumps.append(read_pipe(pipe, self.open_feed(stream, worker)))
 
     def open_feed(self, stream: int, worker: int) -> Callable[[bytes], None]:
-        """What takes a worker's bytes, and passes on each line that is whole; b"" is the end."""
+        """Returns a function that takes a worker's bytes and passes on each whole line; b"" is the end."""
         rest = b""
 
         def feed(chunk: bytes) -> None:

@@ -28,7 +28,7 @@ STRIKES = 2  # failures of one worker without a new step, after which it is left
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """What the user allows.
+    """The restarts that the user allows.
 
     Attributes:
       max_restarts: in all; 0 starts once.

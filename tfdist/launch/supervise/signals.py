@@ -56,6 +56,6 @@ def noting_profile_signal() -> Iterator[collections.deque[int]]:
 
 
 def ignore_signals() -> None:
-    """Lets the process end as it is about to."""
+    """Ignores further signals, so that the process ends as it is about to."""
     for number in NOTED:
         signal.signal(number, signal.SIG_IGN)

@@ -22,7 +22,7 @@ MAX_THREADS, MAX_FRAMES = 8, 12
 INPUT_MARKS = ("tensorflow/python/ops/script_ops.py",)  # on the way from a pipeline into Python
 
 
-def ask(workers: Sequence[Worker], vitals: Sequence[Vital]) -> dict[int, str]:
+def collect_stacks(workers: Sequence[Worker], vitals: Sequence[Vital]) -> dict[int, str]:
     """What `faulthandler` wrote in each worker that answered."""
     asked = {v.worker for v in vitals if v.shows_stacks and not v.is_stopped}
     files = {w.index: heartbeat.stacks_path(w.heartbeat) for w in workers if w.index in asked}
@@ -50,7 +50,7 @@ def summarize(vitals: Sequence[Vital], stacks: Mapping[int, str], *, still: Coll
     for vital in vitals:
         if vital.worker in still:
             lines += [
-                f"{vital.name}: {vital.doing(now)}",
+                f"{vital.name}: {vital.describe_position(now)}",
                 *(f"    {line}" for line in _stack_lines(vital, stacks, shown)),
             ]
     others = [vital for vital in vitals if vital.worker not in still]
@@ -85,7 +85,9 @@ def store(run_dir: str, *, cause: int, vitals: Sequence[Vital], stacks: Mapping[
     directory = RunDirectory(run_dir)
     path = directory.stacks(cause, datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S"))
     files.make_dirs(directory.telemetry)
-    files.write_atomic(path, "\n".join(f"{v.name}: {v.doing(now)}\n\n{stacks.get(v.worker, '')}" for v in vitals))
+    files.write_atomic(
+        path, "\n".join(f"{v.name}: {v.describe_position(now)}\n\n{stacks.get(v.worker, '')}" for v in vitals)
+    )
     return path
 
 

@@ -70,7 +70,7 @@ class WorkerSlots:
         return not self.is_fixed and self._choose() != self._taken
 
     def describe(self) -> str:
-        """How many there are, and are wanted."""
+        """Formats how many slots there are, and how many are wanted."""
         return f"{len(self._choose())} can be used, at least {self._min_workers} are wanted"
 
     def _choose(self) -> tuple[Slot, ...]:
@@ -182,7 +182,7 @@ class Supervisor:
                     step=self.restarts.newest_step,
                     restart=again.number,
                     num_workers=len(self.plan.slots),
-                    places=self.plan.places,
+                    places=self.plan.slot_numbers,
                 )
                 self.journal.store(self.run_dir)
             outcome = self._run_once()
@@ -267,9 +267,9 @@ class Supervisor:
             host=reading.host if reading else None,
             pid=outcome.vital.pid if outcome.vital else None,
             phase=reading.phase if reading else None,
-            place=None if outcome.worker is None else self.plan.places[outcome.worker - self.plan.first_index],
+            place=None if outcome.worker is None else self.plan.slot_numbers[outcome.worker - self.plan.first_index],
             is_certain=outcome.is_certain,
-            num_workers=len(self.plan.places),
+            num_workers=len(self.plan.slot_numbers),
         )
 
     def _end(self, decision: GiveUp) -> None:
@@ -282,7 +282,7 @@ class Supervisor:
         """Until the next start; the exit status where it does not come to that. `noticed` is when the failure was."""
         ends = noticed + again.seconds
         self.slots.barred = again.left_out
-        noun = "place " if self.slots.is_fixed else ""
+        noun = "slot " if self.slots.is_fixed else ""
         words = f" without {noun}{', '.join(sorted(map(str, again.left_out)))}" if again.left_out else ""
         when = f" {again.seconds:g} s after the failure" if again.seconds else ""
         message = f"Starting again{when} (restart {again.number}){words}."

@@ -39,7 +39,7 @@ from tfdist.launch.supervise.hangs import (
     Watcher,
     find_missing,
     find_stalled,
-    look,
+    read_vitals,
 )
 from tfdist.launch.supervise.signals import ENDING, noting_profile_signal
 from tfdist.telemetry import heartbeat
@@ -61,7 +61,7 @@ SAVE_SECONDS = 300.0  # for the others to save, after the first worker ended as 
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """How a worker ended.
+    """The end of a worker.
 
     Attributes:
       was_signaled: after this launcher had signalled it because of another's failure.
@@ -83,7 +83,7 @@ class Ending:
 
 @dataclasses.dataclass
 class StartOutcome:
-    """What came of a start.
+    """The outcome of a start.
 
     Attributes:
       status: of the whole, when all workers have ended.
@@ -151,7 +151,7 @@ def describe(status: int) -> str:
 
 
 class Watch:
-    """The watch over one start.
+    """The supervision of one start.
 
     Args:
       signals: received by the launcher, see `signals.py`. SIGINT and SIGHUP are passed on as SIGTERM, others as they
@@ -187,7 +187,7 @@ class Watch:
         self.end_at = self.kill_at = self.ended_at = math.inf
 
     def run(self) -> StartOutcome:
-        """Returns when all workers have ended."""
+        """Supervises the workers until all have ended."""
         with noting_profile_signal() as profiles:
             while self.running:
                 self._pass_on_signals()
@@ -214,7 +214,7 @@ class Watch:
         return outcome
 
     def _see(self, workers: Sequence[Worker]) -> list[Vital]:
-        vitals = look(workers)
+        vitals = read_vitals(workers)
         self.seen |= {vital.worker: vital for vital in vitals}
         return vitals
 
@@ -238,14 +238,14 @@ class Watch:
 
     def _report_hang(self, hang: Hang, now: float) -> Hang:
         """Says it with the suspects' stacks; returns the hang with what those gave away."""
-        vitals = look(self.running)
-        shown = stacks.ask(self.running, vitals)
+        vitals = read_vitals(self.running)
+        shown = stacks.collect_stacks(self.running, vitals)
         if len(hang.suspects) > 1:
             stuck = tuple(v for v in hang.suspects if stacks.is_input_blocked(shown.get(v.worker, "")))
             if 0 < len(stuck) < len(hang.suspects):
                 hang = Hang(stuck, f"its input pipeline is stuck in Python code: {hang.why}")
         named = " or ".join(vital.name for vital in hang.suspects)
-        who = f"{named} hangs: {hang.why}; {hang.suspects[0].doing(now)}."
+        who = f"{named} hangs: {hang.why}; {hang.suspects[0].describe_position(now)}."
         if len(hang.suspects) > 1:
             who = f"The workers hang, and which of them it comes from cannot be told ({named}): {hang.why}."
         self.report(who)
@@ -368,18 +368,20 @@ class Watch:
     def _report_failure(self, cause: Ending, now: float) -> None:
         """Says who failed, and where all were when a worker was lost without a word of its own."""
         vitals = self._see(self.running)
-        dead = look([worker for worker in self.workers if worker.index == cause.worker])[0]
+        dead = read_vitals([worker for worker in self.workers if worker.index == cause.worker])[0]
         self.seen[cause.worker] = dead
         missing = find_missing(vitals) if cause.status in PEER_LOST else None
         if missing is not None:
             self.outcome.hang = missing
             worker = next(worker for worker in self.running if worker.index == missing.suspects[0].worker)
-            self.report(f"{missing.suspects[0].name} is lost: {missing.why}; {missing.suspects[0].doing(now)}.")
-        where = f" ({dead.doing(now)})" if dead.reading else ""
+            self.report(
+                f"{missing.suspects[0].name} is lost: {missing.why}; {missing.suspects[0].describe_position(now)}."
+            )
+        where = f" ({dead.describe_position(now)})" if dead.reading else ""
         self.report(f"{dead.name}{where} ended with {describe(cause.status)}; ending {_names(self.running)}.")
         if cause.status >= 128 or cause.status in PEER_LOST:
             still = {v.worker for v in (*find_stalled([*vitals, dead], now), *(missing.suspects if missing else ()))}
-            self._show_stacks(cause.worker, vitals, stacks.ask(self.running, vitals), still, now)
+            self._show_stacks(cause.worker, vitals, stacks.collect_stacks(self.running, vitals), still, now)
         if missing is not None:
             worker.send(signal.SIGKILL)
 

@@ -20,7 +20,7 @@ TPU_MARKS = ("TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_ADD
 
 
 def current() -> Mapping[str, str]:
-    """This process's environment."""
+    """Returns this process's environment."""
     return os.environ
 
 
@@ -43,7 +43,7 @@ def without_proxy(hosts: Iterable[str], environment: Mapping[str, str]) -> dict[
 
 
 def cache_directory() -> str:
-    """Where this user's caches of tfdist lie: `$XDG_CACHE_HOME/tfdist`, by default `~/.cache/tfdist`.
+    """Returns this user's directory for caches of tfdist: `$XDG_CACHE_HOME/tfdist`, by default `~/.cache/tfdist`.
 
     A user without a home has them in a temporary directory, for as long as this process lives.
     """
@@ -69,6 +69,6 @@ def metadata_address(environment: Mapping[str, str]) -> str | None:
 
 
 def all_workers(environment: Mapping[str, str]) -> int | None:
-    """How many workers the run has when all are there; None where nobody said that some are not."""
+    """Returns the number of workers of the whole run; None where the launcher has left none out."""
     text = environment.get(ALL_WORKERS_VARIABLE, "")
     return int(text) if text.isdecimal() else None

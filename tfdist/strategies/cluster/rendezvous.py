@@ -38,13 +38,13 @@ NEXT_WORD_SECONDS = 30.0
 
 
 class AddressTakenError(UserError):
-    """Something else listens at this worker's address."""
+    """Another program listens at this worker's address."""
 
     error_id = "port-taken"
 
 
 class WrongPeer(ValueError):
-    """Something answered that is not a worker in a rendezvous."""
+    """A peer that is not a worker in a rendezvous."""
 
 
 def rendezvous(
@@ -259,7 +259,7 @@ class Meeting:
 
 
 def encode(**message: Any) -> bytes:
-    """A line of this protocol."""
+    """Encodes a message as a line of this protocol."""
     return json.dumps({"protocol": PROTOCOL, **message}).encode() + b"\n"
 
 
@@ -280,7 +280,7 @@ def decode(line: bytes) -> dict[str, Any]:
 
 
 def describe(error: Exception, host: str) -> str:
-    """What keeps a peer from answering."""
+    """Formats why a peer does not answer."""
     match error:
         case ValueError():
             return "something else than a tfdist worker answers there"

@@ -65,7 +65,7 @@ class Cluster:
         return {job: addresses for job, addresses in (("chief", chiefs), ("worker", workers)) if addresses}
 
     def task_name(self, worker_index: int) -> str:
-        """How messages name a worker, with TF_CONFIG's name where it differs: "worker 1", "worker 0 (the chief)"."""
+        """Returns a worker's name in messages, with TF_CONFIG's where it differs: "worker 0 (the chief)"."""
         if not self.has_chief_task:
             return f"worker {worker_index}"
         return f"worker {worker_index} ({f'task worker {worker_index - 1}' if worker_index else 'the chief'})"
@@ -115,7 +115,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def address_mistake(address: str) -> str | None:
-    """What is wrong with host:port; None for a sound address."""
+    """Returns what is wrong with a host:port; None for a sound address."""
     host, colon, port = address.rpartition(":")
     if not colon:
         return f"it has no port. Write {address + ':2222'!r}."

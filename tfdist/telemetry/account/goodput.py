@@ -40,7 +40,7 @@ class Account:
 
 
 def accounts(samples: Iterable[Sample], starts: Sequence[Start]) -> dict[int, Account]:
-    """The account of each worker.
+    """Returns the account of each worker.
 
     Args:
       samples: of all workers and starts, each worker's by time.
@@ -66,7 +66,7 @@ def total(parts: Iterable[Account]) -> Account:
 
 
 def goodput(samples: Iterable[Sample], starts: Sequence[Start]) -> float | None:
-    """Of the whole run, all its workers together; None where nothing was sampled."""
+    """Computes the goodput of the whole run, all its workers together; None where nothing was sampled."""
     return total(accounts(samples, starts).values()).goodput
 
 

@@ -117,7 +117,7 @@ def sample_line(sample: Sample) -> str:
 
 
 class ResourceUsage:
-    """What this process, its GPUs and its network cards use, under the names of `registry.METRICS`.
+    """The use of this process, its GPUs and its network cards, under the names of `registry.METRICS`.
 
     Invariant: a measurement takes about a millisecond and creates no device, no CUDA context and no TensorFlow
     operation. What the system does not report is absent.
@@ -131,7 +131,7 @@ class ResourceUsage:
         self._gpus = _Gpus() if tf.config.list_logical_devices("GPU") else None
 
     def measure(self) -> dict[str, float]:
-        """The figures of this moment."""
+        """Measures the use at this moment."""
         figures = {
             "host_memory_bytes": float(self._process.memory_info().rss),
             "cpu_utilization": self._process.cpu_percent() / 100 / self._processors,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True)
 class PhaseKind:
-    """Something that a process may be doing.
+    """A kind of phase of a process.
 
     Attributes:
       activity: what a supervisor says that it does.
@@ -64,7 +64,7 @@ class TimeAccount:
         self.step: int | None = None
 
     def enter(self, share: str, step: int | None = None) -> None:
-        """From now on time counts for `share`; `step`: the run's steps that are done, where that has changed."""
+        """Counts time for `share` from now on; `step`: the run's steps that are done, where that has changed."""
         with self._lock:
             self._count()
             left, self._share = self._share, share
@@ -102,7 +102,7 @@ class TimeAccount:
             self._listener(target, moved, 0.0)
 
     def seconds(self) -> dict[str, float]:
-        """Each share's, up to now."""
+        """Returns the seconds of each share up to now."""
         with self._lock:
             self._count()
             return dict(self._seconds)
@@ -119,7 +119,7 @@ _is_fresh = False  # begun for a run that has not begun
 
 
 def current() -> TimeAccount:
-    """This process's."""
+    """Returns this process's account."""
     return _account
 
 

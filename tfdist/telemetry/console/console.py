@@ -32,16 +32,16 @@ STYLES = {"info": "", "warning": "yellow", "error": "red"}
 
 
 class Console:
-    """What a run tells. This one, of a worker that is not the chief, is silent but for errors."""
+    """The output of a run. This one, of a worker that is not the chief, is silent but for errors."""
 
     def __init__(self, stderr: TextIO | None = None) -> None:
         self._stderr = stderr or sys.stderr
 
     def belongs_to(self, run: RunFacts) -> None:
-        """The run is known from now on."""
+        """Sets the run whose output this is."""
 
     def start(self, plan: TrainingPlan) -> None:
-        """The training begins, or continues."""
+        """Shows that the training begins, or resumes."""
 
     def update(self, progress: Progress) -> None:
         """The training has come this far; most calls show nothing."""
@@ -55,7 +55,7 @@ class Console:
             write_line(self._stderr, text, level)
 
     def event(self, event: Event) -> None:
-        """Something happened; shown where it has a message."""
+        """Shows an event that has a message."""
         if event.message is not None:
             self.message(event.message, event.level)
 

@@ -17,7 +17,7 @@ _GIN_REFERENCE = re.compile(r"[@%][\w./]+(\(\))?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """How far a run is to go; None where nobody knows."""
+    """The length of a run; None where it is not known."""
 
     total_epochs: int | None = None
     steps_per_epoch: int | None = None
@@ -37,7 +37,7 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochSummary:
-    """How an epoch ended; `eval_metrics` is empty where nothing was evaluated, `seconds` are the epoch's.
+    """The results of an epoch; `eval_metrics` is empty where nothing was evaluated, `seconds` are the epoch's.
 
     `examples_per_second` is None where this process made no step of it: it resumed at its end.
     """
@@ -137,7 +137,7 @@ def curve(values: Sequence[float]) -> list[str]:
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
-    """For each path the shortest end of it that no other of them shares."""
+    """Returns for each path the shortest end of it that no other of them shares."""
 
     def end(path: str, count: int) -> str:
         return ".".join(path.split(".")[-count:])

@@ -75,7 +75,7 @@ class Tracker(Sink):
     """A sink that keeps numbers by step, under the names of docs/trackers.md; a subclass gives `log`."""
 
     def log(self, numbers: Mapping[str, float], step: int, time: datetime.datetime) -> None:
-        """Takes numbers of a step."""
+        """Logs the numbers of a step."""
 
     def point(self, point: Point) -> None:
         numbers = {f"{point.split}/{name}": float(v) for name, v in point.metrics.items() if np.ndim(v) == 0}
@@ -182,7 +182,7 @@ class _SinkThread:
 
 
 def describe_run(run: RunFacts) -> dict[str, Any]:
-    """What trackers keep of a run beside its settings."""
+    """Returns the facts that trackers store of a run beside its settings."""
     return {name: getattr(run, name) for name in ("strategy", "num_workers", "num_replicas", "start", "directory")}
 
 

@@ -16,10 +16,10 @@ import keras
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.errors import UserError, suggest
 from tfdist.telemetry.registry import larger_is_better
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 if TYPE_CHECKING:  # sweeps use this without TensorFlow
-    from tfdist.tasks.base import Task
+    from tfdist.tasks.task import Task
     from tfdist.training.step.metrics import MetricGroup
 
 
@@ -46,7 +46,7 @@ class BestMetric:
         return self.metric.startswith(VALIDATION)
 
     def newest(self, best: Mapping[str, Any] | None, logs: Mapping[str, Any], *, step: int, epoch: int) -> Any:
-        """What is the best now: `best` itself, or a new one out of `logs`, as result.json has it. `epoch` is from 1.
+        """Returns the best now: `best` itself, or a new one out of `logs`, as result.json has it. `epoch` is from 1.
 
         Raises:
           UserError: `logs` do not have the metric, whose best is to be backed up, though they have the loss (which is
@@ -131,7 +131,7 @@ OBJECTIVE = "tune.objective is"
 
 @dataclasses.dataclass(frozen=True)
 class ReportedMetrics:
-    """What a training reports.
+    """The metrics that a training reports.
 
     Attributes:
       names: its own metrics, and of how many numbers each is; None where one does not tell before it counts.
@@ -160,7 +160,7 @@ class ReportedMetrics:
 
 
 def reported_by(metrics: MetricGroup, task: Task, *, evaluates: bool) -> ReportedMetrics:
-    """What a training with these metrics and this task's loss reports."""
+    """Returns the metrics that a training with these metrics and this task's loss reports."""
     names = metrics.reported_names()
     losses = dict.fromkeys(["loss", *(f"{term}_loss" for term in task.term_names())], 1)
     own = None if names is None else losses | names

@@ -17,7 +17,7 @@ from tfdist.errors import UserError, is_whole_number
 from tfdist.recipes.lengths import is_length, parse_length
 from tfdist.settings.checks import COUNT, Check, or_none
 from tfdist.settings.declaration import Settings, setting
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 
 
 def _are_epochs(value: Any) -> bool:
@@ -38,7 +38,7 @@ EVALUATIONS = Check(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LengthSettings(Settings):
-    """How long a run is, and what happens on its way."""
+    """The length of a run, and its evaluations and saves on the way."""
 
     epochs: int | None = setting(
         "passes over the training examples; of `epochs` and `steps` the first ends the run",
@@ -117,7 +117,7 @@ class Boundaries:
 
     @property
     def num_epochs(self) -> int:
-        """Of the run, the last of which may be cut off."""
+        """The number of epochs, the last of which may be cut off."""
         return self.epoch_of(self.total_steps)
 
     def epoch_of(self, step: int) -> int:
@@ -182,7 +182,7 @@ class Pace:
 
 @dataclasses.dataclass
 class Outcome:
-    """Where a loop ended; `best` as `BestMetric.newest` gives it; `weightless` steps of the whole run."""
+    """The end of a loop; `best` as `BestMetric.newest` returns it; `weightless` steps of the whole run."""
 
     step: int = 0
     stopped_early: bool = False
@@ -217,7 +217,7 @@ def suspects_of_stop(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]
 
 @dataclasses.dataclass(frozen=True)
 class Vote:
-    """What one worker wants, or what any of them does.
+    """The wishes of one worker, or of any of them.
 
     Attributes:
       leave: to save and end, because the process will be taken away.
@@ -235,7 +235,7 @@ class Vote:
 
     @classmethod
     def from_sums(cls, sums: Sequence[float]) -> Vote:
-        """What somebody wants, out of the sums."""
+        """Builds the vote of any worker out of the sums."""
         return cls(*(bool(number > 0) for number in sums[:NUM_VOTES]))
 
 

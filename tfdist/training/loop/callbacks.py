@@ -22,7 +22,7 @@ from tfdist.checkpoint.callback_state import Baseline
 from tfdist.checkpoint.policy import OFF, CheckpointPolicy, resolve_policy
 from tfdist.errors import TfdistError, UserError, is_whole_number
 from tfdist.storage import files
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.step.optimizer import keeps_average
 
 TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -74,7 +74,8 @@ class Callbacks:
         callbacks = [c for c in callbacks if not is_backup(c)]
         mine = [c for c in callbacks if strategy.topology.is_chief or not writes(c)]
         self._mine = mine
-        names, acts_on_test = acting(callbacks, TRAIN_BATCH_HOOKS), bool(acting(callbacks, TEST_BATCH_HOOKS))
+        names = list_active_callbacks(callbacks, TRAIN_BATCH_HOOKS)
+        acts_on_test = bool(list_active_callbacks(callbacks, TEST_BATCH_HOOKS))
         any_of = strategy.sum_over_workers([len(callbacks), len(names), acts_on_test])
         self.are_any, acts_on_batches, self.act_on_test_batches = (any_of > 0).tolist()
         self.act_on_batches = names or (["A callback of another worker"] if acts_on_batches else [])
@@ -154,7 +155,7 @@ class Callbacks:
         except TfdistError:
             raise
         except Exception as error:
-            told = user_code.build_error(f"The callback {_raising(error)}, in {hook},", error)
+            told = user_code.build_error(f"The callback {_find_raiser(error)}, in {hook},", error)
             raise CallbackError(str(told)) from error
 
 
@@ -164,12 +165,12 @@ def _as_in_fit(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class CallbackError(UserError):
-    """What a callback raised, in one message; its cause is what was raised."""
+    """An exception of a callback, in one message; its cause is the exception."""
 
     error_id = "code-failure"
 
 
-def _raising(error: Exception) -> str:
+def _find_raiser(error: Exception) -> str:
     """The name of the callback that an exception came through first."""
     holders = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     found = [h for h in holders if isinstance(h, keras.callbacks.Callback)]
@@ -266,11 +267,11 @@ _IDLE: dict[str, Callable[[Any], bool]] = {
 
 
 def overrides(callback: keras.callbacks.Callback, hook: str) -> bool:
-    """Whether it has a hook of its own; LambdaCallback has them on the instance."""
+    """Whether a callback has a hook of its own; LambdaCallback has them on the instance."""
     return _function(callback, hook) is not getattr(keras.callbacks.Callback, hook)
 
 
-def acting(callbacks: Sequence[keras.callbacks.Callback], hooks: Sequence[str]) -> list[str]:
+def list_active_callbacks(callbacks: Sequence[keras.callbacks.Callback], hooks: Sequence[str]) -> list[str]:
     """The class names of those that do something in one of `hooks`, each once.
 
     It follows from the classes and settings of all callbacks, those included that only the chief runs, so every worker

@@ -13,8 +13,8 @@ import tensorflow as tf
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import dispose
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.base import Strategy
-from tfdist.tasks.base import ROWS, Objective, Task
+from tfdist.strategies.strategy import Strategy
+from tfdist.tasks.task import ROWS, Objective, Task
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.boundaries import Pace, Vote, Votes
 from tfdist.training.loop.callbacks import Callbacks
@@ -22,7 +22,7 @@ from tfdist.training.run.run import Run
 from tfdist.training.step.gradients import forward, quotients
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import batch_norm_layers
-from tfdist.training.step.precision import traced
+from tfdist.training.step.precision import as_tf_function
 
 
 class Evaluator:
@@ -56,9 +56,9 @@ class Evaluator:
             sums = keras.metrics.Metric(name="loss_sums")
             self._sums = sums.add_variable(shape=(3 + len(self._term_names),), initializer="zeros", name="sums")
         self._pace = Pace(strategy, None)
-        self._begin = traced(lambda: strategy.run(self._reset))
-        self._advance = traced(self._steps, reduce_retracing=True)
-        self._end = traced(lambda: strategy.first_local(strategy.run(self._results)))
+        self._begin = as_tf_function(lambda: strategy.run(self._reset))
+        self._advance = as_tf_function(self._steps, reduce_retracing=True)
+        self._end = as_tf_function(lambda: strategy.first_local(strategy.run(self._results)))
 
     def evaluate(self, votes: Votes = Vote, hooks: Callbacks | None = None) -> dict[str, Any] | None:
         """One pass over the split; every worker calls it.
@@ -201,7 +201,7 @@ def renew_batch_statistics(
             strategy.run(on_replica, args=(next(iterator),))
 
     layers = [layer for layer in batch_norm_layers(model) if layer.trainable]
-    take = traced(step)
+    take = as_tf_function(step)
     for index in range(steps):
         heartbeat.beat(heartbeat.EVALUATING)
         take(iterator, tf.constant(index / (index + 1), tf.float32))

@@ -20,19 +20,19 @@ import tensorflow as tf
 from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.recipes.recompute import AUTO, choose_layers
-from tfdist.strategies.base import Strategy
-from tfdist.tasks.base import Task, symbolic_inputs
+from tfdist.strategies.strategy import Strategy
+from tfdist.tasks.task import Task, symbolic_inputs
 from tfdist.telemetry import heartbeat
 from tfdist.training.sharding.sharded_update import build_on_stages, build_sharded
 from tfdist.training.sharding.sharded_weights import gather_weights
 from tfdist.training.sharding.shards import HOST, OPTIMIZER, WEIGHTS, LateValues, Shards
 from tfdist.training.sharding.stages import compute_in_stages, devices_of, layers_by_device
-from tfdist.training.sharding.tensor_parallel import chosen, split_layers
+from tfdist.training.sharding.tensor_parallel import choose_splits, split_layers
 from tfdist.training.step.gradients import explain_errors, forward
 from tfdist.training.step.layer_state import patch_aggregation, separate_losses
 from tfdist.training.step.metrics import ADDED, MetricGroup, result_of
 from tfdist.training.step.optimizer import build_optimizer
-from tfdist.training.step.precision import LossScale, traced
+from tfdist.training.step.precision import LossScale, as_tf_function
 from tfdist.training.step.randomness import separate_replicas
 from tfdist.training.step.state import Learner
 from tfdist.training.watch.equality import check_agreement
@@ -113,7 +113,7 @@ def _build(
     if sharding in (OPTIMIZER, HOST):
         built = build()
         shards = Shards(strategy, built.trainable_variables, sharding)
-        return built, shards, shards.place
+        return built, shards, shards.place_variables
     with LateValues() as values:
         built = build()
     if strategy.stages:
@@ -122,14 +122,14 @@ def _build(
         values.give(device=lambda variable: devices.get(id(variable)))
         return built, None, functools.partial(compute_in_stages, placed, patches)
     assert sharding is not None
-    splits = [] if isinstance(sharding, str) else chosen(built, sharding, strategy.topology.num_replicas)
+    splits = [] if isinstance(sharding, str) else choose_splits(built, sharding, strategy.topology.num_replicas)
     blocks = choose_layers(built, AUTO) if sharding == WEIGHTS else []
     axes = {id(each.variable): each.axis for each in splits}
     shards = Shards(strategy, built.trainable_variables, sharding, blocks, axes)
     values.give(but=shards.is_sharded)
 
     def arrange() -> None:
-        shards.place()
+        shards.place_variables()
         gather_weights(shards.blocks, shards, patches)
         split_layers(splits, strategy, shards, patches)
 
@@ -240,7 +240,7 @@ def trace_loss(model: keras.Model, task: Task, structure: Any, metrics: Sequence
                 task.update_metrics(group.metrics, examples, objective.outputs, None)
         return tf.add_n([*objective.numerators.values()])
 
-    traced(loss).get_concrete_function(structure)
+    as_tf_function(loss).get_concrete_function(structure)
     with keras.StatelessScope():
         pass  # at its end Keras makes the variables that were asked for in the other one
 

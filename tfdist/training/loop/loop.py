@@ -30,7 +30,7 @@ from tfdist.training.loop.best import find_best_metric
 from tfdist.training.loop.boundaries import NUM_VOTES, Outcome, Pace, Vote, mean_losses
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, to_python
-from tfdist.training.recovery.recovery import Checkpoint, Opened, version_error
+from tfdist.training.recovery.recovery import Checkpoint, RecoveryStart, version_error
 from tfdist.training.run.assembly import Training, xla_trial
 from tfdist.training.run.tuned import MeasuredCall
 from tfdist.training.step.optimizer import learning_rate
@@ -69,7 +69,7 @@ class Loop:
     def __init__(
         self,
         training: Training,
-        opened: Opened,
+        opened: RecoveryStart,
         step: TrainStep,
         evaluator: Evaluator | None,
         iterator: Iterator[Any],
@@ -288,7 +288,7 @@ class Loop:
         votes = self._votes(last_step).tensor(self._stragglers.news())
         sums = np.array(self._sums)
         try:
-            with failures.raise_recorded_errors(), self._profiler.marked(last_step, steps):
+            with failures.raise_recorded_errors(), self._profiler.trace_call(last_step, steps):
                 totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), votes, sums)
                 done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
         except tf.errors.ResourceExhaustedError as error:

@@ -23,7 +23,7 @@ from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError, UserError
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.events import EventLog
 from tfdist.training.loop.boundaries import Vote
@@ -68,7 +68,7 @@ class Recovery:
             self.manager.prepare(self._share(tensors))
 
     def votes(self, step: int) -> Vote:
-        """What this worker wants once `step` steps are done."""
+        """Returns this worker's vote once `step` steps are done."""
         due = self.strategy.topology.is_chief and self.schedule.is_due(step, time.monotonic())
         return Vote(leave=self.preemption.reason is not None, save=due)
 
@@ -163,7 +163,7 @@ class Recovery:
 
 
 class Checkpoint:
-    """Where a run resumes; variables that are not in place yet are in memory until they are.
+    """A checkpoint to resume from; variables that are not in place yet are in memory until they are.
 
     Args, attributes:
       step: that was done.
@@ -188,8 +188,8 @@ class Checkpoint:
             self._assign = self._assign if again else None
 
 
-class Opened(NamedTuple):
-    """How a start survives and where it resumes.
+class RecoveryStart(NamedTuple):
+    """The recovery of a start: how it survives and where it resumes.
 
     Attributes:
       recovery: of the run; None saves nothing.

@@ -20,7 +20,7 @@ from typing import Any
 from tfdist.errors import EXIT_PEER_LOST, DivergedError, OutOfMemoryError, UserError, is_whole_number
 from tfdist.settings.checks import format_value
 from tfdist.storage import files
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import load_record
 from tfdist.training.recovery.recovery import Checkpoint
@@ -30,7 +30,7 @@ MORE_MICROBATCHES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Rollback:
-    """What a run does once its loss or a gradient was not finite.
+    """The policy for a loss or gradient that is not finite.
 
     Attributes:
       rate: multiplies the learning rate for the rest of the run, at each such failure.
@@ -102,7 +102,7 @@ class Rollbacks:
 
     @property
     def microbatches(self) -> int:
-        """How many times as many microbatches there are as at the beginning."""
+        """The factor of the number of microbatches."""
         return math.prod(each.microbatches for each in self._failures)
 
     def check_start(self, start: Checkpoint | None) -> None:

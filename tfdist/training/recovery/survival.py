@@ -28,7 +28,7 @@ from tfdist.strategies.cluster import environment
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.result import versions
-from tfdist.training.recovery.recovery import Checkpoint, Opened, Recovery, load_checkpoint
+from tfdist.training.recovery.recovery import Checkpoint, Recovery, RecoveryStart, load_checkpoint
 from tfdist.training.recovery.weights import (
     FILES,
     SavedWeights,
@@ -73,7 +73,7 @@ def check_start_from(path: str | None, names: Mapping[str, str] | None) -> None:
 
 
 @contextlib.contextmanager
-def open_recovery(training: Training) -> Iterator[Opened]:
+def open_recovery(training: Training) -> Iterator[RecoveryStart]:
     """The recovery of a training that has not begun, and where it resumes, from a checkpoint that is yet to restore.
 
     Raises:
@@ -89,8 +89,8 @@ def open_recovery(training: Training) -> Iterator[Opened]:
         if policy is not None:
             run.strategy.on_chief(lambda: _check_none_is_damaged(run), "The checkpoints cannot be read")
         lost = _begin_anew(run, keeps_checkpoints=policy is not None)
-    if start is not None and run.place.extends and run.topology.is_chief:
-        run.events.info("extended", step=start.step, message=f"{run.place.said} More is asked for, and it resumes.")
+    if start is not None and run.claim.extends and run.topology.is_chief:
+        run.events.info("extended", step=start.step, message=f"{run.claim.said} More is asked for, and it resumes.")
         files.remove(run.directory.result)  # which a run has when it is done
     path, names = settings.start
     if start is None and path is not None:
@@ -98,7 +98,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
     if start is None and run.request.initial_epoch:
         start = Checkpoint(run.request.initial_epoch * steps_per_epoch)
     if policy is None:
-        yield Opened(None, start, lost, state)
+        yield RecoveryStart(None, start, lost, state)
         return
     with contextlib.ExitStack() as stack:
         manager, part = None, _plan_part(run, policy, is_sharded=state.is_sharded)
@@ -108,7 +108,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
                 policy,
                 identity=_describe_run(run),
                 tell=run.events,
-                still_ours=run.place.check,
+                still_ours=run.claim.check,
                 part=part,
             )
             stack.push(functools.partial(_close, manager))
@@ -129,7 +129,7 @@ def open_recovery(training: Training) -> Iterator[Opened]:
             all_write=part is not None,
         )
         recovery.prepare()
-        yield Opened(recovery, start, lost, state)
+        yield RecoveryStart(recovery, start, lost, state)
 
 
 def _plan_part(run: Run, policy: CheckpointPolicy, *, is_sharded: bool) -> Part | None:
@@ -218,10 +218,10 @@ def _check_none_is_damaged(run: Run) -> None:
     """Raises UserError where there are checkpoints, of which none could be read."""
     directory = run.directory.checkpoints
     damaged = [entry.step for entry in list_checkpoints(directory) if not entry.is_leftover]
-    if damaged or run.place.extends:
+    if damaged or run.claim.extends:
         steps = ", ".join(f"{step:,}" for step in damaged)
         raise build_user_error(
-            f"{run.place.said or f'The run in {run.directory.path} is not finished.'} It cannot resume: none of its "
+            f"{run.claim.said or f'The run in {run.directory.path} is not finished.'} It cannot resume: none of its "
             f"checkpoints is whole{f' (of the steps {steps})' if steps else ''}. Restore one from a copy of the run; "
             f"or move {directory} away, and the training begins again.",
             error_id="damaged-checkpoint",

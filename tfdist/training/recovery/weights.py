@@ -42,7 +42,7 @@ FILES = (".keras", ".weights.h5")
 
 @dataclasses.dataclass(frozen=True)
 class SavedWeights:
-    """Weights that are there.
+    """Weights in a store.
 
     Attributes:
       path: the file, or the checkpoint's directory.
@@ -57,7 +57,7 @@ class SavedWeights:
     why: str = ""
 
     def describe(self) -> str:
-        """How a message calls them."""
+        """Returns their name for messages."""
         if self.step is None:
             return self.path
         return f"step {self.step:,}{f' ({self.why})' if self.why else ''}, {self.path}"
@@ -81,7 +81,7 @@ def find_checkpoint(path: str, setting: str, *, tell: EventLog) -> SavedWeights 
 
 
 def list_checkpoint_dirs(path: str) -> tuple[str, str]:
-    """Where the checkpoints are of what is a run directory or the directory of its checkpoints."""
+    """Lists the directories of checkpoints of a run directory, or of a directory of checkpoints."""
     return RunDirectory(path, find_checkpoint_dir(path)).checkpoints, path
 
 
@@ -221,7 +221,7 @@ def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy |
 
 
 def find_on_chief(run: Run, find: Callable[[], SavedWeights]) -> SavedWeights:
-    """What `find` gives on the chief; the others learn of it without the values. A collective."""
+    """Calls `find` on the chief; the others learn of the result without the values. A collective."""
     found: list[SavedWeights] = []
 
     def read() -> tuple[str, int | None, str]:

@@ -20,9 +20,9 @@ from tfdist.errors import OutOfMemoryError, UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.recompute import recompute_layers
-from tfdist.strategies.base import Strategy
 from tfdist.strategies.cluster import environment
-from tfdist.tasks.base import Task
+from tfdist.strategies.strategy import Strategy
+from tfdist.tasks.task import Task
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors, reported_by
 from tfdist.training.loop.boundaries import Boundaries
@@ -31,7 +31,7 @@ from tfdist.training.loop.learner import ModelBuilder, build_learner, check_divi
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.run import Run
-from tfdist.training.run.settings import DETERMINISM, TrainSettings
+from tfdist.training.run.train_settings import DETERMINISM, TrainSettings
 from tfdist.training.run.tuned import (
     AUTO_XLA,
     COMPILED,
@@ -159,7 +159,7 @@ def scale_microbatches(run: Run, learner: Learner, plan: BatchPlan) -> BatchPlan
 
 
 def length_of(settings: TrainSettings, plan: BatchPlan) -> RunLength:
-    """How long a training is, in the units of its schedules."""
+    """Returns the length of a training, in the units of its schedules."""
     return RunLength(
         total_steps=settings.boundaries(plan.steps_per_epoch).total_steps,
         steps_per_epoch=plan.steps_per_epoch,
@@ -179,7 +179,7 @@ def check_reported(
 
 
 def open_source(run: Run, data: Callable[[], Any], split: str) -> Source:
-    """What a data function gives, prepared on every worker: on the chief first, for the others to find.
+    """Opens the source of a data function, prepared on every worker: on the chief first, for the others to find.
 
     The chief tells in one line what the `split` ("training", "evaluation") holds.
 
@@ -209,7 +209,7 @@ def open_source(run: Run, data: Callable[[], Any], split: str) -> Source:
 
 def _plain_settings(settings: TrainSettings) -> dict[str, object]:
     """The settings that are plain values, by the names that gin files take."""
-    found = {f"{settings.NAME}.{name}": getattr(settings, name) for name in settings.declared()}
+    found = {f"{settings.NAME}.{name}": getattr(settings, name) for name in settings.declarations()}
     return {name: value for name, value in found.items() if value is None or isinstance(value, str | int | float)}
 
 
@@ -245,7 +245,7 @@ def stream(run: Run, source: Source, plan: BatchPlan, *, first_step: int = 0) ->
 
 
 def choose_xla(training: Training) -> tuple[str, list[str]]:
-    """What of the step XLA compiles, and what a trial may try instead while the run goes on. A collective.
+    """Chooses what of the step XLA compiles, and what a trial may try while the run goes on. A collective.
 
     An earlier start may have made the choice.
     """
@@ -289,7 +289,7 @@ def build_step(training: Training, xla: str | None = None) -> TrainStep:
 
 
 def xla_trial(training: Training, step: TrainStep) -> XlaTrial | None:
-    """What settles `train.xla = "auto"` while the run goes on; None where nothing is open."""
+    """Builds the trial that settles `train.xla = "auto"` while the run goes on; None where nothing is open."""
     run = training.run
     _, names = choose_xla(training)
     if not names:

@@ -15,13 +15,13 @@ import keras
 from tfdist.checkpoint.catalog import list_paths, read_newest_first
 from tfdist.errors import UserError, build_user_error
 from tfdist.storage import files, lease
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry.records import remove_stale
 from tfdist.telemetry.result import TRAIN, TUNE, RunResult, Start, Starts, read_mode, read_result, read_starts
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import BACKUP, KERAS_FILE
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
+from tfdist.training.run.train_settings import TrainSettings
 
 MAY_CHANGE = frozenset(TrainSettings.changeable())
 MAY_CHANGE_BELOW = (
@@ -33,7 +33,7 @@ MOST_SHOWN = 20
 
 @dataclasses.dataclass(frozen=True)
 class RunClaim:
-    """A run directory, as this worker has it.
+    """The claim of this worker on its run directory.
 
     Attributes:
       is_finished: whether it holds a result, and nothing is left to train.
@@ -57,7 +57,7 @@ class RunClaim:
             each.check()
 
     def release(self) -> None:
-        """Gives the directory back."""
+        """Releases the directory."""
         for each in self.held:
             each.release()
 
@@ -104,18 +104,18 @@ def lock_run_directory(
                     files.remove_tree(path) if files.is_dir(path) else files.remove(path)
             warnings: list[str] = []
             starts = read_starts(directory, warnings.append)
-            place = RunClaim() if settings is None else _inspect(directory, request, settings, starts)
-            return dataclasses.replace(place, starts=starts.starts, warnings=warnings, held=tuple(held))
+            claim = RunClaim() if settings is None else _inspect(directory, request, settings, starts)
+            return dataclasses.replace(claim, starts=starts.starts, warnings=warnings, held=tuple(held))
         except BaseException:
             RunClaim(held=tuple(held)).release()
             raise
 
     failed = f"{directory.path} cannot be used"
-    place = strategy.on_chief(take, failed) or RunClaim()
+    claim = strategy.on_chief(take, failed) or RunClaim()
     # For the logs of each, where workers share no disk.
     strategy.on_every_worker(lambda: files.make_dirs(directory.path), failed)
     return dataclasses.replace(
-        place, is_finished=strategy.any_worker(place.is_finished), extends=strategy.any_worker(place.extends)
+        claim, is_finished=strategy.any_worker(claim.is_finished), extends=strategy.any_worker(claim.extends)
     )
 
 
@@ -221,8 +221,8 @@ def check_same_experiment(
     if lines:
         more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
         of_backup = newest is not None and directory.checkpoint_dir is not None
-        place, another = (directory.checkpoints, "backup_dir") if of_backup else (directory.path, "--run_dir")
-        head = f"{place} holds another experiment, {where}; its settings differ:"
+        path, another = (directory.checkpoints, "backup_dir") if of_backup else (directory.path, "--run_dir")
+        head = f"{path} holds another experiment, {where}; its settings differ:"
         change = ", or write train.accept_changes = True to resume from its newest checkpoint with these settings"
         told = "\n    ".join([head, *lines[:MOST_SHOWN], *more])
         raise build_user_error(
@@ -241,8 +241,8 @@ def concerns_optimizer(name: str) -> bool:
     return "optimizer" in name or name.endswith("learning_rate")
 
 
-def lasting(settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings that say what is trained."""
+def select_fixed_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """Returns the settings that may not change when a run resumes."""
     return {name: text for name, text in settings.items() if not _may_change(name)}
 
 

@@ -19,11 +19,11 @@ import keras
 
 from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.patches import COMPILED, Patches
-from tfdist.strategies.base import Strategy
-from tfdist.tasks.base import Task, symbolic_outputs
-from tfdist.tasks.names import call_symbolically, outputs_by_name, resolve_metric
+from tfdist.strategies.strategy import Strategy
+from tfdist.tasks.keras_names import call_symbolically, outputs_by_name, resolve_metric
 from tfdist.tasks.own_methods import overrides, refuse_own_methods
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, Unweighted, Weighted
+from tfdist.tasks.task import Task, symbolic_outputs
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder, symbols_of
 from tfdist.training.step.state import Learner
 
@@ -203,7 +203,7 @@ class CallbackModel:
 
     @contextlib.contextmanager
     def compiled_for_hooks(self) -> Iterator[None]:
-        """While a hook runs."""
+        """A context in which the model is compiled, for the time that a hook runs."""
         with Patches() as patches:
             patches.keep(self._model, *COMPILED)
             patches.replace(self._model, **self._compiled)  # Keras's own setting would track metrics once more

@@ -17,7 +17,7 @@ from tfdist.telemetry.console.progress_bar import open_console
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What the caller of a training or an evaluation asks for beside its settings.
+    """The request of a training's or an evaluation's caller, beside its settings.
 
     Attributes:
       run_dir: where the run is kept, local or gs://.

@@ -29,7 +29,7 @@ from tfdist.errors import (
 )
 from tfdist.storage import files
 from tfdist.strategies import failure_report
-from tfdist.strategies.base import Strategy, Topology
+from tfdist.strategies.strategy import Strategy, Topology
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.goodput import goodput
@@ -37,14 +37,14 @@ from tfdist.telemetry.account.sampler import Sampler
 from tfdist.telemetry.console.console import Console
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.facts import Phase, RunFacts, Sample, now
-from tfdist.telemetry.metrics import Metrics, MetricsLog
+from tfdist.telemetry.metrics_log import Metrics, MetricsLog
 from tfdist.telemetry.records import Unreadable, Warn, read_samples, with_line_count
 from tfdist.telemetry.result import Start, find_checkpoint_dir, versions
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.telemetry.sinks.sink import DONE, FAILED, PREEMPTED, SinkDispatcher
 from tfdist.training.run.claim import RunClaim, lock_run_directory
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TelemetrySettings, TrainSettings
+from tfdist.training.run.train_settings import TelemetrySettings, TrainSettings
 from tfdist.training.watch.equality import check_agreement
 
 RUN_ID_BYTES = 16  # all random, since samplers of traces decide by any of their bits
@@ -74,7 +74,7 @@ class Run:
     Attributes:
       facts: what sinks know of it.
       stream: passes on what the run tells.
-      place: its directory: whether it held a result already, and whether it is still this run's.
+      claim: of its directory: whether it held a result already, and whether it is still this run's.
       earlier_starts: of the run, by processes before this one; empty but on the chief.
       notes: what `note` was told.
       damaged: what `warn_of_file` was told.
@@ -89,7 +89,7 @@ class Run:
     metrics: Metrics
     facts: RunFacts
     stream: SinkDispatcher
-    place: RunClaim
+    claim: RunClaim
     earlier_starts: Sequence[Start] = ()
     notes: list[str] = dataclasses.field(default_factory=list)
     damaged: list[str] = dataclasses.field(default_factory=list)
@@ -150,18 +150,18 @@ def open_run(
         leaving.callback(console.close)
         leaving.enter_context(reporting_failures(strategy))
         check_agreement(strategy, lambda: {"mode": mode, **request.settings(), **versions()})
-        place = lock_run_directory(
+        claim = lock_run_directory(
             directory, strategy, request, settings, mode=mode, check=check, notify=waiting.message
         )
-        leaving.callback(place.release)
+        leaving.callback(claim.release)
         sink_settings = settings or TelemetrySettings()
-        warnings = [*place.warnings]
-        facts = run_facts(request, strategy, sink_settings, mode=mode, start=len(place.starts), warn=warnings.append)
-        trains = mode == "train" and not place.is_finished
+        warnings = [*claim.warnings]
+        facts = run_facts(request, strategy, sink_settings, mode=mode, start=len(claim.starts), warn=warnings.append)
+        trains = mode == "train" and not claim.is_finished
         opening = open_telemetry(facts, sink_settings, console, keeps=request.keeps, samples=trains)
         events, metrics, stream = leaving.enter_context(opening)
         failures.clear_errors()  # what earlier runs of this process left
-        run = Run(request, directory, strategy, topology, console, events, metrics, facts, stream, place, place.starts)
+        run = Run(request, directory, strategy, topology, console, events, metrics, facts, stream, claim, claim.starts)
         with _record_end(run, mode):
             for message in warnings:
                 run.warn_of_file(message)
@@ -266,11 +266,11 @@ def explain_collective(error: BaseException, topology: Topology) -> TfdistError 
 
 def _announce(run: Run, mode: str) -> None:
     topology = run.topology
-    if run.place.is_finished and run.request.repeats_end:
-        run.events.warning("nothing_trained", message=f"{run.place.said} The model gets the weights of its end.")
-    elif run.place.is_finished:
+    if run.claim.is_finished and run.request.repeats_end:
+        run.events.warning("nothing_trained", message=f"{run.claim.said} The model gets the weights of its end.")
+    elif run.claim.is_finished:
         again = "To train again give another --run_dir; train.start_from takes over the weights."
-        run.events.info("already_finished", message=f"{run.place.said} {again}")
+        run.events.info("already_finished", message=f"{run.claim.said} {again}")
         return
     workers = f"{topology.num_workers} worker{'s' if topology.num_workers > 1 else ''}"
     replicas = f"{topology.num_replicas} replica{'s' if topology.num_replicas > 1 else ''}"
@@ -289,7 +289,7 @@ def _announce(run: Run, mode: str) -> None:
 def run_facts(
     request: Request, strategy: Strategy, settings: TelemetrySettings, *, mode: str, start: int, warn: Warn
 ) -> RunFacts:
-    """What sinks learn of the run, `start` being known to the chief alone. A collective."""
+    """Returns the facts of the run for sinks, `start` being known to the chief alone. A collective."""
     topology, directory = strategy.topology, RunDirectory(request.run_dir)
     read = functools.partial(_read_run_id, directory, keeps=request.keeps, warn=warn)
     return RunFacts(

@@ -15,22 +15,22 @@ from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.sampler import list_local_devices
 from tfdist.telemetry.console.console_text import TrainingPlan
 from tfdist.telemetry.facts import Point
-from tfdist.telemetry.metrics import FINAL
+from tfdist.telemetry.metrics_log import FINAL
 from tfdist.telemetry.result import RunResult, read_starts, record_start, versions, write_result
 from tfdist.telemetry.sinks.sink import PAUSED
 from tfdist.training.loop.boundaries import Outcome, Vote, suspects_of_stop
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, renew_batch_statistics
 from tfdist.training.loop.loop import Loop
-from tfdist.training.recovery.recovery import Opened
+from tfdist.training.recovery.recovery import RecoveryStart
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import open_recovery
 from tfdist.training.recovery.weights import export_model
 from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
-from tfdist.training.run.checks import format_count
 from tfdist.training.run.compiled import CallbackModel
 from tfdist.training.run.run import goodput_so_far
+from tfdist.training.run.validate_run import format_count
 from tfdist.training.step.normalization import batch_norm_layers
 from tfdist.training.watch.profiler import Profiler
 
@@ -91,7 +91,7 @@ class Trainer:
             return None
         return self._conclude(opened, outcome, stopped_by, seconds)
 
-    def _record_start(self, opened: Opened, first_step: int) -> None:
+    def _record_start(self, opened: RecoveryStart, first_step: int) -> None:
         """Adds this start to run.json, and tells the console how far the run goes."""
         run, boundaries = self._training.run, self._training.boundaries
         if run.topology.is_chief and not self._rollbacks.has_gone_back:
@@ -174,7 +174,7 @@ class Trainer:
         outcome.evaluated_at = -1
 
     def _evaluate_final_weights(
-        self, evaluator: Evaluator | None, outcome: Outcome, opened: Opened, learning_rate: float
+        self, evaluator: Evaluator | None, outcome: Outcome, opened: RecoveryStart, learning_rate: float
     ) -> None:
         """Evaluates what is kept, where its weights are not those of the last evaluation, and logs that as FINAL.
 
@@ -193,7 +193,7 @@ class Trainer:
                 Point(step=outcome.step, epoch=epoch, split=FINAL, metrics=results, learning_rate=learning_rate)
             )
 
-    def _conclude(self, opened: Opened, outcome: Outcome, stopped_by: str | None, seconds: float) -> RunResult:
+    def _conclude(self, opened: RecoveryStart, outcome: Outcome, stopped_by: str | None, seconds: float) -> RunResult:
         """Writes what a good end leaves behind; result.json last."""
         training, run, plan = self._training, self._training.run, self._training.plan
         settings, backup = training.settings, training.settings.backup
@@ -242,14 +242,14 @@ class Trainer:
 
 
 def format_metrics(metrics: dict[str, Any]) -> str:
-    """Metrics in a line."""
+    """Formats metrics as a line."""
     return "  ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in metrics.items()
     )
 
 
 def describe_hardware() -> dict[str, Any]:
-    """What the chief's process may use: devices by kind, their names, processors by its affinity, bytes of memory."""
+    """Returns the chief's devices by kind, their names, its processors by affinity, and bytes of memory."""
     kinds = collections.Counter(name.partition(":")[0] for name in list_local_devices())
     accelerators = [device for device in tf.config.get_visible_devices() if device.device_type != "CPU"]
     names = [tf.config.experimental.get_device_details(device).get("device_name") for device in accelerators]

@@ -18,12 +18,12 @@ import keras
 import tensorflow as tf
 
 from tfdist.storage import files
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import Warn, read_record
 from tfdist.training.step.layer_state import aggregated_variables, moving_variables
 from tfdist.training.step.normalization import batch_norm_layers, is_synchronized
-from tfdist.training.step.precision import traced
+from tfdist.training.step.precision import as_tf_function
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 
@@ -34,7 +34,7 @@ Tell = Callable[..., None]
 
 
 def xla_variants(strategy: Strategy, learner: Learner, *, deterministic: bool = False) -> list[str]:
-    """What `train.xla = "auto"` may try beside no compilation, the likeliest first.
+    """Returns what `train.xla = "auto"` may try beside no compilation, the likeliest first.
 
     A clock is no reproducible judge, so that a deterministic run tries nothing. A synchronized batch normalization, or
     a count over all replicas, reduces in the middle of the pass, which XLA cannot compile here; and where updates are
@@ -52,14 +52,14 @@ def xla_variants(strategy: Strategy, learner: Learner, *, deterministic: bool = 
 
 @dataclasses.dataclass(frozen=True)
 class XlaRecord:
-    """What tuned.json holds: a key of COMPILED, and what the trial took, by such keys."""
+    """The content of tuned.json: a key of COMPILED, and what the trial took, by such keys."""
 
     xla: str
     seconds_per_step: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def load_xla_choice(strategy: Strategy, path: str, variants: Sequence[str], warn: Warn) -> str | None:
-    """What an earlier start has chosen, unless it was under a strategy that could do more; a collective."""
+    """Reads the choice of an earlier start; None where it is not one of `variants` or "off". A collective."""
 
     def read_stored() -> str:
         found = read_record(path, XlaRecord, warn)
@@ -95,7 +95,7 @@ def can_compile(strategy: Strategy, learner: Learner, step: TrainStep, batch: An
     before = [keras.ops.convert_to_numpy(variable) for variable in moving]
     is_refused = False
     try:
-        traced(lambda b: strategy.first_local(strategy.run(on_replica, args=(b,))))(batch).numpy()
+        as_tf_function(lambda b: strategy.first_local(strategy.run(on_replica, args=(b,))))(batch).numpy()
     except REFUSED:
         is_refused = True
     finally:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.optimizers import Lars
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.sharding.shards import Shards
 from tfdist.training.step.optimizer import Gradients, Update, parts
 
@@ -24,7 +24,7 @@ CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
 class ShardedUpdate(Update):
-    """What is done with the gradients of a step; called outside of any replica context.
+    """The update of sharded variables by a step's gradients; called outside of any replica context.
 
     Args:
       strategy: connected.

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.keras_patches.patches import Patches
-from tfdist.recipes.recompute import Recomputed
+from tfdist.recipes.recompute import RecomputedCall
 from tfdist.training.sharding.shards import Shards
 
 # Replicas are traced by threads. `pieces` are what a pass takes its gradients by, `calls` those of its layers so far.
@@ -31,7 +31,7 @@ def pieces(shards: Shards | None, variables: Sequence[keras.Variable]) -> Iterat
 
     Each is the variable at its owner, and empty elsewhere.
     """
-    found = {} if shards is None else {id(v): shards.own(v) for v in variables if shards.is_sharded(v)}
+    found = {} if shards is None else {id(v): shards.own_value(v) for v in variables if shards.is_sharded(v)}
     before = getattr(_pass, "pieces", None), getattr(_pass, "calls", [])
     _pass.pieces, _pass.calls = found, []
     try:
@@ -43,7 +43,7 @@ def pieces(shards: Shards | None, variables: Sequence[keras.Variable]) -> Iterat
 def piece(shards: Shards, variable: keras.Variable) -> tf.Tensor:
     """What this replica has of a variable that is apart: what a pass takes its gradient by, within one."""
     found = getattr(_pass, "pieces", None) or {}
-    return found[id(variable)] if id(variable) in found else shards.own(variable)
+    return found[id(variable)] if id(variable) in found else shards.own_value(variable)
 
 
 def gather_weights(layers: Sequence[keras.layers.Layer], shards: Shards, patches: Patches) -> None:
@@ -61,7 +61,7 @@ def _build_gathering_call(layer: keras.layers.Layer, inner: Callable[..., Any], 
             return call_with_values(trained, [tf.zeros(v.shape, v.dtype) for v in trained], inner, args, kwargs)
         if kwargs.get("training") is False or getattr(_pass, "pieces", None) is None:
             inputs = [each for each in given if tf.is_tensor(each)]
-            own = [shards.own(variable) for variable in trained]
+            own = [shards.own_value(variable) for variable in trained]
             return call_with_values(trained, _gather(shards, trained, own, after=inputs), inner, args, kwargs)
         return _GatheredVariable(layer, inner, args, kwargs, shards)()
 
@@ -76,7 +76,7 @@ def call_with_values(
         return inner(*args, **kwargs)
 
 
-class _GatheredVariable(Recomputed):
+class _GatheredVariable(RecomputedCall):
     """One call of such a layer on one replica, in a pass that gradients are taken of."""
 
     def __init__(

@@ -22,8 +22,8 @@ from keras.src.backend.common import global_state
 
 from tfdist.checkpoint.restore import mark_slice
 from tfdist.errors import UserError
-from tfdist.strategies.base import Strategy, static_replica_index
-from tfdist.training.step.precision import traced
+from tfdist.strategies.strategy import Strategy, static_replica_index
+from tfdist.training.step.precision import as_tf_function
 
 _PENDING = "uninitialized_variables"
 OPTIMIZER, HOST, WEIGHTS = "optimizer", "host", "weights"
@@ -115,7 +115,7 @@ class Shards:
                 self._owners[id(variable)] = replica
                 self._apart.add(id(variable))
 
-    def place(self) -> None:
+    def place_variables(self) -> None:
         """Puts the variables where they belong: what is apart at its owner, where it gets its value."""
         topology = self._strategy.topology
         for variable in self._variables:
@@ -139,9 +139,9 @@ class Shards:
                 found._value = tf.Variable(value, trainable=True, name=variable.name)
                 return found
             axis, count = self._split[id(variable)], self._strategy.topology.num_replicas
-            *places, name = mark_slice(variable.path, replica, count=count, axis=axis).split("/")
-            for place in places:
-                scopes.enter_context(keras.name_scope(place))
+            *scope_names, name = mark_slice(variable.path, replica, count=count, axis=axis).split("/")
+            for scope_name in scope_names:
+                scopes.enter_context(keras.name_scope(scope_name))
             return keras.Variable(tf.split(value, count, axis)[replica], dtype=variable.dtype, name=name)
 
     def is_split(self, variable: keras.Variable) -> bool:
@@ -150,15 +150,15 @@ class Shards:
 
     @property
     def splits(self) -> bool:
-        """Whether there are such variables."""
+        """Whether any variable is split."""
         return bool(self._split)
 
     def is_sharded(self, variable: keras.Variable) -> bool:
         """Whether the variable lies nowhere as a whole but at its owner."""
         return id(variable) in self._apart or id(variable) in self._split
 
-    def own(self, variable: keras.Variable) -> tf.Tensor:
-        """What this replica has of a variable; something empty where it is not the owner. In replica context."""
+    def own_value(self, variable: keras.Variable) -> tf.Tensor:
+        """Returns this replica's part of a variable; an empty tensor where it is not the owner. In replica context."""
         here = self._here[id(variable)].get(static_replica_index())
         return tf.zeros([0], self._dtypes[id(variable)]) if here is None else tf.identity(here._value)
 
@@ -181,15 +181,15 @@ class Shards:
             def on_replica(variable: keras.Variable = variable) -> tf.Tensor:
                 if self.is_split(variable):
                     return self._join_parts(variable)
-                return self.gather_variables([self.own(variable)], [variable])[0]
+                return self.gather_variables([self.own_value(variable)], [variable])[0]
 
-            whole = self._strategy.first_local(traced(functools.partial(self._strategy.run, on_replica))())
+            whole = self._strategy.first_local(as_tf_function(functools.partial(self._strategy.run, on_replica))())
             if keep:
                 variable._value = tf.Variable(whole, trainable=True, name=variable.name)
 
     def _join_parts(self, variable: keras.Variable) -> tf.Tensor:
         """All slices of a variable, in replica context."""
-        own = self.own(variable)
+        own = self.own_value(variable)
         rows = self._strategy.all_gather(tf.reshape(own, [-1]), name=f"slices.{own.dtype.name}")
         slices = [tf.reshape(row, own.shape) for row in tf.unstack(rows, self._strategy.topology.num_replicas)]
         return tf.concat(slices, self._split[id(variable)])
@@ -219,7 +219,7 @@ class Shards:
         return self._owners[id(variable)]
 
     def list_own(self, variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-        """What lies in this process of variables at their owners: what the optimizer is built for and updates."""
+        """Lists this process's variables at their owners, which the optimizer is built for and updates."""
         return [here for v in variables for here in self._here[id(v)].values()]
 
     def gradients_of_owned(self, gradients: Sequence[object], variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
@@ -236,13 +236,13 @@ class Shards:
         variables = [v for v in variables if not self.is_sharded(v)]
         if variables and self._strategy.topology.num_replicas > 1:
             run = functools.partial(self._strategy.run, lambda: self._spread(variables))
-            (traced(run) if tf.executing_eagerly() else run)()
+            (as_tf_function(run) if tf.executing_eagerly() else run)()
 
     def _spread(self, variables: Sequence[keras.Variable]) -> None:
         replica = static_replica_index()
         local = replica - self._strategy.topology.first_replica
-        for dtype, places in _group([v.dtype for v in variables]).items():
-            some = [variables[i] for i in places]
+        for dtype, indices in _group([v.dtype for v in variables]).items():
+            some = [variables[i] for i in indices]
             mine = [tf.reshape(self._here[id(v)][replica].value, [-1]) for v in some if self.owner(v) == replica]
             sizes = self._sizes(some)
             # Where nothing is owned anything may stand but a constant: TensorFlow takes what is constant out of a loop,
@@ -253,8 +253,8 @@ class Shards:
             # A replica that owns all puts its own value of one in place: of a gathering that nobody uses TensorFlow
             # makes nothing, and Horovod's other workers would wait.
             owns_all = all(self.owner(v) == replica for v in some)
-            for place, (variable, value) in enumerate(zip(some, self._values(rows, some), strict=True)):
-                if self.owner(variable) != replica or (owns_all and place == 0):
+            for index, (variable, value) in enumerate(zip(some, self._values(rows, some), strict=True)):
+                if self.owner(variable) != replica or (owns_all and index == 0):
                     self._component(variable, local).assign(value)
 
     def _values(self, rows: tf.Tensor, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
@@ -315,15 +315,15 @@ class Shards:
 
 
 def num_bytes(variable: keras.Variable) -> int:
-    """Of the whole variable, wherever its parts lie."""
+    """Returns the size of the whole variable, wherever its parts lie."""
     return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 def _group(kinds: Sequence[T]) -> dict[T, list[int]]:
-    """The places of each kind."""
+    """The indices of each kind."""
     found: dict[T, list[int]] = {}
-    for place, kind in enumerate(kinds):
-        found.setdefault(kind, []).append(place)
+    for index, kind in enumerate(kinds):
+        found.setdefault(kind, []).append(index)
     return found
 
 

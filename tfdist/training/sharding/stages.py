@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
 from tfdist.keras_patches.patches import Patches
-from tfdist.recipes.recompute import Recomputed
+from tfdist.recipes.recompute import RecomputedCall
 
 
 def layers_by_device(
@@ -74,7 +74,7 @@ def _build_staged_call(layer: keras.layers.Layer, inner: Callable[..., Any], dev
     return call
 
 
-class _AtStage(Recomputed):
+class _AtStage(RecomputedCall):
     """One call of such a layer."""
 
     def __init__(

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.sharding.sharded_weights import call_with_values, piece
 from tfdist.training.sharding.shards import Shards
 
@@ -29,7 +29,7 @@ SETTING = "train.sharding"
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """A layer's variable that is cut.
+    """A layer's variable that is split.
 
     Attributes:
       layer: of Keras.
@@ -44,8 +44,8 @@ class Split:
     output_axis: int
 
 
-def chosen(model: keras.Model, patterns: Sequence[str], count: int) -> list[Split]:
-    """What is cut into `count` slices: of layers with such names, and of the layers in them, all that can be.
+def choose_splits(model: keras.Model, patterns: Sequence[str], count: int) -> list[Split]:
+    """Chooses the variables to split into `count` slices: all of layers with such names, and of layers in them.
 
     Args:
       model: built; its variables may have no values yet.

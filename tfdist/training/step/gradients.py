@@ -19,9 +19,9 @@ import tensorflow as tf
 
 from tfdist.data.batches import BatchPlan
 from tfdist.errors import UserError, build_user_error
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.strategies.sums import ordered_sum_of_vector
-from tfdist.tasks.base import Objective, Task, reduce_terms
+from tfdist.tasks.task import Objective, Task, reduce_terms
 from tfdist.training.sharding.sharded_weights import pieces
 from tfdist.training.step.layer_state import layer_losses, map_penalized, moving_variables
 from tfdist.training.step.lockstep import side_by_side
@@ -118,7 +118,7 @@ class LocalGradients:
         generators = seed_generators(self._model)
         seeds = [tf.identity(generator.state.value) for generator in generators]
         before: list[tf.Tensor] = []
-        for i in _halve_scale(range(self._num_microbatches)):
+        for i in _order_by_halves(range(self._num_microbatches)):
             with tf.control_dependencies(before):
                 part = _microbatch(batch, i, self._num_microbatches)
                 for generator, seed in zip(generators, seeds, strict=True):
@@ -130,21 +130,21 @@ class LocalGradients:
 
     def _side_by_side(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
         """The same, computed together, as layers need statistics of all; these are moved along once."""
-        places = range(self._num_microbatches)
-        parts = [_microbatch(batch, i, self._num_microbatches) for i in places]
+        numbers = range(self._num_microbatches)
+        parts = [_microbatch(batch, i, self._num_microbatches) for i in numbers]
         moving = moving_variables(self._model)
 
-        def pass_over(place: int) -> tuple[Sums, list[Any]]:
+        def compute_pass(number: int) -> tuple[Sums, list[Any]]:
             scope = keras.StatelessScope(collect_losses=True, initialize_variables=False)
-            with scope, drawing_for(place, self._num_replicas):
-                return self._pass(parts[place]), [scope.get_current_value(variable) for variable in moving]
+            with scope, drawing_for(number, self._num_replicas):
+                return self._pass(parts[number]), [scope.get_current_value(variable) for variable in moving]
 
-        found = side_by_side([functools.partial(pass_over, place) for place in places], self._sum)
+        found = side_by_side([functools.partial(compute_pass, number) for number in numbers], self._sum)
         for variable, value in zip(moving, found[0][1], strict=True):
             if value is not None:
                 variable.assign(value)
-        for place in _halve_scale(places):
-            yield parts[place], found[place][0]
+        for number in _order_by_halves(numbers):
+            yield parts[number], found[number][0]
 
     def _sum(self, vectors: list[tf.Tensor]) -> tf.Tensor:
         """The sum of what the microbatches of all replicas have, as `_as_tree` and then `ordered_sum` add."""
@@ -267,13 +267,13 @@ def _tensors(gradients: dict[str, list[Gradient]]) -> list[tf.Tensor]:
     return [tensor for tensor in tf.nest.flatten(gradients, expand_composites=True) if tensor is not None]
 
 
-def _halve_scale(places: Sequence[int]) -> list[int]:
-    """The order in which a tree of halves needs them: each with that of the other half."""
-    if len(places) == 1:
-        return list(places)
-    middle = len(places) // 2
-    pairs = zip(_halve_scale(places[:middle]), _halve_scale(places[middle:]), strict=True)
-    return [place for pair in pairs for place in pair]
+def _order_by_halves(numbers: Sequence[int]) -> list[int]:
+    """The order in which a tree of halves needs microbatches: each with that of the other half."""
+    if len(numbers) == 1:
+        return list(numbers)
+    middle = len(numbers) // 2
+    pairs = zip(_order_by_halves(numbers[:middle]), _order_by_halves(numbers[middle:]), strict=True)
+    return [number for pair in pairs for number in pair]
 
 
 def _dense(sums: Sums) -> Sums:

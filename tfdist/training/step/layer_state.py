@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.step.randomness import seed_generators
 
 Assign = Callable[[Any], Any]
@@ -37,7 +37,7 @@ def moving_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def layer_losses(model: keras.Model) -> tuple[list[Any], list[Any]]:
-    """What the last call of the model added to its loss: what depends on the examples, and what on the weights alone.
+    """Returns what the model's last call added to its loss: by the examples, and by the weights alone.
 
     `Model.losses` ends with one penalty for each trainable variable that has a regularizer.
     """

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def side_by_side(functions: Sequence[Callable[[], T]], merge: Callable[[list[tf.Tensor]], tf.Tensor]) -> list[T]:
-    """What the functions return. Called while `tf.function` traces, in replica context.
+    """Returns what the functions return. Called while `tf.function` traces, in replica context.
 
     Args:
       functions: come to the same number of `meet`s.
@@ -44,7 +44,7 @@ def side_by_side(functions: Sequence[Callable[[], T]], merge: Callable[[list[tf.
 
 
 def meet(value: tf.Tensor) -> tf.Tensor:
-    """What `merge` makes of this value and of those of the other functions.
+    """Returns what `merge` makes of this value and of those of the other functions.
 
     Raises:
       UserError: in a graph of its own, such as a loop's body, whose tensors nobody else can use.

@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.strategies.base import Strategy, replica_index
-from tfdist.tasks.base import MetricSpec
+from tfdist.strategies.strategy import Strategy, replica_index
+from tfdist.tasks.task import MetricSpec
 
 ADDED = "sum"  # the aggregation of a variable, by default
 
@@ -35,7 +35,7 @@ class MetricGroup:
     """
 
     def __init__(self, specs: Sequence[MetricSpec], names: Sequence[str] | None = None) -> None:
-        self.metrics = [_built(spec) for spec in specs]
+        self.metrics = [_build_metric(spec) for spec in specs]
         self.names = list(names) if names else _names(specs, self.metrics)
         if "loss" in self.names:
             raise UserError(
@@ -44,7 +44,7 @@ class MetricGroup:
             )
 
     def reported_names(self) -> dict[str, int] | None:
-        """What `read` will call its results, and of how many numbers each is.
+        """The names of the results of `read`, and the number of values of each.
 
         None where a metric of the user's own does not tell before it counts.
         """
@@ -118,7 +118,7 @@ def result_of(metric: keras.metrics.Metric, states: Sequence[tf.Tensor]) -> Any:
         )
 
 
-def _built(spec: MetricSpec) -> keras.metrics.Metric:
+def _build_metric(spec: MetricSpec) -> keras.metrics.Metric:
     try:
         metric = spec.build()
     except TypeError as error:

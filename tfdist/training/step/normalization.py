@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.step.lockstep import meet
 
 MOMENTS = "_moments"  # the private method of Keras's layer that is replaced; a test fails when Keras changes it
@@ -53,7 +53,7 @@ def is_synchronized(layer: keras.layers.BatchNormalization) -> bool:
 
 
 def microbatch_note(model: keras.Model, *, num_microbatches: int, global_batch_size: int) -> str | None:
-    """What to say of a model that normalizes by statistics of microbatches; None of one that does not."""
+    """Returns a note on a model that normalizes by statistics of microbatches; None for any other."""
     layers = [layer.name for layer in batch_norm_layers(model) if layer.trainable]
     if num_microbatches == 1 or not layers:
         return None

@@ -22,7 +22,7 @@ from tfdist.recipes.groups import GROUPS
 from tfdist.recipes.lengths import RunLength, parse_length
 from tfdist.recipes.schedules import bind
 from tfdist.settings.checks import FUNCTION, format_value
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.step.precision import LossScale
 
 Gradients = Sequence[tf.Tensor | tf.IndexedSlices]
@@ -180,7 +180,7 @@ def _pass_through(grads_and_vars: Any) -> list[Any]:
 
 
 class Update:
-    """What is done with the gradients of a step; called outside of any replica context.
+    """The update of variables by a step's gradients; called outside of any replica context.
 
     Args:
       strategy: connected.

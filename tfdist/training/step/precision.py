@@ -47,7 +47,7 @@ class LossScale:
         return [self.scale, self.good_steps]
 
     def factor(self) -> tf.Tensor:
-        """What a sum of losses is multiplied with before it is differentiated, float32 scalar."""
+        """Returns the factor of a sum of losses before it is differentiated, float32 scalar."""
         return tf.convert_to_tensor(self.scale.value) * self._sum_to_mean
 
     def update(self, finite: tf.Tensor) -> None:
@@ -60,11 +60,11 @@ class LossScale:
 
 
 def factor_of(loss_scale: LossScale | None, fixed: float) -> tf.Tensor | float:
-    """What the loss is multiplied with before it is differentiated: the dynamic scale, if any, and a fixed one."""
+    """Returns the factor of the loss before it is differentiated: the dynamic scale, if any, and a fixed one."""
     return fixed if loss_scale is None else loss_scale.factor() * fixed
 
 
-def traced(function: Callable[..., Any], *, reduce_retracing: bool = False) -> Any:
+def as_tf_function(function: Callable[..., Any], *, reduce_retracing: bool = False) -> Any:
     """A `tf.function` of a method or a lambda, without AutoGraph.
 
     TensorFlow counts how often a piece of code is traced, and would warn in the fifth run of a process (a notebook, a

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.python.framework import config as framework  # the public module can only switch determinism on
 
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.base import replica_index
+from tfdist.strategies.strategy import replica_index
 
 ODD_CONSTANT = 0x9E3779B9  # 2^32 ÷ golden ratio: spreads small indices over the seeds
 NUMPY_KEY = "random/numpy"

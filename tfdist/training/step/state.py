@@ -18,11 +18,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint.restore import cut_slice, whole_name, whole_shape
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.training.sharding.shards import Shards
 from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.precision import LossScale, traced
+from tfdist.training.step.precision import LossScale, as_tf_function
 from tfdist.training.step.randomness import seed_generators
 
 MODEL = "model/"
@@ -33,7 +33,7 @@ Specs = dict[str, tuple[tuple[int, ...], str]]
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-    """What learns: the variables of a run and the objects that hold them.
+    """The variables of a run that learn, and the objects that hold them.
 
     Attributes:
       shards: who keeps the optimizer's state; None: every replica all of it.
@@ -102,8 +102,10 @@ class TrainingState(_NamedVariables):
         self._metric_names = _number_names(f"metrics/{_plain(v.path)}" for v in self._metrics.variables)
         differ = strategy.keeps_statistics_apart and strategy.topology.num_workers > 1
         self._averaged = _float_names(self._variables, learner.model) if differ else []
-        self._read_metrics = traced(lambda: strategy.first_local(strategy.run(self._metrics.states, args=(strategy,))))
-        self._load_metrics = traced(lambda states: strategy.run(self._metrics.load, args=(strategy, states)))
+        self._read_metrics = as_tf_function(
+            lambda: strategy.first_local(strategy.run(self._metrics.states, args=(strategy,)))
+        )
+        self._load_metrics = as_tf_function(lambda states: strategy.run(self._metrics.load, args=(strategy, states)))
 
     def tensors(self) -> dict[str, Any]:
         """Variables and tensors by name, to be read at once. A collective."""
@@ -181,12 +183,12 @@ def model_variables(model: keras.Model) -> dict[str, keras.Variable]:
     seeds = {id(generator.state): generator.state for generator in seed_generators(model)}
     weights = [v for v in {id(v): v for v in model.variables}.values() if id(v) not in seeds]
 
-    def named(prefix: str, variables: Iterable[keras.Variable]) -> dict[str, keras.Variable]:
+    def name_variables(prefix: str, variables: Iterable[keras.Variable]) -> dict[str, keras.Variable]:
         variables = list(variables)
         paths = ("/".join(layers.get(part, part) for part in v.path.split("/")) for v in variables)
         return dict(zip(_number_names(prefix + path for path in paths), variables, strict=True))
 
-    return named(MODEL, weights) | named(SEEDS, seeds.values())
+    return name_variables(MODEL, weights) | name_variables(SEEDS, seeds.values())
 
 
 def _stable_layer_names(model: keras.Model) -> dict[str, str]:

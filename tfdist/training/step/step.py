@@ -15,20 +15,20 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.base import Strategy, sum_repeated_rows
+from tfdist.strategies.strategy import Strategy, sum_repeated_rows
 from tfdist.strategies.sums import ordered_sum, sum_in_16_bits
-from tfdist.tasks.base import ROWS
+from tfdist.tasks.task import ROWS
 from tfdist.training.sharding.sharded_update import ShardedUpdate
 from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, add_gradients, colocate_with, quotients
 from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.optimizer import Update
-from tfdist.training.step.precision import factor_of, traced
+from tfdist.training.step.precision import as_tf_function, factor_of
 from tfdist.training.step.state import Learner
 from tfdist.training.watch.waiting import read_clock, timed_next
 
 
 class Totals(NamedTuple):
-    """What an epoch's steps add up to, and what one call of some steps took; the same on every replica, seconds apart.
+    """The sums over an epoch's steps, and over those of one call; the same on every replica, seconds apart.
 
     Attributes:
       sums: float64 [3 + terms], of the epoch so far: of the steps that were applied Σ of the global batch's loss times
@@ -51,7 +51,7 @@ class Totals(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What one step comes to over all replicas.
+    """The result of one step over all replicas.
 
     Attributes:
       loss: the global batch's.
@@ -136,8 +136,8 @@ class TrainStep:
         if strategy.is_one_program and loss_scale is None:
             self.on_batch = lambda batch: strategy.first_local(strategy.run(self._on_batch, args=(batch,)))
         # Keras's fit traces without autograph too, so a model behaves alike under both.
-        self.run = traced(self._run, reduce_retracing=True)
-        self.reset_metrics = traced(lambda: strategy.run(learner.train_metrics.reset))
+        self.run = as_tf_function(self._run, reduce_retracing=True)
+        self.reset_metrics = as_tf_function(lambda: strategy.run(learner.train_metrics.reset))
 
     def _run(
         self, iterator: Iterator[Any], num_steps: tf.Tensor, votes: tf.Tensor, sums: tf.Tensor
@@ -253,7 +253,7 @@ class TrainStep:
         placed = dict(zip(left, found, strict=True))
         summed = [placed.get(i, gradient) for i, gradient in enumerate(dense)]
         *scalars, total = self._strategy.sum_over_replicas([*scalars, total])
-        return summed, scalars, total + tf.add_n([_nothing(each) for each in received])
+        return summed, scalars, total + tf.add_n([_opaque_zero(each) for each in received])
 
     def _factor(self, divisor: tf.Tensor) -> tf.Tensor:
         """What a sum of gradients is multiplied with. Where nothing counts it is 0: no update instead of NaN."""
@@ -287,7 +287,7 @@ def _match_shapes(gradients: Sequence[Any], variables: Sequence[keras.Variable],
     ]
 
 
-def _nothing(needed: tf.Tensor) -> tf.Tensor:
+def _opaque_zero(needed: tf.Tensor) -> tf.Tensor:
     """0, by a computation that TensorFlow does not see through, nor leave out what it is made of."""
     bit = tf.cast(needed[0], tf.bool)
     return tf.where(tf.equal(bit, bit), 0.0, float("nan"))

@@ -27,9 +27,9 @@ from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline, digest_arrays, dispose
 from tfdist.data.sources.source import Source
 from tfdist.errors import build_user_error
-from tfdist.strategies.base import Strategy, Topology
+from tfdist.strategies.strategy import Strategy, Topology
 from tfdist.telemetry.events import EventLog
-from tfdist.training.step.precision import traced
+from tfdist.training.step.precision import as_tf_function
 
 MAX_SHOWN = 8  # differences in one message
 MAX_VALUE = 200  # characters of a value
@@ -110,7 +110,7 @@ class Equality:
         self._first_step: int | None = None
         self._variables = variables
         self._events = events
-        self._compute_sums = traced(self._sums)
+        self._compute_sums = as_tf_function(self._sums)
         self._rounds = False
 
     def check(self, step: int) -> None:

@@ -111,8 +111,8 @@ class Profiler:
             self._is_signaled = False
             self._begin(step, step + SIGNALED_STEPS)
 
-    def marked(self, last_step: int, steps: int) -> contextlib.AbstractContextManager[object]:
-        """The time of a call, for the profile, if one is being taken."""
+    def trace_call(self, last_step: int, steps: int) -> contextlib.AbstractContextManager[object]:
+        """A context in which a call's time goes into the profile, if one is being taken."""
         if self._session is None:
             return contextlib.nullcontext()
         return tf.profiler.experimental.Trace(MARK, step_num=last_step, steps=steps, _r=1)

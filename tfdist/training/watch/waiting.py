@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry.events import EventLog
 from tfdist.training.step.gradients import colocate_with
 from tfdist.training.step.randomness import is_deterministic
@@ -49,18 +49,18 @@ def timed_next(strategy: Strategy, iterator: Iterator[Any]) -> tuple[Any, tf.Ten
         # Where all operations share a thread, as on one core, TensorFlow would compute with them before it looks at the
         # clock.
         with tf.control_dependencies([came]):
-            batch = tf.nest.map_structure(_same, batch, expand_composites=True)
+            batch = tf.nest.map_structure(_copy_tensor, batch, expand_composites=True)
     return batch, came - asked
 
 
-def _same(tensor: tf.Tensor) -> tf.Tensor:
+def _copy_tensor(tensor: tf.Tensor) -> tf.Tensor:
     with colocate_with(tensor):
         return tf.identity(tensor)
 
 
 @dataclasses.dataclass(frozen=True)
-class Waited:
-    """What the workers waited for input over some calls.
+class WaitTimes:
+    """The seconds that the workers waited for input over some calls.
 
     Attributes:
       seconds: waited, worker by worker.
@@ -97,7 +97,7 @@ class Waited:
 
     @property
     def details(self) -> dict[str, Any]:
-        """For the log of events."""
+        """The figures for the log of events."""
         several = {"by_worker": self.by_worker} if len(self.seconds) > 1 else {}
         return {"share": self.share, "seconds": self.seconds[self.worst], **several}
 
@@ -132,7 +132,7 @@ class InputWait:
         self._epoch += (waited, seconds)
         self._run += (waited, seconds)
         if not self._warned and self._strategy.topology.is_chief:  # a long epoch is not waited for
-            self._warn(step, Waited((self._run[0],), (self._run[1],)))
+            self._warn(step, WaitTimes((self._run[0],), (self._run[1],)))
 
     def end_epoch(self, *, step: int, epoch: int) -> None:
         """Brings the workers' figures together and tells them. A collective."""
@@ -145,15 +145,15 @@ class InputWait:
             if not self._warned:
                 self._warn(step, _measure_wait(figures[:, 2:]))
 
-    def _warn(self, step: int, waited: Waited) -> None:
+    def _warn(self, step: int, waited: WaitTimes) -> None:
         if waited.is_alarming:
             self._warned = True
             message = f"Training: {waited}. {self._hint}".strip()
             self._events.warning("input_bound", step=step, message=message, **waited.details)
 
 
-def _measure_wait(figures: np.ndarray) -> Waited:
-    return Waited(tuple(figures[:, 0].tolist()), tuple(figures[:, 1].tolist()))
+def _measure_wait(figures: np.ndarray) -> WaitTimes:
+    return WaitTimes(tuple(figures[:, 0].tolist()), tuple(figures[:, 1].tolist()))
 
 
 def read_clock(strategy: Strategy, tensors: Sequence[Any]) -> tf.Tensor:
@@ -172,7 +172,7 @@ def read_clock(strategy: Strategy, tensors: Sequence[Any]) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerTimes:
-    """What a worker's steps took since its first call.
+    """The times of a worker's steps since its first call.
 
     Attributes:
       step_seconds: its own time a step: input and computing, without waiting for other workers.

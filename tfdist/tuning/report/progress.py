@@ -15,7 +15,7 @@ from typing import Any
 from tfdist.errors import printable
 from tfdist.telemetry.console.console import PROGRESS_LINE_SECONDS
 from tfdist.telemetry.console.console_text import count_text, duration_text, number_text, values_text
-from tfdist.telemetry.metrics import LAST, store_summaries
+from tfdist.telemetry.metrics_log import LAST, store_summaries
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.journal import DONE, FAILED, INFEASIBLE, RUNNING, STOPPED, Sweep, Trial

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from tfdist.report.page import Cell, PageTable, Plot, Section, build_page
-from tfdist.report.report import check_can_draw, store_page
 from tfdist.report.run_data import Curve
+from tfdist.report.write_pages import check_can_draw, store_page
 from tfdist.storage import files
 from tfdist.telemetry.console.console_text import count_text, duration_text, number_text, short_names, value_text
 from tfdist.telemetry.run_directory import RunDirectory

@@ -21,13 +21,13 @@ from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PeerLostError, Preem
 from tfdist.storage import files
 from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places.trials import Slots, TrialExit
+from tfdist.tuning.execution.trials import Slots, TrialExit
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.journal import FAILED, INFEASIBLE, INTERRUPTED, Journal
 from tfdist.tuning.schedule.trial import DISK_FAILED, ActiveTrial, Report, TuneObjective
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.space import Space
-from tfdist.tuning.settings import TuneSettings
+from tfdist.tuning.tune_settings import TuneSettings
 
 if TYPE_CHECKING:
     import keras_tuner
@@ -43,7 +43,7 @@ PARENT, EPOCHS, ROUND = "tuner/trial_id", "tuner/epochs", "tuner/round"
 
 @dataclasses.dataclass(frozen=True)
 class SweepPlan:
-    """What is to be done; `epochs` are those of a whole training, None where `train.steps` ends it."""
+    """The trials to run; `epochs` are those of a whole training, None where `train.steps` ends it."""
 
     run_dir: str
     settings: TuneSettings
@@ -52,7 +52,7 @@ class SweepPlan:
     epochs: int | None
 
     def directory(self, trial: str) -> RunDirectory:
-        """The run directory of a trial."""
+        """Returns the run directory of a trial."""
         return RunDirectory(files.join(self.run_dir, "trials", trial))
 
 
@@ -69,11 +69,11 @@ class Interruptions:
         self._checkpoint_steps: dict[str, int] = {}
 
     def reset(self) -> None:
-        """Begins again: a trial was evaluated, or ended."""
+        """Counts from 0 again, as a trial was evaluated, or ended."""
         self._in_a_row = 0
 
     def add(self, directory: RunDirectory, why: str) -> None:
-        """Counts one, of the run in the directory.
+        """Counts an interruption of the run in the directory.
 
         Raises:
           PeerLostError: there were too many in a row; UserError where the last one's disk was full.
@@ -94,7 +94,7 @@ class Interruptions:
 
 
 class Chief:
-    """One sweep.
+    """The scheduler of one sweep.
 
     Args:
       plan: what is to be done.
@@ -121,7 +121,7 @@ class Chief:
         self._poll_seconds = REMOTE_POLL_SECONDS if files.is_remote(plan.run_dir) else POLL_SECONDS
 
     def run(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """From what the journal holds to the end.
+        """Runs the sweep from the journal's state to its end.
 
         Raises:
           UserError: the first trial cannot be trained, for a reason that is the user's.

@@ -125,7 +125,7 @@ class Journal:
         self._on_event(entry)
 
     def close(self) -> None:
-        """Leaves every event stored."""
+        """Stores every event."""
         if self._sink is not None:
             self._sink.close()
             self._sink = None
@@ -191,12 +191,12 @@ class Trial:
         return self.objective is not None and self.status not in (INFEASIBLE, FAILED)
 
     def start(self, event: Mapping[str, Any]) -> None:
-        """Takes in that it runs."""
+        """Records that the trial runs."""
         self.values, self.status, self.message = event["values"], RUNNING, ""
         self.rung, self.target_epochs, self.host = event["rung"], event.get("epochs"), event.get("host")
 
     def report(self, event: Mapping[str, Any]) -> None:
-        """Takes in an evaluation."""
+        """Records an evaluation."""
         epoch, step = event["epoch"], event["step"]
         self.curve = [point for point in self.curve if (point.epoch, point.step) < (epoch, step)]
         if (objective := finite(event["objective"])) is not None:
@@ -236,7 +236,7 @@ class Sweep:
 
     @property
     def trials(self) -> list[Trial]:
-        """In the order in which they first started."""
+        """The trials in the order in which they first started."""
         return list(self.by_name.values())
 
     @property

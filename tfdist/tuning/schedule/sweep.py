@@ -25,10 +25,10 @@ from tfdist.telemetry.records import remove_stale
 from tfdist.telemetry.result import TUNE
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.survival import check_start_from
-from tfdist.training.run.claim import check_kind, lasting
+from tfdist.training.run.claim import check_kind, select_fixed_settings
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import TrainSettings
-from tfdist.tuning.places.trials import TrialCommand
+from tfdist.training.run.train_settings import TrainSettings
+from tfdist.tuning.execution.trials import TrialCommand
 from tfdist.tuning.report.progress import SweepProgress, write_hparams
 from tfdist.tuning.report.sweep_page import write_sweep_report
 from tfdist.tuning.schedule import journal as journals
@@ -38,12 +38,12 @@ from tfdist.tuning.schedule.trial import build_objective
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.hypermodel import HyperModel
 from tfdist.tuning.search.space import Space
-from tfdist.tuning.settings import TuneSettings
+from tfdist.tuning.tune_settings import TuneSettings
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """The command line, as trials need it.
+    """The experiment's command line, as trials need it.
 
     Attributes:
       arguments: flags that name the configuration.
@@ -222,7 +222,7 @@ def _has_stored(run_dir: str, events: Sequence[Mapping[str, Any]]) -> bool:
 def _identify(plan: SweepPlan, request: Request) -> dict[str, Any]:
     """What makes two starts the same sweep, as the journal's first event has it."""
     # 1: how often each set of values was trained; older sweeps had it as a setting.
-    configured = [lasting(request.settings()), plan.epochs, 1, plan.settings.seed]
+    configured = [select_fixed_settings(request.settings()), plan.epochs, 1, plan.settings.seed]
     return {
         **dict(zip(("objective", "direction"), dataclasses.astuple(plan.objective), strict=True)),
         "search": repr(plan.settings.search),

@@ -32,7 +32,7 @@ from tfdist.telemetry.registry import larger_is_better
 from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.best import OBJECTIVE, VALIDATION, not_evaluated, not_reported
-from tfdist.tuning.places.trials import EXIT_KILLED
+from tfdist.tuning.execution.trials import EXIT_KILLED
 from tfdist.tuning.schedule.journal import DONE, FAILED, INFEASIBLE, PAUSED, STOPPED
 
 DISK_FAILED = "its disk failed: "  # begins why a trial was interrupted
@@ -61,7 +61,7 @@ class TuneObjective:
 
     @property
     def split(self) -> str:
-        """The split of metrics.jsonl that holds it."""
+        """The split of metrics.jsonl that has the objective."""
         return "eval" if self.name.startswith(VALIDATION) else "train"
 
     def find_value(self, metrics: Mapping[str, Any]) -> float | None:
@@ -282,7 +282,7 @@ class ActiveTrial:
 
 
 def find_message(log: str) -> str:
-    """What a process said last: its error message, or the last line of a traceback."""
+    """Returns the last words of a process: its error message, or the last line of a traceback."""
     lines = [line for line in log.splitlines() if line.strip()]
     starts = [index for index, line in enumerate(lines) if line.startswith("error: ")]
     if starts:

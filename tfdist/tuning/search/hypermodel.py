@@ -18,11 +18,11 @@ from tfdist import user_code
 from tfdist.errors import TfdistError, UserError, build_user_error, missing_extra
 from tfdist.settings.checks import FUNCTION
 from tfdist.storage import files
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import load_record
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.run.settings import TrainedSettings, TrainSettings
+from tfdist.training.run.train_settings import TrainedSettings, TrainSettings
 from tfdist.tuning.search.space import SETTING
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class HyperModel:
         return model
 
     def text(self) -> str:
-        """What the model that was built last asked for, and its values, as JSON that `read` understands."""
+        """Returns the hyperparameters that the last model asked for, with values, as JSON that `read` understands."""
         hp = self._hyperparameters
         assert hp is not None
         known = {each.name for each in hp.space if hp.is_active(each)}
@@ -137,7 +137,7 @@ class HyperModel:
 
 
 def builder_of(settings: TrainSettings) -> Any:
-    """What builds the model of a training: one that takes `hp` with its values.
+    """Returns the function that builds a training's model: one that takes `hp` gets its values.
 
     Raises:
       UserError: there are values for a model that takes none, it is no function, or KerasTuner is not installed.
@@ -157,7 +157,7 @@ def builder_of(settings: TrainSettings) -> Any:
 
 
 def builder_of_trained(settings: TrainedSettings, run_dir: str, strategy: Strategy | None = None) -> Any:
-    """What builds a trained model: one that takes `hp` with the values of the training in `run_dir`.
+    """Returns the function that builds a trained model: one that takes `hp` gets the values of `run_dir`.
 
     With a strategy, which is connected, the chief reads them: a collective.
 
@@ -213,12 +213,12 @@ def write(model: Any, run_dir: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameters:
-    """What a model asked of `hp`, and what it got."""
+    """The hyperparameters that a model asked of `hp`, and their values."""
 
     space: Sequence[Any]
     values: Mapping[str, Any]
 
 
 def read(run_dir: str) -> Hyperparameters | None:
-    """What `write` left; None where it left nothing. Raises UserError for what it did not."""
+    """Reads what `write` left; None where it left nothing. Raises UserError for what it did not."""
     return load_record(files.join(run_dir, NAME), Hyperparameters)

@@ -89,7 +89,7 @@ class OracleClient:
         self.is_over = trial.status == "STOPPED"
 
 
-class Journaled:
+class JournaledOracle:
     """Takes the files and the printing out of an oracle, and makes its score the last value that was told."""
 
     objective: keras_tuner.Objective
@@ -100,21 +100,22 @@ class Journaled:
         self.verbose = 0
 
     def save(self) -> None:
-        pass
+        """Does nothing: the journal has all that a resumed sweep needs."""
 
     def _save_trial(self, trial: Trial) -> None:
         pass
 
     def score_trial(self, trial: Trial) -> None:
+        """Sets the score of a trial to the objective's last value."""
         last = trial.metrics.get_history(self.objective.name)[-1]
         trial.score, trial.best_step = last.mean(), last.step
 
 
-class RandomOracle(Journaled, oracles.RandomSearchOracle):
-    """Random search."""
+class RandomOracle(JournaledOracle, oracles.RandomSearchOracle):
+    """KerasTuner's random search."""
 
 
-class BayesianOracle(Journaled, oracles.BayesianOptimizationOracle):
+class BayesianOracle(JournaledOracle, oracles.BayesianOptimizationOracle):
     """Bayesian optimization that, where the process promises most for values that were tried, tries others."""
 
     def populate_space(self, trial_id: str) -> dict[str, Any]:
@@ -125,14 +126,14 @@ class BayesianOracle(Journaled, oracles.BayesianOptimizationOracle):
         return {"status": "STOPPED"} if values is None else {"status": "RUNNING", "values": values}
 
 
-class HyperbandOracle(Journaled, oracles.HyperbandOracle):
-    """Hyperband."""
+class HyperbandOracle(JournaledOracle, oracles.HyperbandOracle):
+    """KerasTuner's Hyperband."""
 
     def __init__(self, *, iterations: int, **arguments: Any) -> None:
         super().__init__(hyperband_iterations=iterations, **arguments)
 
 
-class GridOracle(Journaled, oracles.GridSearchOracle):
+class GridOracle(JournaledOracle, oracles.GridSearchOracle):
     """Grid search that does not wait for a trial to end before it names the next combination.
 
     KerasTuner's waits because a trial might reveal new parameters; a space of bindings is known from the start.

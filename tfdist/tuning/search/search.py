@@ -48,7 +48,7 @@ class Search(Settings):
     def build(
         self, space: Space, metric: str, direction: str, *, max_trials: int | None, epochs: int | None, seed: int
     ) -> keras_tuner.Oracle:
-        """Builds its oracle.
+        """Builds the search's oracle.
 
         Args:
           epochs: of a whole training; None where the configuration does not say.
@@ -75,7 +75,7 @@ class Search(Settings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Random(Search):
-    """Values drawn at random, none twice."""
+    """Random values, none of which is tried twice."""
 
     NAME = "search.Random"
 

@@ -71,7 +71,7 @@ class Range:
         return (self.low,)
 
     def build(self, path: str, conditions: list[Any]) -> Any:
-        """KerasTuner's HyperParameter."""
+        """Builds KerasTuner's HyperParameter."""
         from keras_tuner.engine import hyperparameters as kinds
 
         make = kinds.Int if self.kind == "integer" else kinds.Float
@@ -79,11 +79,11 @@ class Range:
         return make(path, **limits, conditions=conditions)
 
     def decode(self, value: Any) -> Any:
-        """The Python value for KerasTuner's."""
+        """Converts KerasTuner's value to Python's."""
         return int(value) if self.kind == "integer" else float(value)
 
     def encode(self, value: Any) -> Any:
-        """KerasTuner's value for it."""
+        """Converts Python's value to KerasTuner's."""
         return value
 
 
@@ -108,7 +108,7 @@ class Choice:
                     path,
                     f"{value!r} is no literal. A function or macro is written as text: '@module.function', '%NAME'.",
                 )
-            if any(_same(value, other) for other in self.values[:index]):
+            if any(_is_same(value, other) for other in self.values[:index]):
                 raise _error(path, f"the value {value!r} stands there twice.")
 
     @property
@@ -117,13 +117,13 @@ class Choice:
         return tuple(self.values)
 
     def build(self, path: str, conditions: list[Any]) -> Any:
-        """KerasTuner's HyperParameter."""
+        """Builds KerasTuner's HyperParameter."""
         from keras_tuner.engine import hyperparameters as kinds
 
         return kinds.Choice(path, values=list(range(len(self.values))), ordered=False, conditions=conditions)
 
     def decode(self, value: Any) -> Any:
-        """The Python value for KerasTuner's."""
+        """Converts KerasTuner's value to Python's."""
         return self.values[int(value)]
 
     def encode(self, value: Any) -> Any:
@@ -234,7 +234,7 @@ class Space:
         return statements(values)
 
     def hyperparameters(self) -> keras_tuner.HyperParameters:
-        """The same as KerasTuner has it.
+        """The parameters as KerasTuner's HyperParameters.
 
         Raises:
           UserError: KerasTuner is not installed.
@@ -267,7 +267,7 @@ class Space:
         }
 
     def encode(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`decode`, the other way."""
+        """Converts values to KerasTuner's; the inverse of `decode`."""
         own = {path: p.encode(values[path]) for path, p in self._parameters.items() if path in values}
         return own | self._model_values(values)
 
@@ -282,12 +282,12 @@ class Space:
         return statements(own | ({SETTING: self._given | of_model} if of_model else {}))
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """What the journal keeps of it."""
+        """Returns the space as the journal records it."""
         own = {path: _drop_empty(vars(parameter)) for path, parameter in self._parameters.items()}
         return own | {each.name: _describe_hyperparameter(each) for each in self._found}
 
     def add_new(self, found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What a trial's model asked for and was not known so far; from now on it is."""
+        """Records the hyperparameters that no trial's model asked for before; returns these."""
         if not self.may_grow:
             return []
         new = [entry for entry in found if _identify(entry) not in self._known]
@@ -350,7 +350,7 @@ def _describe_hyperparameter(each: Any) -> dict[str, Any]:
     return _drop_empty(described)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     return one == other and type(one) is type(other)
 
 
@@ -365,7 +365,7 @@ def _check_conditions(path: str, parameter: Parameter, parameters: Mapping[str, 
         if not isinstance(values, list | tuple) or not values:
             raise _error(path, f"under[{parent!r}] must be a list of its values; received {values!r}.")
         for value in values:
-            if not any(_same(value, each) for each in known.values):
+            if not any(_is_same(value, each) for each in known.values):
                 raise _error(path, f"under[{parent!r}] has {value!r}; {parent} may be {list(known.values)!r}.")
 
 

@@ -44,7 +44,7 @@ class Metrics:
         return None
 
     def close(self) -> None:
-        """Leaves every point stored."""
+        """Stores every point."""
 
 
 class MetricsLog(Metrics):

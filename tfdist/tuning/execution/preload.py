@@ -13,7 +13,7 @@ import os
 
 from tfdist.launch.child import die_with_parent
 from tfdist.telemetry.console.quiet import quiet_import
-from tfdist.tuning.places.local import PROGRAM
+from tfdist.tuning.execution.local_slots import PROGRAM
 
 die_with_parent(os.getppid())
 with contextlib.suppress(PermissionError):  # it leads a session already

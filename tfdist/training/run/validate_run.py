@@ -27,8 +27,8 @@ from tfdist.errors import build_user_error
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import choose_layers
 from tfdist.storage import files
-from tfdist.strategies.base import Strategy, Topology
-from tfdist.tasks.base import Task
+from tfdist.strategies.strategy import Strategy, Topology
+from tfdist.tasks.task import Task
 from tfdist.telemetry.console.console_text import curve
 from tfdist.training.loop.callbacks import is_backup
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit, check_metric_sums
@@ -36,12 +36,12 @@ from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.request import Request
-from tfdist.training.run.settings import EvaluateSettings, TrainedSettings, TrainSettings
+from tfdist.training.run.train_settings import EvaluateSettings, TrainedSettings, TrainSettings
 from tfdist.training.step.gradients import explain_errors, forward, quotients
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import microbatch_note
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
-from tfdist.training.step.precision import set_precision, traced
+from tfdist.training.step.precision import as_tf_function, set_precision
 
 Tell = Callable[[str], None]
 CURVE_COLUMNS = 72
@@ -100,7 +100,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
 
 
 def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell) -> None:
-    """The same for an evaluation."""
+    """Checks an evaluation, as `check_training` a training."""
     set_precision(settings.precision)
     replicas, task = _report_strategy(tell, settings.strategy), settings.task
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
@@ -125,7 +125,9 @@ def check_use(
         _report_evaluation(tell, source, settings.global_batch_size, replicas, settings.NAME)
     built = build_model(model, task, source.structure)
     with explain_errors(source.structure):
-        traced(lambda inputs: built(inputs, training=False)).get_concrete_function(task.inputs(source.structure))
+        as_tf_function(lambda inputs: built(inputs, training=False)).get_concrete_function(
+            task.inputs(source.structure)
+        )
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 
@@ -189,7 +191,7 @@ def _describe_values(values: np.ndarray) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """`1 replica`, `2 replicas`."""
+    """Formats a number with its noun: `1 replica`, `2 replicas`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
@@ -222,7 +224,7 @@ def _check_first_batch(model: keras.Model, task: Task, examples: Any, split: str
         return tf.add_n([loss, *(0.0 * tf.cast(each, loss.dtype) for each in sums)]), *seen
 
     try:
-        total, mean, outputs = traced(compute)(chosen)
+        total, mean, outputs = as_tf_function(compute)(chosen)
     except tf.errors.OpError as error:
         refused = user_code.refused_values(error)
         raise refused or user_code.build_error(f"The model or the loss, on the {where},", error) from error
@@ -313,8 +315,8 @@ def shorten(settings: TrainSettings, request: Request) -> tuple[TrainSettings, R
 
 
 def _take_first(data: Callable[[], Any], count: int) -> Callable[[], Any]:
-    def few() -> Any:
+    def load_few() -> Any:
         source = as_source(data(), data)
         return source if isinstance(source, StreamSource) else FirstExamples(source, count)
 
-    return few
+    return load_few

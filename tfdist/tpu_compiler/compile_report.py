@@ -17,7 +17,7 @@ HEADERS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Compiled:
+class CompiledStep:
     """A step that compiled; bytes, flops and seconds are of one core and one step.
 
     Attributes:
@@ -45,7 +45,7 @@ class Compiled:
 
     @property
     def padding(self) -> float:
-        """How much more variables and batch take in tiles than they hold, as a share of what they hold."""
+        """The share by which tiles enlarge variables and batch."""
         held = self.program.parameter_bytes + self.program.slot_bytes + self.program.batch_bytes
         return self.argument_bytes / held - 1
 
@@ -60,7 +60,7 @@ class Compiled:
 
     @property
     def share_of_peak(self) -> float:
-        """Of the chip's rate, where a step takes no longer than `seconds`."""
+        """Returns the share of the chip's rate that a step of at most `seconds` reaches."""
         return self._seconds_computing / self.seconds if self.seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,14 +88,14 @@ class Compiled:
         }
 
 
-def format_table(found: Sequence[Compiled]) -> str:
+def format_table(found: Sequence[CompiledStep]) -> str:
     """A line for each slice; what it shows is of one core and one step."""
     rows = [HEADERS, *(_row(each) for each in found)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADERS))]
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def _row(each: Compiled) -> tuple[str, ...]:
+def _row(each: CompiledStep) -> tuple[str, ...]:
     kinds = [collective["kind"] for collective in each.collectives]
     return (
         each.slice.topology,

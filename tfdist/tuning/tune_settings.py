@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tfdist.settings.checks import COUNT, SECONDS, SEED, checked_later, instance_of, or_none
 from tfdist.settings.declaration import Settings, setting
-from tfdist.tuning.places.executor import EXECUTORS, Local, Ray
+from tfdist.tuning.execution.executor import EXECUTORS, Local, Ray
 from tfdist.tuning.search.search import SEARCHES, Search
 from tfdist.tuning.search.space import Parameter
 

@@ -1,8 +1,8 @@
 """Losses and metrics by the names that `keras.Model.compile` takes.
 
 Invariant: a name means what it means to `compile`: 'accuracy' and 'crossentropy' are chosen by the shapes of targets
-and outputs. `compile_utils`, where Keras does that, is private and used for this here alone; tests/tasks/test_names.py
-fails when it changes.
+and outputs. `compile_utils`, where Keras does that, is private and used for this here alone;
+tests/tasks/test_keras_names.py fails when it changes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import keras
 from keras.src.trainers import compile_utils
 
 from tfdist.errors import UserError, suggest
-from tfdist.tasks.base import symbolic_outputs
+from tfdist.tasks.task import symbolic_outputs
 
 BY_SHAPES = ("crossentropy", "ce")
 SHORT = ("accuracy", "acc", "crossentropy", "ce", "mse", "mae", "mape", "msle", "bce", "kld")

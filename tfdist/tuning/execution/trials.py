@@ -1,7 +1,7 @@
 """What the chief of a sweep needs of where trials run: a number of slots, each of which runs one trial at a time.
 
-`local.py` has the slots of this machine, `ray_tasks.py` those of a Ray cluster; the chief knows no difference, but for
-the host that the journal names.
+`local_slots.py` has the slots of this machine, `ray_tasks.py` those of a Ray cluster; the chief knows no difference,
+but for the host that the journal names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TrialCommand:
     launch: Sequence[str] = ()
 
     def build(self, directory: RunDirectory, parameters: Sequence[str]) -> list[str]:
-        """What follows `python -m` for the run of this directory with these gin statements."""
+        """Returns what follows `python -m` for the run of this directory with these gin statements."""
         own = [*self.arguments, *(f"--gin_param={each}" for each in parameters), f"--run_dir={directory.path}"]
         return ["tfdist.launch", *self.launch, "--", *own] if self.launch else ["tfdist.main", *own]
 
@@ -74,7 +74,7 @@ class Slots(Protocol):
 
     @property
     def num_free(self) -> int:
-        """How many trials could be started now."""
+        """The number of trials that could be started now."""
 
     @property
     def next_host(self) -> str | None:
@@ -118,7 +118,7 @@ def explain_kill(status: int, log: str, kills_before: int) -> str:
 
 
 def read_log(path: str) -> str:
-    """The end of what a process wrote."""
+    """Reads the end of a process's output."""
     try:
         with open(path, "rb") as log:
             log.seek(0, 2)

@@ -26,21 +26,21 @@ class _Verbatim(str):
 
 
 def value_text(value: Any, name: Callable[[str], str], *, width: int = 10**6) -> str:
-    """The value as gin text.
+    """Formats a value as gin text.
 
     Args:
       name: gives the name to write for a reference's target.
       width: characters a line; longer containers take several lines.
     """
 
-    def written(part: Any) -> Any:
+    def format_part(part: Any) -> Any:
         if isinstance(part, float):  # gin has no word for infinity; a number too large for a float is one
             return _Verbatim(repr(part).replace("inf", "1e999")) if math.isinf(part) else part
         if part.target in (MACRO, CONSTANT):
             return _Verbatim("%" + "/".join(part.scope))
         return _Verbatim("@" + "/".join([*part.scope, name(part.target)]) + ("()" if part.evaluate else ""))
 
-    return pprint.pformat(map_references(value, written, (Reference, float)), width=width, sort_dicts=False)
+    return pprint.pformat(map_references(value, format_part, (Reference, float)), width=width, sort_dicts=False)
 
 
 def config_text(
@@ -81,7 +81,7 @@ def _sort(settings: Iterable[Setting], functions: Mapping[str, Function]) -> lis
 
 
 def explanation(settings: Sequence[Setting], used: Sequence[Setting], functions: Mapping[str, Function]) -> str:
-    """The table that `Config.explain` returns.
+    """Formats the table that `Config.explain` returns.
 
     Args:
       settings: all statements in the order in which they were applied.

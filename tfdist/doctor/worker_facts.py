@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, fine
+from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, ok_finding
 
 GROUP = "workers"
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -32,7 +32,7 @@ def collect(*, versions: Mapping[str, str], settings: Mapping[str, str] | None, 
 
 
 def code_digest(package: Path = PACKAGE) -> str:
-    """Of tfdist's own source."""
+    """Returns a digest of tfdist's own source files."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
@@ -40,7 +40,7 @@ def code_digest(package: Path = PACKAGE) -> str:
 
 
 def settings_digest(settings: Mapping[str, str]) -> str:
-    """What tells one configuration from another, in twelve characters."""
+    """Returns twelve characters that differ where two configurations differ."""
     text = "\0".join(f"{name}\0{value}" for name, value in sorted(settings.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -61,7 +61,7 @@ def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> li
         findings.append(Finding(PROBLEM, GROUP, what, why, hint))
     if not findings:
         digest = f", configuration {settings_digest(mine['settings'])}" if mine["settings"] is not None else ""
-        findings.append(fine(GROUP, f"{who} has the same versions, code {mine['code']}{digest}"))
+        findings.append(ok_finding(GROUP, f"{who} has the same versions, code {mine['code']}{digest}"))
     return findings
 
 

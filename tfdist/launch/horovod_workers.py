@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tfdist.errors import UserError
-from tfdist.launch.local import HOST, start_each
+from tfdist.launch.local_workers import HOST, start_each
 from tfdist.launch.own_host import find_interface
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
@@ -34,7 +34,7 @@ def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
     """
     with serve_rendezvous(HOST, listens_on=HOST) as assign_variables:
         default = {TIMEOUT: plan.environment.get(TIMEOUT, "3600")}
-        own = {index: default | each for index, each in enumerate(assign_variables([HOST] * len(plan.places)))}
+        own = {index: default | each for index, each in enumerate(assign_variables([HOST] * len(plan.slot_numbers)))}
         with start_each(plan, output, own) as workers:
             yield workers
 

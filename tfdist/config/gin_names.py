@@ -11,7 +11,7 @@ from typing import Any
 from gin import config as gin_config
 from gin import config_parser, selector_map
 
-from tfdist.config import files
+from tfdist.config import files_and_modules
 from tfdist.config.statements import Import, Statement
 from tfdist.errors import UserError, build_user_error, suggest
 
@@ -23,7 +23,7 @@ WITHOUT_IMPORT = ("keras", "tfdist")
 
 
 class Context(gin_config.ParseContext):
-    """What names mean in one file: its imports, the roots, and gin's own."""
+    """The meaning of names in one file: its imports, the roots, and gin's own."""
 
     def __init__(
         self, roots: Mapping[str, gin_config.Configurable], imported_elsewhere: Mapping[str, Statement]
@@ -61,7 +61,7 @@ class Context(gin_config.ParseContext):
                 f"Import the module under another: '{statement} as my_{statement.bound_name}'."
             )
         parsed = config_parser.ImportStatement(statement.module, statement.is_from, statement.alias, None)
-        files.import_module(str(statement), statement.module)
+        files_and_modules.import_module(str(statement), statement.module)
         self.process_import(parsed)
         self._ambiguous.pop(statement.bound_name, None)
 
@@ -95,7 +95,7 @@ class Context(gin_config.ParseContext):
                 f" Add the line {str(elsewhere.content)!r}, as {elsewhere.source.location} does: an import holds in "
                 "its own file and in those that include it."
             )
-        elif line := files.guess_import(name):
+        elif line := files_and_modules.guess_import(name):
             advice = f" Add the line {line!r}."
         else:
             advice = suggest(name, [n for n in self._symbol_table if n != "gin"]) or (
@@ -105,12 +105,12 @@ class Context(gin_config.ParseContext):
 
 
 def _explain_no_attribute(holder: Any, path: str, name: str) -> str:
-    if files.is_submodule(holder, name):
+    if files_and_modules.is_submodule(holder, name):
         return f"{path}.{name} is a module of its own. Add the line 'from {holder.__name__} import {name}'."
     return f"{path} has no {name!r}.{suggest(name, [known for known in dir(holder) if not known.startswith('_')])}"
 
 
-class Registered(gin_config.ParseContext):
+class RegisteredContext(gin_config.ParseContext):
     """Looks up complete selectors, for references whose names have been resolved."""
 
     def get_configurable(self, selector: str) -> gin_config.Configurable:

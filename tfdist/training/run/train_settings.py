@@ -35,9 +35,9 @@ from tfdist.settings.checks import (
 )
 from tfdist.settings.declaration import Settings, setting
 from tfdist.strategies import auto
-from tfdist.strategies.base import Strategy
+from tfdist.strategies.strategy import Strategy
 from tfdist.strategies.sums import PRECISIONS as REDUCED
-from tfdist.tasks.base import Task
+from tfdist.tasks.task import Task
 from tfdist.telemetry.sinks.sink import Sink
 from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks, find_backup, policy_of_backup, takes_weights
@@ -325,7 +325,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
 
     @property
     def canonical_replicas(self) -> int | None:
-        """Of how many replicas the bits are the same; None where that depends on their number."""
+        """The number of replicas whose bits the run has; None where bits depend on their number."""
         return None if isinstance(self.deterministic, bool) else self.deterministic
 
     @property
@@ -335,7 +335,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
 
     @property
     def start(self) -> tuple[str | None, Mapping[str, str] | None]:
-        """Where the first weights come from, and what variables are called there."""
+        """The weights to start from, and the names of their variables."""
         if self.start_from is None or isinstance(self.start_from, str):
             return self.start_from, None
         return self.start_from
@@ -347,7 +347,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
 
     @property
     def policy(self) -> CheckpointPolicy | None:
-        """Of the checkpoints; None where there are none."""
+        """The policy of the checkpoints; None where there are none."""
         backup = self.backup
         return resolve_policy(self.checkpoint) if backup is None else policy_of_backup(backup, self.checkpoint)
 
@@ -405,7 +405,7 @@ class TrainedSettings(Settings):
 
     @property
     def policy(self) -> CheckpointPolicy | None:
-        """Of the checkpoints; None where there are none."""
+        """The policy of the checkpoints; None where there are none."""
         return resolve_policy(self.checkpoint)
 
 

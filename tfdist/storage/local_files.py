@@ -45,13 +45,15 @@ def sync_directory(path: str) -> None:
 
 
 class LocalFiles:
-    """What `files` offers, on a local path. The methods raise OSError."""
+    """The functions of `files` for local paths. The methods raise OSError."""
 
     def read(self, path: str) -> bytes:
+        """Returns the whole content."""
         with open(path, "rb") as file:
             return file.read()
 
     def read_range(self, path: str, first: int, count: int) -> bytes:
+        """Returns bytes first … first + count - 1; fewer where the file ends before."""
         with _open_descriptor(path) as descriptor:
             data = os.pread(descriptor, count, first)
             while 0 < len(data) < count and (more := os.pread(descriptor, count - len(data), first + len(data))):
@@ -59,6 +61,7 @@ class LocalFiles:
             return data
 
     def read_into(self, path: str, buffer: memoryview, first: int) -> None:
+        """Fills the buffer with the bytes from `first` on; raises EIO where the file ends before it is full."""
         with _open_descriptor(path) as descriptor:
             done = 0
             while done < buffer.nbytes:
@@ -68,11 +71,13 @@ class LocalFiles:
                 done += count
 
     def write_atomic(self, path: str, data: bytes) -> None:
+        """Replaces a file, durably and whole or not at all."""
         with self._write_temporary(path, [memoryview(data)]) as (temporary, _):
             os.replace(temporary, path)
         sync_directory(os.path.dirname(path))
 
     def write_new(self, path: str, parts: Iterable[memoryview], crc32c: int | None) -> int:
+        """Creates a file, durably and whole or not at all; returns its bytes. Raises FileExistsError."""
         del crc32c  # which a store over a network needs
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
@@ -86,21 +91,26 @@ class LocalFiles:
         return num_bytes
 
     def exists(self, path: str) -> bool:
+        """Whether a file or directory has that name."""
         return os.path.exists(path)
 
     def is_dir(self, path: str) -> bool:
+        """Whether a directory has that name."""
         return os.path.isdir(path)
 
     def stat(self, path: str) -> FileVersion:
+        """Returns the size and modification time, in ns, of a file. Raises FileNotFoundError, and IsADirectoryError."""
         found = os.stat(path)
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         return FileVersion(path, found.st_size, found.st_mtime_ns)
 
     def glob(self, pattern: str) -> list[str]:
+        """Returns the paths that a pattern matches, sorted, without half-written files."""
         return sorted(path for path in glob.glob(pattern) if not path.endswith(TEMPORARY_SUFFIX))
 
     def list_names(self, path: str) -> list[str]:
+        """Returns the names in a directory, sorted, without half-written files; none where it is missing."""
         try:
             names = os.listdir(path)
         except FileNotFoundError:
@@ -108,6 +118,7 @@ class LocalFiles:
         return sorted(name for name in names if not name.endswith(TEMPORARY_SUFFIX))
 
     def list_tree(self, path: str) -> list[str]:
+        """Returns the files below a directory, relative to it and sorted, without half-written ones."""
         found = []
         for directory, _, names in os.walk(path, onerror=_raise_unless_missing):
             inside = os.path.relpath(directory, path)
@@ -115,11 +126,12 @@ class LocalFiles:
         return sorted(found)
 
     def make_dirs(self, path: str) -> None:
+        """Makes a directory and those above it, durably. Raises FileExistsError where one of them is a file."""
         missing = []
-        place = path
-        while place and not os.path.isdir(place):
-            missing.append(place)
-            place = os.path.dirname(place.rstrip("/"))
+        directory = path
+        while directory and not os.path.isdir(directory):
+            missing.append(directory)
+            directory = os.path.dirname(directory.rstrip("/"))
         for directory in reversed(missing):
             try:
                 os.mkdir(directory)
@@ -130,10 +142,12 @@ class LocalFiles:
                 sync_directory(os.path.dirname(directory.rstrip("/")))
 
     def remove(self, path: str) -> None:
+        """Removes a file; a missing one is fine."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
     def remove_tree(self, path: str, first: str | None) -> None:
+        """Removes the file `first` of a directory, and then the directory; of a symbolic link the link alone."""
         path = path.rstrip("/")
         if os.path.islink(path):  # a name, as below
             self.remove(path)
@@ -151,6 +165,7 @@ class LocalFiles:
                 os.rmdir(directory)
 
     def remove_stale(self, path: str) -> None:
+        """Removes the temporary files of a file or directory `path`, and those below it, that killed writers left."""
         directory, name = os.path.split(path)
         stale = glob.glob(os.path.join(glob.escape(directory), f".{name}.*{TEMPORARY_SUFFIX}"))
         for inside, _, names in () if os.path.islink(path) else os.walk(path):
@@ -159,6 +174,7 @@ class LocalFiles:
             self.remove_tree(each, None) if os.path.isdir(each) else self.remove(each)
 
     def replace_tree(self, path: str, source: str, names: Sequence[str], last: str) -> None:
+        """Copies the files `names` of `source` beside `path`, durably, and exchanges the directories in one step."""
         del last  # all come at once
         self.make_dirs(os.path.dirname(path) or ".")
         temporary = _temporary_path(path)

@@ -28,8 +28,8 @@ from tfdist.launch.ray import cluster
 from tfdist.launch.ray.cluster import Resources
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places import trials
-from tfdist.tuning.places.trials import TrialCommand, TrialExit
+from tfdist.tuning.execution import trials
+from tfdist.tuning.execution.trials import TrialCommand, TrialExit
 
 FIRST_MESSAGE_SECONDS, NEXT_MESSAGE_SECONDS = 10.0, 60.0  # that Ray has no room yet
 _POLL_SECONDS, _PLACEMENT_SECONDS = 0.1, 0.5
@@ -47,7 +47,7 @@ class _Slot:
 
 
 class RaySlots(trials.Slots):
-    """Trials of one process on a Ray cluster.
+    """Slots for trials of one process on a Ray cluster.
 
     Args:
       command: of each.
@@ -168,7 +168,9 @@ class RaySlots(trials.Slots):
             self._next_message = now + FIRST_MESSAGE_SECONDS
         elif now > self._next_message:
             self._next_message = now + NEXT_MESSAGE_SECONDS
-            self._notify(f"waiting for Ray to find {self._resources} for a trial; {cluster.room(self._ray)}")
+            self._notify(
+                f"waiting for Ray to find {self._resources} for a trial; {cluster.describe_resources(self._ray)}"
+            )
 
 
 def train(command: Sequence[str], run_dir: str, started_in: str | None, sweep_dir: str, mark: str) -> tuple[int, str]:

@@ -12,10 +12,10 @@ import psutil
 import pytest
 import support
 
-from tfdist.launch import local
+from tfdist.launch import local_workers
 from tfdist.launch.plan import Plan
 from tfdist.launch.supervise.output import Output
-from tfdist.tuning.places.trials import TrialCommand
+from tfdist.tuning.execution.trials import TrialCommand
 
 # A script without `if __name__ == "__main__"`, which a process of multiprocessing would start again.
 SCRIPT = """\
@@ -25,8 +25,8 @@ import pathlib
 import sys
 
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places.local import LocalSlots
-from tfdist.tuning.places.trials import TrialCommand
+from tfdist.tuning.execution.local_slots import LocalSlots
+from tfdist.tuning.execution.trials import TrialCommand
 
 os.environ["SLURM_STEP_NUM_TASKS"] = "2"
 slots = LocalSlots(TrialCommand(["--gin_file=own.gin"]), 2, gpus=["5", "7"])
@@ -96,6 +96,6 @@ def test_the_workers_of_a_trial_share_its_gpus(tmp_path: pathlib.Path) -> None:
     environment = support.clean_environment() | {"CUDA_VISIBLE_DEVICES": "3,5,6,7"}
     with (tmp_path / "log").open("wb") as log:
         output = Output(stdout=log.fileno())
-        with local.start(Plan(num_workers=2, command=show, environment=environment), output) as workers:
+        with local_workers.start(Plan(num_workers=2, command=show, environment=environment), output) as workers:
             support.wait_until(lambda: [worker.poll() for worker in workers] == [0, 0], seconds=20)
     assert sorted((tmp_path / "log").read_text().splitlines()) == ["[worker 0] 3,5", "[worker 1] 6,7"]

@@ -1,7 +1,7 @@
 """Finds what a configuration names outside itself: gin files and Python modules.
 
 Invariant: everything that is not found, or fails when it is read, becomes a `UserError` that says where it was looked
-for and what is near. Knows nothing of gin; called by `loading`, `names` and `statements`.
+for and what is near. Knows nothing of gin; called by `loading`, `gin_names` and `statements`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ REMOVED = {  # what gin files of an earlier version include, import and set, wit
     "train.model, train.optimizer, train.task, train.train_data, train.eval_data; evaluate takes them from there.",
     "tfdist.data.pipeline.served": "End your own pipeline with tf.data.experimental.service: docs/data.md.",
     "tfdist.data.sources.tfds_source": "It lies elsewhere: write `from tfdist.data.formats import tfds_source`.",
+    "tfdist.tuning.places": "Write `from tfdist.tuning.execution import executor`.",
+    "tfdist.tasks.base": "Write `from tfdist.tasks.task import Task, Term`.",
+    "tfdist.strategies.base": "Write `from tfdist.strategies.strategy import Strategy`.",
     "tfdist.data.cache": "Decode the examples into .npy files once, for array_files.ArrayFiles: docs/data.md.",
     "policy.CheckpointPolicy.compression": "Checkpoints are not compressed: remove the line.",
     "text.TextLines.separator": "Separate each label from its text by a tab.",
@@ -57,13 +60,13 @@ def find_gin_file(name: str, *, including: Path | None = None) -> Path:
     """
     if name.startswith(SHIPPED):
         return _find_shipped(name.removeprefix(SHIPPED))
-    places = [Path.cwd(), REPOSITORY]
+    directories = [Path.cwd(), REPOSITORY]
     if including is not None:
         above = including.absolute().parents
-        places = [above[0], Path.cwd(), *above[1:], REPOSITORY]
-    places = [Path("/")] if Path(name).is_absolute() else list(dict.fromkeys(places))
+        directories = [above[0], Path.cwd(), *above[1:], REPOSITORY]
+    directories = [Path("/")] if Path(name).is_absolute() else list(dict.fromkeys(directories))
     try:
-        found = next((place / name for place in places if (place / name).is_file()), None)
+        found = next((path for each in directories if (path := each / name).is_file()), None)
     except OSError as error:  # a name that is too long, or a directory that may not be looked into
         raise UserError(f"the gin file {name!r} cannot be looked for: {error.strerror}.") from error
     if found is not None:
@@ -74,10 +77,11 @@ def find_gin_file(name: str, *, including: Path | None = None) -> Path:
         raise UserError(f"the name of a gin file is empty. Write, for example, {SHIPPED}experiments/digits.gin")
     if Path(name).is_dir():
         raise UserError(f"{name} is a directory; write the gin file in it that is meant.")
-    looked = " and ".join(map(str, places if len(places) < 4 else [*places[:2], f"{len(places) - 2} more directories"]))
+    named = directories if len(directories) < 4 else [*directories[:2], f"{len(directories) - 2} more directories"]
+    looked = " and ".join(map(str, named))
     hint = "" if Path(name).is_absolute() else f" Looked for it in {looked}."
     raise build_user_error(
-        f"there is no gin file {name!r}.{hint}{_suggest_files(name, places)}", error_id="missing-file"
+        f"there is no gin file {name!r}.{hint}{_suggest_files(name, directories)}", error_id="missing-file"
     )
 
 
@@ -92,11 +96,11 @@ def _find_shipped(name: str) -> Path:
     raise UserError(f"tfdist comes with no gin file {name!r}.{near}")
 
 
-def _suggest_files(name: str, places: Iterable[Path]) -> str:
+def _suggest_files(name: str, directories: Iterable[Path]) -> str:
     parent = Path(name).parent
-    for place in places:
-        if (place / parent).is_dir():
-            hint = suggest(name, [str(parent / found.name) for found in (place / parent).glob("*.gin")])
+    for directory in directories:
+        if (directory / parent).is_dir():
+            hint = suggest(name, [str(parent / found.name) for found in (directory / parent).glob("*.gin")])
             if hint:
                 return hint
     return ""
@@ -111,7 +115,7 @@ def read_text(path: Path) -> str:
 
 
 def read_url(url: str) -> str:
-    """The text of a gin file in a bucket."""
+    """Reads the text of a gin file in a bucket."""
     try:
         return stored.read(url).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -133,8 +137,8 @@ def search_modules_in(directories: Iterable[Path]) -> None:
 
 def find_directory(module: ModuleType) -> Path | None:
     """The directory that has to be searched to import a module; None for one that lies in no file."""
-    place = next(iter(getattr(module, "__path__", [])), None) or getattr(module, "__file__", None)
-    return Path(place).resolve().parent if place else None
+    location = next(iter(getattr(module, "__path__", [])), None) or getattr(module, "__file__", None)
+    return Path(location).resolve().parent if location else None
 
 
 def import_module(statement: str, module: str) -> None:
@@ -182,13 +186,15 @@ def _explain_missing(statement: str, missing: str) -> str:
 def _explain_failure(statement: str, error: BaseException) -> UserError:
     """What the failure of a module of the user's own is reported as: with the lines that led to it."""
     if isinstance(error, SyntaxError):
-        places = [f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"]
+        lines = [f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"]
     else:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
-        places = [f"{frame.filename}:{frame.lineno}: {frame.line}" for frame in own[-3:]]
+        lines = [f"{frame.filename}:{frame.lineno}: {frame.line}" for frame in own[-3:]]
+    if isinstance(error, ModuleNotFoundError) and error.name in REMOVED:
+        lines.append(f"tfdist has no {error.name} any more. {REMOVED[error.name]}")
     return build_user_error(
-        "\n    ".join([f"{statement!r} failed: {type(error).__name__}: {error}", *places]), error_id="code-failure"
+        "\n    ".join([f"{statement!r} failed: {type(error).__name__}: {error}", *lines]), error_id="code-failure"
     )
 
 

@@ -10,8 +10,8 @@ from tfdist.serving.prediction_files import WRITERS
 from tfdist.settings.checks import COUNT, FUNCTION, Check, one_of, or_none
 from tfdist.settings.declaration import setting
 from tfdist.strategies import auto
-from tfdist.strategies.base import Strategy
-from tfdist.training.run.settings import COMPUTES, STRATEGY, DataFunction, TrainedSettings
+from tfdist.strategies.strategy import Strategy
+from tfdist.training.run.train_settings import COMPUTES, STRATEGY, DataFunction, TrainedSettings
 
 EXPORTS = ("litert", "saved_model", "onnx")
 
@@ -22,7 +22,7 @@ def _are_formats(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictSettings(TrainedSettings):
-    """What a trained model says of examples."""
+    """The predictions of a trained model for examples."""
 
     NAME: ClassVar[str] = "predict"
 

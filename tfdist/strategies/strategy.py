@@ -44,7 +44,7 @@ _connecting: list[Strategy] = []  # with those that have connected
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Where this process stands in the run."""
+    """The position of this process in the run."""
 
     worker_index: int
     num_workers: int
@@ -116,7 +116,7 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def expected_replicas(self) -> int | None:
-        """How many replicas `connect` would find, without touching a device; None where only the hardware knows."""
+        """Returns the number of replicas that `connect` would find, without touching a device; None if unknown."""
 
     def check_alone(self) -> None:
         """Raises UserError where a strategy of one process stands in one of several, which would all train alone."""
@@ -341,7 +341,7 @@ class Strategy(abc.ABC):
         return bool(self.sum_over_workers([float(flag)])[0] > 0)
 
     def on_chief(self, act: Callable[[], T], failed: str) -> T | None:
-        """What `act` gives on the chief, None on the others; a collective.
+        """Returns what `act` returns on the chief, None on the others; a collective.
 
         Args:
           act: reads or writes what belongs to the whole run; called on the chief alone.
@@ -354,7 +354,7 @@ class Strategy(abc.ABC):
         return self._in_step(act if self.topology.is_chief else lambda: None, failed)
 
     def read_on_chief(self, read: Callable[[], T], failed: str) -> T:
-        """What `read` gives on the chief, on every worker, as JSON carries it; arguments and errors as `on_chief`."""
+        """Returns the chief's `read()` on every worker, as JSON carries it; arguments and errors as `on_chief`."""
         value = self.on_chief(read, failed)
         if self.topology.num_workers == 1:
             return cast(T, value)
@@ -362,7 +362,7 @@ class Strategy(abc.ABC):
         return json.loads(bytes(self.broadcast(text)))
 
     def on_every_worker(self, act: Callable[[], T], failed: str | None = None) -> T:
-        """What `act` gives on each worker; raises as `on_chief`, for the first worker that fails. A collective.
+        """Calls `act` on each worker; raises as `on_chief`, for the first worker that fails. A collective.
 
         Without `failed` an OSError is raised as it is.
         """
@@ -403,7 +403,7 @@ class Strategy(abc.ABC):
             self._send_failure(self._failure)
 
     def peer_failure(self, error: BaseException) -> PeerFailedError | None:
-        """What another worker has reported, where a collective failed because of that; None where none has."""
+        """Returns another worker's reported failure, where a collective failed because of it; None where none has."""
         if self._topology is None or self._topology.num_workers == 1:
             return None
         report = self._received_failure(error)
@@ -431,7 +431,7 @@ def _in_replica() -> bool:
 
 
 def num_replicas() -> int:
-    """How many replicas compute at once; 1 outside of a replica context."""
+    """Returns the number of replicas that compute at once; 1 outside of a replica context."""
     context = tf.distribute.get_replica_context()
     return 1 if context is None else context.num_replicas_in_sync
 
@@ -489,8 +489,8 @@ def sum_repeated_rows(gradient: Gradient) -> Gradient:
     """Adds up the rows of one index, so that less is sent, and norms are those of the dense gradient."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    indices, places = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(indices)[0])
+    indices, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.shape(indices)[0])
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tfdist.errors import UserError
 from tfdist.launch.ray.cluster import Resources
-from tfdist.tuning.places.trials import Slots, TrialCommand
+from tfdist.tuning.execution.trials import Slots, TrialCommand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Local:
         return ["--launcher=horovod"] if is_horovod else []
 
     def open(self, command: TrialCommand, count: int, *, run_dir: str, notify: Callable[[str], None]) -> Slots:
-        """So many slots, on the GPUs of this machine."""
-        from tfdist.tuning.places.local import LocalSlots, find_gpus
+        """Opens so many slots, on the GPUs of this machine."""
+        from tfdist.tuning.execution.local_slots import LocalSlots, find_gpus
 
         return LocalSlots(command, count, gpus=find_gpus() if count > 1 or command.launch else ())
 
@@ -52,12 +52,12 @@ class Ray(Resources):
         return [f"--launcher={'ray_horovod' if is_horovod else 'ray'}", *flags]
 
     def open(self, command: TrialCommand, count: int, *, run_dir: str, notify: Callable[[str], None]) -> Slots:
-        """So many slots; raises UserError where no cluster can be reached. Launchers of several workers run here."""
+        """Opens so many slots; raises UserError where no cluster is reached. Launchers of several workers run here."""
         if command.launch:
-            from tfdist.tuning.places.local import LocalSlots
+            from tfdist.tuning.execution.local_slots import LocalSlots
 
             return LocalSlots(command, count, gpus=())
-        from tfdist.tuning.places.ray_tasks import RaySlots
+        from tfdist.tuning.execution.ray_tasks import RaySlots
 
         return RaySlots(command, count, self, run_dir=run_dir, working_dir=self.working_dir, notify=notify)
 

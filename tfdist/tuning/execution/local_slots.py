@@ -32,8 +32,8 @@ from tfdist.launch.processes import GPU_VARIABLE, cpu_shares, deal, send_to_grou
 from tfdist.storage import files
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.places import trials
-from tfdist.tuning.places.trials import TrialCommand, TrialExit
+from tfdist.tuning.execution import trials
+from tfdist.tuning.execution.trials import TrialCommand, TrialExit
 
 PROGRAM = "tfdist.main"
 _LOST_STATUS = 255  # multiprocessing's, of a process whose end the fork server has not told
@@ -54,7 +54,7 @@ class _Running:
 
 
 class LocalSlots(trials.Slots):
-    """Trials on this machine.
+    """Slots for trials on this machine.
 
     Args:
       command: of each.
@@ -142,7 +142,7 @@ class LocalSlots(trials.Slots):
 
 
 def find_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls the GPUs that TensorFlow sees."""
+    """Returns the GPUs that TensorFlow sees, by their names in CUDA_VISIBLE_DEVICES."""
     import tensorflow as tf
 
     count = len(tf.config.list_physical_devices("GPU"))

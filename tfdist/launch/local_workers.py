@@ -35,7 +35,7 @@ def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
     None is left when the context ends, whatever ends it.
     """
     with contextlib.ExitStack() as at_end:
-        ports = [at_end.enter_context(reserve_port()) for _ in plan.places]
+        ports = [at_end.enter_context(reserve_port()) for _ in plan.slot_numbers]
         addresses = [f"{HOST}:{port.getsockname()[1]}" for port in ports]
         named = [name for name in plan.environment.get(GPU_VARIABLE, "").split(",") if name]
         gpus = [{GPU_VARIABLE: ",".join(part)} for part in deal(named, len(ports))] if named else [{}] * len(ports)
@@ -44,7 +44,7 @@ def start(plan: Plan, output: Output) -> Iterator[Sequence[Worker]]:
 
 
 def read_worker_index(environment: Mapping[str, str]) -> int:
-    """Which worker of the cluster that TF_CONFIG describes this host's is.
+    """Returns the index of this host's worker in the cluster that TF_CONFIG describes.
 
     Raises:
       UserError: TF_CONFIG does not say.

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UserError
-from tfdist.strategies.base import num_replicas, replica_index
+from tfdist.strategies.strategy import num_replicas, replica_index
 from tfdist.strategies.sums import gather_rows
 
 ROWS = "rows"  # the divisor of a mean over the batch
