@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -243,6 +244,10 @@ def test_the_same_line_on_each_host_makes_one_cluster(
     ends = ["tfdist-a", "tfdist-b"]
     ip("-n", namespaces[0], "link", "add", ends[0], "type", "veth", "peer", "name", ends[1], "netns", namespaces[1])
     for index, (name, end) in enumerate(zip(namespaces, ends, strict=True)):
+        own = pathlib.Path("/etc/netns", name, "hosts")  # which `ip netns exec` puts in the place of /etc/hosts
+        request.addfinalizer(lambda own=own: shutil.rmtree(own.parent))  # type: ignore[misc]
+        own.parent.mkdir(parents=True)
+        own.write_text(f"127.0.0.1 localhost\n10.77.0.{index + 1} {os.uname().nodename}\n")
         ip("-n", name, "addr", "add", f"10.77.0.{index + 1}/24", "dev", end)
         ip("-n", name, "link", "set", end, "up")
         ip("-n", name, "link", "set", "lo", "up")

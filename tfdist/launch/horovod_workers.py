@@ -17,7 +17,7 @@ from typing import Any
 
 from tfdist.errors import UserError
 from tfdist.launch.local_workers import HOST, start_each
-from tfdist.launch.own_host import find_interface
+from tfdist.launch.own_host import check_own_name, find_interface
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.output import Output
@@ -44,9 +44,10 @@ def start_one(plan: Plan, output: Output, *, addresses: Sequence[str]) -> Iterat
     """Starts this host's worker, of one at each of the addresses HOST:PORT.
 
     Raises:
-      UserError: Horovod is not installed.
+      UserError: Horovod is not installed, or would not find this host.
     """
     check_horovod()
+    check_own_name()
     hosts, ports = zip(*(address.rsplit(":", 1) for address in addresses), strict=True)
     index = plan.first_index
     with contextlib.ExitStack() as at_end:

@@ -76,6 +76,20 @@ def find_interface(address: str) -> str:
     return next(name for name, addresses in _get_interfaces().items() if addresses & own)
 
 
+def check_own_name() -> None:
+    """Raises UserError where this machine's name is of loopback: Horovod has the others connect to its address."""
+    name = os.uname().nodename
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        address = "no address"
+    if address not in get_own_addresses() or address.startswith("127."):
+        raise UserError(
+            f"Horovod's workers connect to the address of this machine's name, and {name!r} has {address}. Write its "
+            "address and its name into /etc/hosts, or leave --launcher=horovod out."
+        )
+
+
 def _get_interfaces() -> dict[str, set[str]]:
     """The addresses of each network interface, loopback the last."""
     families = (socket.AF_INET, socket.AF_INET6)
