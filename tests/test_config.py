@@ -320,6 +320,8 @@ def test_the_written_configuration_says_where_its_modules_lie(tmp_path: Path, mo
     ("name", "expected"),
     [
         ("experiments/digit.gin", "no gin file 'experiments/digit.gin'.*Did you mean 'experiments/digits.gin'"),
+        ("configs/runs/train_and_evaluate.gin", "no gin file 'runs/train_and_evaluate.gin' any more. Remove it. Write"),
+        ("tfdist:runs/train_and_evaluate.gin", "any more. Remove it. Write for the macros"),
         ("a.gin", "b.gin:2: .*circle: a.gin → b.gin → a.gin"),
         ("runs", "runs is a directory"),
         ("binary.gin", "binary.gin cannot be read"),
@@ -383,7 +385,7 @@ MISTAKES = [  # a text, and what the message begins with and holds
     ("A = []\ntrain.options = {%A: 1}\ntrain.model = 1", "0.gin:2: ", "key of a dict is a text"),
     ("train.model = %MODLE\nMODEL = 3", "0.gin:1: ", "%MODLE", "Did you mean 'MODEL'"),
     ("import library\ntrain.model = %SOMETHING", "0.gin:2: ", "%SOMETHING is defined nowhere"),
-    ("import library\ntrain.model = %STRATEGY", "0.gin:2: ", "Write: include 'tfdist:strategies/auto.gin'"),
+    ("import library\ntrain.model = %STRATEGY", "0.gin:2: ", "Remove the line: without it the strategy is what fits."),
     ("train.model = %A\nA = [%B]\nB = %A", "0.gin:2: ", "by way of itself"),
     ("log.paths = %RUN_DIRS", "0.gin:1: ", "the macro %RUN_DIRS is defined nowhere. Did you mean 'RUN_DIR'?"),
     ("log.paths = %RUNDIR/log.csv", "0.gin:1: ", "the macro %RUNDIR/log.csv is defined nowhere."),

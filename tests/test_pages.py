@@ -135,9 +135,9 @@ SNIPPETS = {
     ],
     "checkpoint.md": [Snippet(gin=DIGITS), Snippet(gin=DIGITS)],
     "recipes.md": [
-        Snippet(gin=BLOCKS + "OPTIMIZER = @keras.optimizers.AdamW\n"),
+        Snippet(gin=BLOCKS + "train.optimizer = @keras.optimizers.AdamW\n"),
         Snippet(gin=BLOCKS),
-        Snippet(gin=BLOCKS + "OPTIMIZER = @keras.optimizers.SGD\n"),
+        Snippet(gin=BLOCKS + "train.optimizer = @keras.optimizers.SGD\n"),
         Snippet(gin=DIGITS),
         Snippet(gin=DIGITS),
     ],
@@ -198,12 +198,11 @@ BLOCKS_GIN = """
 import blocks
 train.model = @blocks.build_blocks
 train.train_data = @blocks.load_words
-train.optimizer = %OPTIMIZER
 train.task = @tfdist.Supervised()
 tfdist.Supervised.loss = @keras.losses.SparseCategoricalCrossentropy()
 train.epochs = 10
 train.global_batch_size = 32
-OPTIMIZER = @keras.optimizers.Adam
+train.optimizer = @keras.optimizers.Adam
 """
 SCRIPT = read_code_blocks(REPOSITORY / "docs" / "from_fit.md", "python")[0]
 BLOCKS_FILES = {"blocks.py": BLOCKS_MODULE, "blocks.gin": BLOCKS_GIN}

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -156,7 +157,7 @@ LAUNCH_MISTAKES = [
     (["-n", "2", "--module=b", "a.py"], "--module=b and a.py are both what the workers run"),
     (["-n", "2", "--nodes=3", "a.py"], "Unknown command line flag 'nodes'"),
     (["-n", "2", "--hosts=a,b", "a.py"], "Leave --workers"),
-    (["--hosts=a,b", "--launcher=horovod", "a.py"], "Leave --workers, --hosts_command and --launcher out"),
+    (["--hosts=a,b", "--launcher=ray", "a.py"], "Leave --workers and --hosts_command out, and --launcher but for"),
     (["--hosts=", "a.py"], "names 0 hosts"),
     (["--hosts=a", "a.py"], "names 1 hosts"),
     (["--hosts=a,a", "a.py"], "names a:2222 twice"),
@@ -185,7 +186,7 @@ def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(UserError, match=f"Port {port} of this machine cannot be used"):
-            own_host.make_tf_config(f"127.0.0.1:{port},192.0.2.77")
+            own_host.find_own_host(f"127.0.0.1:{port},192.0.2.77")
 
 
 @pytest.mark.parametrize("as_file", [False, True])
@@ -198,10 +199,7 @@ def test_each_host_finds_itself_in_one_list(
         hosts = str(tmp_path / "hosts")
     for index, address in enumerate(("192.0.2.77", "192.0.2.78")):
         monkeypatch.setattr(own_host, "get_own_addresses", lambda address=address: {address, "127.0.0.1"})
-        assert json.loads(own_host.make_tf_config(hosts)) == {
-            "cluster": {"worker": ["192.0.2.77:2301", "192.0.2.78:2222"]},
-            "task": {"type": "worker", "index": index},
-        }
+        assert own_host.find_own_host(hosts) == (["192.0.2.77:2301", "192.0.2.78:2222"], index)
 
 
 @pytest.mark.slow
@@ -234,8 +232,9 @@ def namespaces() -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["tf_config", pytest.param("horovod", marks=pytest.mark.horovod)])
 def test_the_same_line_on_each_host_makes_one_cluster(
-    namespaces: Sequence[str], tmp_path: pathlib.Path, request: pytest.FixtureRequest
+    launcher: str, namespaces: Sequence[str], tmp_path: pathlib.Path, request: pytest.FixtureRequest
 ) -> None:
     def ip(*arguments: str) -> None:
         subprocess.run(["ip", *arguments], check=True)
@@ -245,10 +244,15 @@ def test_the_same_line_on_each_host_makes_one_cluster(
     ends = ["tfdist-a", "tfdist-b"]
     ip("-n", namespaces[0], "link", "add", ends[0], "type", "veth", "peer", "name", ends[1], "netns", namespaces[1])
     for index, (name, end) in enumerate(zip(namespaces, ends, strict=True)):
+        own = pathlib.Path("/etc/netns", name, "hosts")  # which `ip netns exec` puts in the place of /etc/hosts
+        request.addfinalizer(lambda own=own: shutil.rmtree(own.parent))  # type: ignore[misc]
+        own.parent.mkdir(parents=True)
+        own.write_text(f"127.0.0.1 localhost\n10.77.0.{index + 1} {os.uname().nodename}\n")
         ip("-n", name, "addr", "add", f"10.77.0.{index + 1}/24", "dev", end)
         ip("-n", name, "link", "set", end, "up")
         ip("-n", name, "link", "set", "lo", "up")
-    line = ["-m", "tfdist", "launch", "--hosts=10.77.0.1,10.77.0.2", "train", DIGITS, "train.epochs=1", "--run_dir=run"]
+    launch = ["-m", "tfdist", "launch", "--hosts=10.77.0.1,10.77.0.2", f"--launcher={launcher}"]
+    line = [*launch, "train", DIGITS, "train.epochs=1", "--run_dir=run"]
 
     def start(name: str) -> support.Finished:
         return support.run_command(["ip", "netns", "exec", name, sys.executable, *line], cwd=tmp_path)

@@ -155,7 +155,7 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
     except TfdistError as error:
         return _report_error(error)
     except KeyboardInterrupt:
-        _print_line("interrupted")
+        write_line(sys.stderr or sys.stdout, "interrupted")
         return EXIT_INTERRUPTED
     except ModuleNotFoundError as error:
         missing = missing_requirement(error.name or "")
@@ -175,7 +175,10 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
 def _report_error(error: TfdistError) -> int:
     """Prints an error, and leaves its id for a launcher; returns the exit status."""
     heartbeat.set_exit_info(error_id=find_error_id(error))
-    _print_line(str(error) if isinstance(error, PreemptedError) else f"error: {format_error(error)}")
+    if isinstance(error, PreemptedError):
+        write_line(sys.stderr or sys.stdout, str(error))
+    else:
+        write_line(sys.stderr or sys.stdout, format_error(error), "error")
     return exit_status_of_error(error)
 
 
@@ -220,7 +223,3 @@ def _leave_without_reader() -> int:
     """The exit status after whoever read the output, `head` say, has seen enough."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
     return EXIT_NO_READER
-
-
-def _print_line(text: str) -> None:
-    write_line(sys.stderr or sys.stdout, text)

@@ -16,13 +16,14 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfdist import command_line, xla_cache
 from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import EXIT_INTERRUPTED, TfdistError, UserError, build_user_error, is_unicode, suggest
 from tfdist.requirements import REQUIREMENTS, check_tensorflow, missing_requirement
+from tfdist.telemetry.console.console import write_line
 from tfdist.training.run.request import ProfiledSteps
 
 MODES = {
@@ -220,22 +221,24 @@ def run(given: flags.FlagValues) -> None:
     if given.mode == "plan":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the step is traced on the CPU
 
-    def load(parameters: Sequence[str] = ()) -> Any:
+    def load(parameters: Sequence[str] = (), modes: Collection[str] = (given.mode,)) -> Any:
         return loading.load(
             gin_files=given.gin_file,
             gin_params=[*given.gin_param, *parameters],
             roots=lambda: load_roots(given.verbose, starts_trials=given.mode == "tune"),
-            inherited=INHERITED.get(given.mode, {}),
+            inherited={name: others for mode in modes for name, others in INHERITED.get(mode, {}).items()},
         )
 
     try:
         loaded = load()
+        if given.mode == "validate":
+            loaded = load(modes=loaded.configured_roots())
         try:
             run_mode(given, loaded, load)
         except xla_cache.UnreadableCacheError as error:
             if "TF_CONFIG" in os.environ or "HOROVOD_RANK" in os.environ:  # the other workers have lost this one
                 raise
-            print(f"warning: {error}", file=sys.stderr)
+            write_line(sys.stderr, str(error), "warning")
             run_mode(given, load(), load)
     except TfdistError as error:
         if given.verbose:
@@ -264,7 +267,7 @@ def keep_compiled(given: flags.FlagValues) -> None:
             try:
                 xla_cache.keep_compiled(run_dir, os.environ)
             except OSError as error:
-                print(f"warning: {error}. XLA compiles again.", file=sys.stderr)
+                write_line(sys.stderr, f"{error}. XLA compiles again.", "warning")
 
 
 def run_mode(given: flags.FlagValues, loaded: Any, load: Callable[[Sequence[str]], Any]) -> None:
@@ -344,7 +347,7 @@ def train(settings: Any, request: Any) -> None:
     try:
         path = write_pages.write_run_page(request.run_dir) if write_pages.can_draw() else None
     except Exception as error:  # of any class: the run itself is done, and its result stands
-        print(f"warning: the report could not be drawn: {type(error).__name__}: {error}", file=sys.stderr)
+        write_line(sys.stderr, f"the report could not be drawn: {type(error).__name__}: {error}", "warning")
     else:
         if path is not None:
             request.console(True).message(f"report: {path}")

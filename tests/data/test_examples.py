@@ -70,7 +70,7 @@ def test_the_example_trains_and_is_evaluated_alike(workplace: pathlib.Path, name
 def test_augmented_training_is_the_same_on_two_replicas_and_a_corrupt_image_ends_a_run(workplace: pathlib.Path) -> None:
     prepare(workplace, "digits_images")
     short = ("train.epochs = 2", "train.steps_per_call = 10")
-    mirrored = ("from tfdist.strategies import mirrored", "STRATEGY = @mirrored.Mirrored()")
+    mirrored = ("from tfdist.strategies import mirrored", "train.strategy = @mirrored.Mirrored()")
     two = (*short, *mirrored, "mirrored.Mirrored.num_cpu_devices = 2")
     losses = []
     for run, params in {"alone": short, "two": two}.items():

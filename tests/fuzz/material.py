@@ -196,7 +196,6 @@ SETTINGS = (
     "supervised.Supervised.loss",
     "supervised.Supervised.metrics",
     "supervised.Supervised.loss_weights",
-    "accuracy/keras.metrics.SparseCategoricalAccuracy.name",
     "policy.CheckpointPolicy.every_steps",
     "policy.CheckpointPolicy.every_seconds",
     "policy.CheckpointPolicy.keep_best",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import math
 import os
 import pathlib
 import pickle
@@ -209,6 +210,17 @@ def test_without_a_run_dir_nothing_is_kept_and_each_call_shuffles_anew(
 
 
 @pytest.mark.slow
+def test_a_cell_that_is_run_again_trains_on_without_a_warning(
+    capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    model = classifier()
+    for cell in range(1, 7):  # in the fifth TensorFlow would warn of what is traced again
+        tfdist.fit(model, X, Y, epochs=2)
+        assert int(model.optimizer.iterations) == 2 * cell * math.ceil(len(X) / 32)
+    assert not capfd.readouterr().err
+    assert not [each for each in recwarn if not issubclass(each.category, DeprecationWarning)]  # Keras's own
+
+
 def test_what_each_verbose_tells(capfd: pytest.CaptureFixture[str]) -> None:
     says = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print("mine"))
     lines = {}

@@ -54,7 +54,7 @@ def test_one_device_gives_what_fit_gives(kind: str) -> None:
     assert largest_difference(train(kind, None), by_fit(kind)) <= 2e-6
 
 
-@pytest.mark.parametrize("engine", ["mirrored2", "mirrored3", "multi_worker", HOROVOD])
+@pytest.mark.parametrize("engine", ["mirrored2", "mirrored3", "moved2", "multi_worker", HOROVOD])
 def test_each_engine_gives_what_one_device_gives(tmp_path_factory: pytest.TempPathFactory, engine: str) -> None:
     directory = outputs(tmp_path_factory, engine)
     differences = {kind: largest_difference(load(directory, kind), by_fit(kind)) for kind in KINDS}

@@ -61,6 +61,26 @@ def by_keras(model: keras.Model, *args: Any, **kwargs: Any) -> keras.callbacks.H
     return model.fit(*args, **kwargs)
 
 
+def differences_of_a_moved_model() -> list[str]:
+    """A model that was made in no scope, evaluated and trained by fit, then trained on two devices, against fit."""
+    shown = []
+    for fit in (by_keras, functools.partial(tfdist.fit, strategy=Mirrored(num_cpu_devices=2))):
+        model = classifier(optimizer=keras.optimizers.AdamW(0.01, use_ema=True))
+        encoder = keras.Model(model.inputs, model.layers[0].output)
+        encoder.predict(X, verbose=0)  # whose function keeps the model's variables
+        model.fit(X, Y, shuffle=False, verbose=0)
+        before = [variable.value for variable in [*model.variables, *model.optimizer.variables]]
+        histories = [fit(model, X, Y, shuffle=False, verbose=0, epochs=2).history for _ in range(2)]
+        after = [variable.value for variable in [*model.variables, *model.optimizer.variables]]
+        kept = [one is other for one, other in zip(before, after, strict=True)]
+        model.fit(X, Y, shuffle=False, verbose=0)
+        evaluated = [model.evaluate(X, Y, verbose=0), encoder.predict(X, verbose=0), model.predict(X, verbose=0)]
+        shown.append([histories, evaluated, list(model.get_weights()), [v.numpy() for v in model.optimizer.variables]])
+        if not all(kept):
+            return ["variables of the moved model are others afterwards"]
+    return differences(*shown, "moved")
+
+
 def main() -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -71,6 +91,7 @@ def main() -> None:
         for strategy in (ours, theirs):
             found = case(tfdist.fit, strategy.scope())
             different += [f"{index} {strategy}: {each}" for each in differences(expected, found)]
+    different += differences_of_a_moved_model()
     with ours.scope():
         model = classifier()
     tfdist.fit(model, X, Y, shuffle=False, verbose=0)

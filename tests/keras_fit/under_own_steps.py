@@ -29,6 +29,7 @@ EPOCHS, BATCH_SIZE = 6, 7
 ENGINES = {
     "one_device": OneDevice,
     "mirrored2": lambda: Mirrored(num_cpu_devices=2),
+    "moved2": lambda: Mirrored(num_cpu_devices=2),  # of models that were made in no scope
     "mirrored3": lambda: Mirrored(num_cpu_devices=3),
     "multi_worker": MultiWorker,
     "horovod": Horovod,
@@ -62,8 +63,8 @@ def collect(model: keras.Model, history: keras.callbacks.History) -> dict[str, n
     return weights | {f"history {name}": np.array(values) for name, values in history.history.items()}
 
 
-def train(kind: str, strategy: Strategy | None, **how: Any) -> dict[str, np.ndarray]:
-    with contextlib.nullcontext() if strategy is None else strategy.scope():
+def train(kind: str, strategy: Strategy | None, *, is_moved: bool = False, **how: Any) -> dict[str, np.ndarray]:
+    with contextlib.nullcontext() if strategy is None or is_moved else strategy.scope():
         model = find_kind(kind)[0]()
     return collect(model, tfdist.fit(model, **arguments_of(kind), strategy=strategy, **how))
 
@@ -83,12 +84,13 @@ class Killed(keras.callbacks.Callback):
 
 def main(engine: str, directory: str, *kinds: str) -> None:
     strategy = ENGINES[engine]()
+    is_moved = engine == "moved2"
     for kind in kinds or KINDS:
         how: dict[str, Any] = {}
         if batches := int(os.environ.get("KILLED_AT", "0")):
             how = {"run_dir": f"{directory}/run", "checkpoint": tfdist.CheckpointPolicy(every_steps=2)}
             how |= {"callbacks": [Killed(batches)]} if batches > 0 else {}
-        found = train(kind, strategy, **how)
+        found = train(kind, strategy, is_moved=is_moved, **how)
         if strategy.topology.is_chief:
             np.savez(pathlib.Path(directory) / f"{kind}.npz", **found)
 

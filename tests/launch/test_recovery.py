@@ -144,7 +144,7 @@ def test_two_of_three_workers_go_on_and_the_third_is_taken_in_again(
     tmp_path: pathlib.Path, undisturbed: Callable[..., Run]
 ) -> None:
     run = Run(tmp_path / "run")
-    plain = "MODEL = @faulty.build_plain_model"
+    plain = "train.model = @faulty.build_plain_model"
     plan_faults(run.directory, ("killed", 2, 8), ("dies_at_once", 2, 2), ("dies_at_once", 2, 3), ("killed", 0, 24))
     done = train(run.directory, "multi_worker", plain, options=("--max_restarts=9", "--min_workers=2"), workers=3)
     assert done.status == 0, done.output

@@ -35,7 +35,7 @@ include 'configs/strategies/one_device.gin'
 
 train.epochs = 2
 train.global_batch_size = 16
-TRAIN_DATA = @train/tfrecord.TFRecordSource
+train.train_data = @train/tfrecord.TFRecordSource
 train/tfrecord.TFRecordSource.files = 'gs://bucket/data/train-*'
 tfrecord.TFRecordSource.features = {
     'image': @tf.io.FixedLenFeature(shape=(8, 8, 1), dtype='float32'),
@@ -44,7 +44,7 @@ tfrecord.TFRecordSource.features = {
 tfrecord.TFRecordSource.columns = @columns.Columns()
 columns.Columns.inputs = 'image'
 columns.Columns.targets = 'label'
-EVAL_DATA = @test/array_files.ArrayFiles
+train.eval_data = @test/array_files.ArrayFiles
 test/array_files.ArrayFiles.path = 'gs://bucket/data/test.npz'
 array_files.ArrayFiles.inputs = 'images'
 array_files.ArrayFiles.targets = 'labels'

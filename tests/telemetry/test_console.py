@@ -21,7 +21,7 @@ from tfdist.telemetry.console.console_text import (
     TrainingPlan,
     number_text,
 )
-from tfdist.telemetry.console.progress_bar import ProgressBarConsole, open_console
+from tfdist.telemetry.console.progress_bar import NotebookConsole, ProgressBarConsole, open_console
 
 _RUN = """
 from tfdist.telemetry.console.progress_bar import open_console
@@ -40,7 +40,9 @@ console.message("done")
 _EPOCH_LINE = "epoch  1/10  step  34  loss 0.1234  accuracy 0.9671 | eval loss 0.1300 | 1.2 s  12,346 examples/s"
 
 
-def _run_on_terminal(*, term: str = "xterm", stderr: int | None = None) -> tuple[str, str]:
+def _run_on_terminal(
+    *command: str, term: str = "xterm", stderr: int | None = None, status: int = 0, **variables: str
+) -> tuple[str, str]:
     """What a real process writes to a pseudo terminal, and what to a pipe for its standard error if there is one."""
     leader, follower = pty.openpty()
     termios.tcsetwinsize(follower, (24, 120))
@@ -48,7 +50,11 @@ def _run_on_terminal(*, term: str = "xterm", stderr: int | None = None) -> tuple
     for name in ("COLUMNS", "LINES", "NO_COLOR"):
         environment.pop(name, None)
     process = subprocess.Popen(
-        [sys.executable, "-c", _RUN], stdout=follower, stderr=stderr or follower, stdin=follower, env=environment
+        [sys.executable, *(command or ("-c", _RUN))],
+        stdout=follower,
+        stderr=stderr or follower,
+        stdin=follower,
+        env=environment | variables,
     )
     os.close(follower)
     shown = bytearray()
@@ -57,7 +63,7 @@ def _run_on_terminal(*, term: str = "xterm", stderr: int | None = None) -> tuple
     _, told = process.communicate(timeout=60)
     reader.join()
     os.close(leader)
-    assert process.returncode == 0, shown.decode()
+    assert process.returncode == status, shown.decode()
     return shown.decode(), (told or b"").decode()
 
 
@@ -84,6 +90,16 @@ def test_warnings_reach_a_standard_error_that_is_not_the_terminal_as_plain_text(
     shown, told = _run_on_terminal(stderr=subprocess.PIPE)
     assert told == "warning: A [bold] claim.\n"
     assert "warning" not in shown
+
+
+@pytest.mark.parametrize("module", ["tfdist", "tfdist.main", "tfdist.launch", "tfdist.checkpoint", "tfdist.doctor"])
+def test_every_command_shows_errors_in_red_on_a_terminal_that_has_colors(module: str) -> None:
+    command = ("-m", module, "--there_is_no_such_flag")
+    red = re.compile(r"^(\[launch\] )?\x1b\[31m(error: )?.*there_is_no_such_flag.*\x1b\[0m\r\n$")
+    assert red.search(_run_on_terminal(*command, status=2)[0])
+    for plain in ({"NO_COLOR": "1"}, {"term": "dumb"}):
+        assert "\x1b" not in _run_on_terminal(*command, status=2, **plain)[0]
+    assert "\x1b" not in _run_on_terminal(*command, status=2, stderr=subprocess.PIPE)[1]
 
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines() -> None:
@@ -167,6 +183,48 @@ def test_an_epoch_is_shown_late_and_not_left_out_where_no_newer_one_ends(
     console.close()  # as where a callback or a signal ends the training early
     console.close()
     assert _epochs_in(stdout) == [1, 3, 4]
+
+
+class _OutStream(io.StringIO):
+    """A notebook's standard output, as far as tfdist tells it from others."""
+
+    __module__ = "ipykernel.iostream"
+
+    def shown(self) -> list[str]:
+        """The lines as a notebook shows them, where text after a carriage return covers what was there."""
+        lines = []
+        for line in self.getvalue().split("\n"):
+            cells: list[str] = []
+            for part in line.split("\r"):
+                cells[: len(part)] = part
+            lines.append("".join(cells).rstrip())
+        return lines
+
+
+def test_a_notebook_shows_a_bar_in_place_and_keeps_the_lines_of_epochs() -> None:
+    clock, stdout, stderr = _Clock(), _OutStream(), io.StringIO()
+    made = open_console(is_chief=True, stdout=stdout, stderr=stderr)
+    assert isinstance(made, NotebookConsole)
+    console = NotebookConsole(stdout, stderr, clock=clock)
+    console.start(TrainingPlan(total_epochs=2, steps_per_epoch=100, total_steps=200))
+    for step in range(1, 101):
+        clock.now = step / 25
+        metrics = {"loss": 100.0 / step}
+        console.update(Progress(step=step, epoch=1, step_in_epoch=step, metrics=metrics, examples_per_second=9))
+    assert stdout.shown()[-1].startswith("━" * 9) and " step 9" in stdout.shown()[-1]
+    assert stdout.getvalue().count("epoch 1/2") == 8  # twice a second
+    console.message("careful", "warning")
+    console.end_epoch(EpochSummary(step=100, epoch=1, metrics=metrics, seconds=4, examples_per_second=9))
+    clock.now = 5.0
+    console.update(Progress(step=101, epoch=2, step_in_epoch=1, metrics=metrics, examples_per_second=9))
+    assert stdout.shown()[-1].startswith("━" * 10 + "─" * 10 + " epoch 2/2  step 1/100")
+    console.close()
+    assert stdout.shown() == [
+        "training: 2 epochs, 100 steps an epoch, 200 steps in all",
+        "epoch 1/2  step 100  loss 1.0000 | 4.0 s  9 examples/s",
+        "",
+    ]
+    assert stderr.getvalue() == "warning: careful\n"
 
 
 def _epochs_in(stdout: io.StringIO) -> list[int]:

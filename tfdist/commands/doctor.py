@@ -23,11 +23,13 @@ from tfdist.command_line import exit_status_of, flags
 from tfdist.doctor import findings as say
 from tfdist.doctor import network
 from tfdist.doctor import worker_facts as facts_of
-from tfdist.doctor.findings import NOTE, PROBLEM, Finding, ok_finding
+from tfdist.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding, ok_finding
 from tfdist.doctor.machine import check_devices, check_machine, check_storage
 from tfdist.errors import TfdistError, UserError
 from tfdist.strategies.cluster import environment as marks
 from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config
+from tfdist.telemetry.console.console import paint
+from tfdist.telemetry.facts import Level
 
 ABOUT = """\
 tfdist doctor [EXPERIMENT.gin] [FLAGS]
@@ -38,6 +40,7 @@ Run it on all machines at once, as the run itself: with TF_CONFIG set, or throug
   tfdist launch -n 2 doctor my.gin
   srun / horovodrun tfdist doctor my.gin
 """
+COLORED_AS: dict[str, Level] = {OK: "info", NOTE: "info", WARNING: "warning", PROBLEM: "error"}
 FLAGS = flags.FlagValues()
 flags.DEFINE_multi_string("gin_file", None, "the run's, to compare between the workers", flag_values=FLAGS)
 flags.DEFINE_multi_string("gin_param", None, "the run's", flag_values=FLAGS)
@@ -87,7 +90,7 @@ class Doctor:
         self.findings += findings
         if not self.options.json:
             for each in findings:
-                print(say.format_finding(each), flush=True)
+                print(paint(say.format_finding(each), COLORED_AS[each.level], sys.stdout), flush=True)
 
     def last_words(self) -> str:
         """The summary, with the worker's name where there are several."""

@@ -10,6 +10,7 @@ import collections
 import functools
 import itertools
 import os
+import pathlib
 import sys
 from collections.abc import Sequence
 
@@ -154,7 +155,7 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
         supervisor = Supervisor(plan, start, output, signals=signals, deadlines=deadlines, rules=rules, slots=slots)
         return supervisor.run()
     except TfdistError as error:
-        output.report(format_error(error))
+        output.report(format_error(error), "error")
         return error.exit_status
     finally:
         ignore_signals()
@@ -169,20 +170,26 @@ def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Dead
     options, command = _parse_options(list(arguments))
     if sys.platform != "linux":
         raise UserError(f"tfdist.launch starts workers on Linux only; this is {sys.platform!r}.")
-    on_this_host = options.launcher == "host"
-    variables = dict(os.environ)
+    on_this_host, start = options.launcher == "host", _launcher(options)
+    variables, first_index = dict(os.environ), 0
     if options.hosts is not None:
-        variables["TF_CONFIG"] = own_host.make_tf_config(options.hosts)
+        addresses, first_index = own_host.find_own_host(options.hosts)
+        if on_this_host:
+            variables["TF_CONFIG"] = local_workers.tf_config(addresses, first_index)
+        else:
+            start = functools.partial(horovod_workers.start_one, addresses=addresses)
+    elif on_this_host:
+        first_index = local_workers.read_worker_index(variables)
     plan = Plan(
         num_workers=options.workers,
-        first_index=local_workers.read_worker_index(variables) if on_this_host else 0,
+        first_index=first_index,
         command=(sys.executable, *command),
         environment=worker_environment(variables, keep_cluster=on_this_host),
         pin_cpus=options.pin_cpus,
     )
     end_hangs = options.max_restarts > 0 or options.deadline_seconds is not None
     deadlines = Deadlines(options.start_deadline_seconds, options.deadline_seconds, end_hangs)
-    return options, plan, _launcher(options), deadlines, _rules(options)
+    return options, plan, start, deadlines, _rules(options)
 
 
 def _launcher(options: flags.FlagValues) -> Start:
@@ -235,9 +242,14 @@ def _parse_options(arguments: list[str]) -> tuple[flags.FlagValues, list[str]]:
     )
     command = _find_command(options, arguments, operands)
     if options.hosts is not None:
-        if options.workers is not None or options.hosts_command is not None or options.launcher != "tf_config":
-            raise UserError("--hosts starts this host's worker. Leave --workers, --hosts_command and --launcher out.")
-        options["launcher"].value = "host"
+        if options.workers is not None or options.hosts_command is not None or options.launcher not in WITH_HOSTS:
+            raise UserError(
+                "--hosts starts this host's worker. Leave --workers and --hosts_command out, and --launcher but for "
+                "--launcher=horovod."
+            )
+        options["workers"].value = 1
+        if options.launcher != "horovod":
+            options["launcher"].value = "host"
     if options.launcher == "host":
         if options.workers not in (None, 1):
             raise UserError(f"--launcher=host starts one worker, this host's. Leave --workers={options.workers} out.")
@@ -278,7 +290,10 @@ def _find_command(options: flags.FlagValues, arguments: list[str], operands: lis
             )
         if options["module"].present:
             raise UserError(f"--module={options.module} and {what} are both what the workers run. Write one of them.")
-        return operands if what.endswith(".py") else ["-m", "tfdist", *operands]
+        if not what.endswith(".py"):
+            return ["-m", "tfdist", *operands]
+        joins = "tfdist" in pathlib.Path(what).read_text(errors="replace")
+        return ["-m", "tfdist.keras_fit.script", *operands] if joins else operands
     if not operands and options.module == "tfdist.main":
         what = "Nothing follows `--`" if has_dashes else "What the workers run is missing"
         raise UserError(f"{what}. Received: {' '.join(arguments)!r}. Write, for example: {EXAMPLE}")

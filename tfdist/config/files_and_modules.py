@@ -23,7 +23,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SHIPPED = "tfdist:"  # begins the name of a file of those that come with tfdist
 CONFIGS = REPOSITORY / "tfdist" / "configs"
 FRAMEWORKS = ("keras", "numpy", "tensorflow", "tfdist")
-REMOVED = {  # modules that gin files of an earlier version import, and settings, with what to write instead
+REMOVED = {  # what gin files of an earlier version include, import and set, with what to write instead
+    "runs/train_and_evaluate.gin": "Remove it. Write for the macros MODEL, OPTIMIZER, TASK, TRAIN_DATA and EVAL_DATA "
+    "train.model, train.optimizer, train.task, train.train_data, train.eval_data; evaluate takes them from there.",
     "tfdist.data.pipeline.served": "End your own pipeline with tf.data.experimental.service: docs/data.md.",
     "tfdist.data.sources.tfds_source": "It lies elsewhere: write `from tfdist.data.formats import tfds_source`.",
     "tfdist.tuning.places": "Write `from tfdist.tuning.execution import executor`.",
@@ -69,6 +71,8 @@ def find_gin_file(name: str, *, including: Path | None = None) -> Path:
         raise UserError(f"the gin file {name!r} cannot be looked for: {error.strerror}.") from error
     if found is not None:
         return found
+    if (gone := name.removeprefix("configs/")) in REMOVED:
+        return _find_shipped(gone)
     if not name:
         raise UserError(f"the name of a gin file is empty. Write, for example, {SHIPPED}experiments/digits.gin")
     if Path(name).is_dir():
@@ -85,6 +89,8 @@ def _find_shipped(name: str) -> Path:
     found = CONFIGS / name
     if not name.startswith("/") and ".." not in found.parts and found.is_file():
         return found
+    if name in REMOVED:
+        raise UserError(f"tfdist comes with no gin file {name!r} any more. {REMOVED[name]}")
     known = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob("*/*.gin"))
     near = suggest(name, known) or f" There are {', '.join(known)}."
     raise UserError(f"tfdist comes with no gin file {name!r}.{near}")

@@ -232,7 +232,7 @@ def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str]
             near = suggest("/".join(name), ["gin.REQUIRED", run_dir_macro.NAME, *map("/".join, definitions)])
             if imported or near or not own_modules:
                 define = f" Define it in a gin file: {'/'.join(name)} = …"
-                strategy = " Write: include 'tfdist:strategies/auto.gin'" if name[-1] == "STRATEGY" else ""
+                strategy = " Remove the line: without it the strategy is what fits." if name[-1] == "STRATEGY" else ""
                 advice = near or strategy or define
                 raise statement.source.error(f"the macro %{'/'.join(name)} is defined nowhere.{advice}")
     too_long: Statement | None = None

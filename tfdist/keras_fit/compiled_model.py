@@ -7,9 +7,10 @@ the same words in another process, whatever names Keras gave its layers.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import keras
@@ -19,6 +20,8 @@ import tensorflow as tf
 from tfdist.data.pipeline import digest_arrays
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
+from tfdist.keras_patches.patches import Patches
+from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry.json_text import to_json
 
@@ -48,26 +51,92 @@ def precision_of(model: keras.Model) -> str:
     return next((precision for policy, precision in PRECISIONS.items() if policy in policies), "float32")
 
 
-def scope_of(model: keras.Model) -> tf.distribute.Strategy:
-    """TensorFlow's strategy in whose scope the model was made."""
-    return _scopes.get(model) or model.distribute_strategy
+def scope_of(model: keras.Model) -> tf.distribute.Strategy | None:
+    """TensorFlow's strategy in whose scope the model was made; None where it was made in none."""
+    return _scopes.get(model) or model._distribute_strategy
 
 
 @contextlib.contextmanager
 def restored_after_training(model: keras.Model, strategy: Strategy) -> Iterator[None]:
-    """Puts the global dtype policy, which a training sets, back at the end.
+    """Puts the global dtype policy, which a training sets, back at the end, and a model that was made in no scope.
 
     With several workers `evaluate` and `predict`, which Keras cannot distribute over these, compute in this process
     alone from then on.
     """
-    policy = keras.config.dtype_policy()
+    policy, scope = keras.config.dtype_policy(), scope_of(model)
+    is_moved = scope is None and not isinstance(strategy, OneDevice)
     try:
-        yield
+        with _moved_into(strategy, model) if is_moved else contextlib.nullcontext():
+            yield
     finally:
         keras.config.set_dtype_policy(policy)
         if strategy.topology.num_workers > 1:
-            _scopes[model] = scope_of(model)
+            if scope is not None:
+                _scopes[model] = scope
             model._distribute_strategy, model.train_function = None, _refuse_training
+
+
+@contextlib.contextmanager
+def _moved_into(strategy: Strategy, model: keras.Model) -> Iterator[None]:
+    """Has the variables of model and optimizer be the strategy's; at the end they are the model's own, of new values.
+
+    They stay the same objects of Keras, whose private `_value` is TensorFlow's variable.
+
+    Raises:
+      UserError: a layer holds a variable of TensorFlow's.
+    """
+    for layer in model._flatten_layers():
+        if any(isinstance(each, tf.Variable) for each in vars(layer).values()):
+            raise UserError(
+                f"The layer {layer.name!r} holds a tf.Variable, which the strategy {strategy.name} cannot take over. "
+                "Make it with add_weight, or the model in the scope: with tfdist.choose_strategy().scope():"
+            )
+    own = {id(variable): variable._value for variable in _variables(model)}
+    optimizers = _optimizers(model)
+    with Patches() as patches:
+        functions = dict.fromkeys(("train_function", "test_function", "predict_function"))  # they hold own variables
+        patches.replace(model, _distribute_strategy=strategy.distribution, **functions)
+        for optimizer in optimizers:
+            patches.replace(optimizer, _distribution_strategy=strategy.distribution)
+        is_done = False
+        try:
+            with strategy.scope():
+                for variable in _variables(model):
+                    variable._initialize(variable.numpy())
+            _index_variables(optimizers)
+            yield
+            is_done = True
+        finally:
+            for variable in _variables(model):
+                # What lies apart on each replica is added up by all workers, which may not all come here.
+                is_readable = is_done or variable.synchronization != "on_read"
+                value = variable.numpy() if is_readable else np.zeros(variable.shape, variable.dtype)
+                variable._initialize(own.get(id(variable), value))
+                if is_readable:
+                    variable._value.assign(value)
+            _index_variables(optimizers)
+
+
+def _variables(model: keras.Model) -> list[keras.Variable]:
+    """Those of layers, optimizers and metrics, each once."""
+    parts = [model, *_optimizers(model), *model.metrics]
+    return list({id(variable): variable for part in parts for variable in part.variables}.values())
+
+
+def _optimizers(owner: Any) -> list[Any]:
+    """The optimizers that a model, or an optimizer, has as attributes, in lists and dicts too, and those inside them."""
+    values = keras.tree.flatten([value for name, value in vars(owner).items() if name != "_tracker"])
+    inner = [value for value in values if isinstance(value, keras.optimizers.Optimizer) and value is not owner]
+    found = itertools.chain(inner, itertools.chain.from_iterable(map(_optimizers, inner)))
+    return list({id(each): each for each in found}.values())
+
+
+def _index_variables(optimizers: Iterable[Any]) -> None:
+    """Has Keras's optimizers find the places of variables that have changed beneath."""
+    for optimizer in optimizers:
+        if optimizer.built:
+            trained = optimizer._trainable_variables
+            optimizer._trainable_variables_indices = {optimizer._var_key(v): i for i, v in enumerate(trained)}
 
 
 def build_compiled(model: keras.Model, structure: Any) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist import experiment
 from tfdist.error_ids import format_error
@@ -37,11 +38,11 @@ from tfdist.keras_fit.python_batches import BatchError
 from tfdist.keras_patches.patches import Patches
 from tfdist.settings.checks import COUNT, MOST_SEED, whole_number
 from tfdist.storage import files
-from tfdist.strategies.auto import wrap_strategy
+from tfdist.strategies.auto import choose_strategy, wrap_strategy
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.losses import check_one_class
 from tfdist.tasks.own_methods import has_own_steps, overrides
-from tfdist.telemetry.console.console import Console
+from tfdist.telemetry.console.console import Console, write_line
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import CallbackError, find_backup
 from tfdist.training.run.request import Request
@@ -74,14 +75,14 @@ def fit(
     validation_freq: int | Collection[int] = 1,
     *,
     run_dir: str | None = None,
-    strategy: Strategy | None = None,
+    strategy: Strategy | str | None = "auto",
     seed: int | None = None,
     **settings: Any,
 ) -> keras.callbacks.History:
     """Trains a compiled model; the arguments up to `validation_freq` are those of `keras.Model.fit`.
 
     Args:
-      model: compiled; with a strategy of several replicas made in its scope.
+      model: compiled, made in the strategy's scope or in none.
       x: arrays, a batched `tf.data.Dataset`, a `keras.utils.PyDataset`, a generator, or one of tfdist's sources.
       y: targets, where x holds none.
       batch_size: examples of a step over all replicas; None is 32, or what x comes in.
@@ -101,7 +102,7 @@ def fit(
       run_dir: where the run is kept. One that was killed resumes from there, and so does one with more `epochs` than
         before; one that has them all gives the model and the history that it ended with. None keeps nothing: every call
         trains on from where model and optimizer stand.
-      strategy: who computes; None is that in whose scope the model was made, or one device.
+      strategy: who computes; "auto" is that in whose scope the model was made, or what `choose_strategy` gives.
       seed: of the order of the examples; None draws one from Python's `random`, and is 0 with a run_dir.
       settings: others of `train` in a gin file: deterministic, num_microbatches, checkpoint, xla …
 
@@ -259,7 +260,7 @@ def _raising_as_fit() -> Iterator[None]:
     except UserError as error:
         raise FitError(_rephrase_for_fit(format_error(error))) from error
     except NotSavedError as error:
-        print(f"error: {format_error(error)}", file=sys.stderr, flush=True)
+        write_line(sys.stderr, format_error(error), "error")
         raise SystemExit(error.exit_status) from error
     except PreemptedError as error:
         if error.exit_status == EXIT_INTERRUPTED:
@@ -289,15 +290,17 @@ def _check_arguments(settings: Mapping[str, Any], epochs: Any, initial_epoch: An
     TrainSettings.declarations()["eval_every"].check("fit.validation_freq", validation_freq)
 
 
-def _connect_strategy(model: keras.Model, strategy: Strategy | None) -> Strategy:
-    """The strategy, connected; that of the scope which the model was made in where none was given."""
+def _connect_strategy(model: keras.Model, strategy: Strategy | str | None) -> Strategy:
+    """The strategy, connected."""
     made_in = scope_of(model)
-    is_given, strategy = strategy is not None, strategy or wrap_strategy(made_in)
+    if strategy in (None, "auto"):
+        scope = tf.distribute.get_strategy() if made_in is None and tf.distribute.has_strategy() else made_in
+        strategy = choose_strategy() if scope is None else wrap_strategy(scope)
+    if not isinstance(strategy, Strategy):
+        raise UserError(f"strategy is 'auto', or one of tfdist such as tfdist.Mirrored(); received {strategy!r}.")
     strategy.check_alone()
     strategy.connect()
-    if not is_given:
-        return strategy
-    if strategy.distribution is not made_in:
+    if made_in not in (None, strategy.distribution):
         raise UserError(
             f"The model was not made in the scope of the strategy {strategy.name}. Write: with strategy.scope(): model "
             "= …; model.compile(…)"

@@ -1,4 +1,4 @@
-"""The cluster of a list of hosts, as TF_CONFIG for the one among them that this machine is.
+"""The cluster of a list of hosts, and which of them this machine is.
 
 Invariant: every host that reads the same list makes the same cluster.
 """
@@ -13,13 +13,12 @@ from pathlib import Path
 import psutil
 
 from tfdist.errors import UserError
-from tfdist.launch.local_workers import tf_config
 
 PORT = 2222
 
 
-def make_tf_config(text: str) -> str:
-    """TF_CONFIG of this machine's worker, in a cluster of one worker a host.
+def find_own_host(text: str) -> tuple[list[str], int]:
+    """HOST:PORT of each host in a list, and which is this machine.
 
     Args:
       text: HOST[:PORT] separated by commas, or the name of a file with one a line.
@@ -43,7 +42,7 @@ def make_tf_config(text: str) -> str:
             "write --workers=N in place of --hosts."
         )
     _check_port(addresses[here[0]])
-    return tf_config(addresses, here[0])
+    return addresses, here[0]
 
 
 def read_addresses(text: str) -> list[str]:
@@ -68,9 +67,37 @@ def read_addresses(text: str) -> list[str]:
 
 def get_own_addresses() -> set[str]:
     """The addresses of this machine's network interfaces."""
+    return set().union(*_get_interfaces().values())
+
+
+def find_interface(address: str) -> str:
+    """The network interface that has this machine's HOST:PORT."""
+    own = _resolve(address, get_own_addresses())
+    return next(name for name, addresses in _get_interfaces().items() if addresses & own)
+
+
+def check_own_name() -> None:
+    """Raises UserError where this machine's name is of loopback: Horovod has the others connect to its address."""
+    name = os.uname().nodename
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        address = "no address"
+    if address not in get_own_addresses() or address.startswith("127."):
+        raise UserError(
+            f"Horovod's workers connect to the address of this machine's name, and {name!r} has {address}. Write its "
+            "address and its name into /etc/hosts, or leave --launcher=horovod out."
+        )
+
+
+def _get_interfaces() -> dict[str, set[str]]:
+    """The addresses of each network interface, loopback the last."""
     families = (socket.AF_INET, socket.AF_INET6)
-    each = [address for interface in psutil.net_if_addrs().values() for address in interface]
-    return {address.address.partition("%")[0] for address in each if address.family in families}
+    found = {
+        name: {each.address.partition("%")[0] for each in some if each.family in families}
+        for name, some in psutil.net_if_addrs().items()
+    }
+    return dict(sorted(found.items(), key=lambda item: "127.0.0.1" in item[1]))
 
 
 def _resolve(address: str, own: set[str]) -> set[str]:

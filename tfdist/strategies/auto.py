@@ -1,6 +1,6 @@
 """Chooses a strategy from TF_CONFIG, Horovod's environment, a TPU and GPUs; or from the scope that a model was made in.
 
-Invariant: the same TensorFlow strategy gives the same one of ours, and none is made twice.
+Invariant: the same TensorFlow strategy gives the same one of ours, and a process joins others once.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from tfdist.errors import UserError
 from tfdist.settings.checks import FUNCTION
@@ -17,7 +18,7 @@ from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
-from tfdist.strategies.strategy import Notify, Strategy, Topology, find_connected
+from tfdist.strategies.strategy import Notify, Strategy, Topology, find_connected, find_joined, has_begun
 from tfdist.strategies.tpu import TPU
 
 WRAPPED = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
@@ -40,6 +41,8 @@ def choose(
 ) -> Strategy:
     """The strategy that fits this process's environment and devices; its `reason` says why.
 
+    In a process that has joined others it is the one by which it did.
+
     Each argument makes one strategy, so that a gin file can set what matters if that one is chosen.
 
     Raises:
@@ -54,6 +57,8 @@ def choose(
     }
     for name, make in makers.items():
         FUNCTION(f"auto.choose.{name}", make)
+    if (joined := find_joined()) is not None:
+        return joined
     variables = environment.current()
     num_gpus = len(tf.config.list_physical_devices("GPU"))
     tpu_mark = environment.first_set(environment.TPU_MARKS, variables)
@@ -75,6 +80,24 @@ def choose(
 
 
 choose_strategy = choose  # as `tfdist` names it
+
+
+def join_before_first_operation() -> None:
+    """Has this process join the others of its run when TensorFlow first computes, unless a strategy connects before.
+
+    TensorFlow's collectives cannot be set up later, and a script's model exists before `tfdist.fit` is called.
+    """
+    tensorflow_context = context.context()
+    initialize = tensorflow_context.ensure_initialized
+
+    def join() -> None:
+        del tensorflow_context.ensure_initialized
+        if not has_begun() and tensorflow_context._collective_leader is None:  # a strategy of the script's own sets it
+            with tf.init_scope():  # TensorFlow may be building a graph
+                choose().connect()
+        initialize()
+
+    tensorflow_context.ensure_initialized = join
 
 
 def wrap_strategy(distribution: tf.distribute.Strategy) -> Strategy:

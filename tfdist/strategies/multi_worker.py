@@ -168,7 +168,8 @@ class MultiWorker(Strategy):
                     raise
                 raise UserError(
                     "The strategy multi_worker has to connect before TensorFlow computes anything, and this process "
-                    "has made a tensor or a tf.data.Dataset already. Enter strategy.scope() first, and make them then."
+                    "has made a variable, a tensor or a tf.data.Dataset already. Make them and the model in the scope: "
+                    "with tfdist.choose_strategy().scope(): … Or start the script by tfdist launch."
                 ) from error
             except tf.errors.UnknownError as error:
                 if "Could not start gRPC server" not in str(error):

@@ -39,6 +39,7 @@ _TOGETHER = {
 }
 _BY_HOROVOD = "train.strategy = @horovod.Horovod() (--gin_file=configs/strategies/horovod.gin)"
 _connected: dict[int, Strategy] = {}  # by the id of what each stands on, which it keeps alive
+_connecting: list[Strategy] = []  # with those that have connected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +140,7 @@ class Strategy(abc.ABC):
                 f"{self._failure.worker} ({self._failure.summary}). Start all workers again."
             )
         if self._topology is None:
+            _connecting.append(self)
             self._distribution, self._topology = self._connect(notify)
             _connected[id(self._distribution)] = self
         return self._topology
@@ -451,6 +453,16 @@ def static_replica_index() -> int:
 def find_connected(distribution: tf.distribute.Strategy) -> Strategy | None:
     """The strategy of this process that stands on `distribution`; None for one that somebody else made."""
     return _connected.get(id(distribution))
+
+
+def find_joined() -> Strategy | None:
+    """The strategy by which this process has joined a cluster; None where it is alone."""
+    return next((each for each in _connected.values() if not each.trains_alone), None)
+
+
+def has_begun() -> bool:
+    """Whether a strategy of this process has begun to connect."""
+    return bool(_connecting)
 
 
 def with_device(tensor: tf.Tensor | tf.IndexedSlices) -> tf.Tensor | tf.IndexedSlices:

@@ -6,6 +6,7 @@ An example weighs what `keras.Model.fit(class_weight=…)` would let it weigh, i
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -92,6 +93,29 @@ def compute_losses(
 def takes_class_numbers(loss: keras.losses.Loss) -> bool:
     """True for Keras's sparse categorical crossentropy: an object, the name, or the function."""
     return getattr(loss, "fn", None) is keras.losses.sparse_categorical_crossentropy
+
+
+def describe_mismatch(loss: keras.losses.Loss, outputs: np.ndarray) -> str | None:
+    """A sentence on outputs that are logits where the loss takes probabilities, or the other way round; else None."""
+    function = getattr(loss, "fn", None)
+    if function is None or "from_logits" not in inspect.signature(function).parameters:
+        return None
+    takes_logits = bool(loss.get_config().get("from_logits", False))
+    is_binary = "binary" in function.__name__
+    in_range = bool(((outputs >= 0) & (outputs <= 1)).all())
+    if not takes_logits and not (in_range and (is_binary or _sum_to_one(outputs))):
+        activation = "sigmoid" if is_binary else "softmax"
+        return (
+            f"the outputs are no probabilities, which {function.__name__} takes. Give the loss from_logits=True, or "
+            f"the last layer activation='{activation}'."
+        )
+    if takes_logits and not is_binary and in_range and _sum_to_one(outputs):
+        return f"the outputs are probabilities, and {function.__name__} with from_logits=True takes logits."
+    return None
+
+
+def _sum_to_one(rows: np.ndarray) -> bool:
+    return rows.shape[-1:] > (1,) and bool(np.allclose(rows.sum(axis=-1), 1.0, atol=1e-2))
 
 
 def _check_form(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> None:

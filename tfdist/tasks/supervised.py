@@ -19,6 +19,7 @@ from tfdist.tasks.losses import (
     check_class_weight,
     check_one_class,
     compute_losses,
+    describe_mismatch,
     keras_mask,
     needs_whole_batch,
     takes_class_numbers,
@@ -201,6 +202,13 @@ class Supervised(Task):
                 ignored = getattr(loss, "ignore_class", None)
                 where = f"{split} data" if self._single else f"{split} data, output {name!r},"
                 _check_labels(np.asarray(targets[name]), outputs[name].shape[-1], ignored, where)
+
+    def describe_mismatches(self, model: keras.Model, outputs: Any) -> Sequence[str]:
+        if not self._losses:
+            return ()
+        named = self._by_output(outputs, "The model's outputs", model)
+        found = {name: describe_mismatch(loss, np.asarray(named[name])) for name, loss in self._losses.items()}
+        return [text if self._single else f"{name}: {text}" for name, text in found.items() if text is not None]
 
     def term_names(self) -> Sequence[str]:
         return () if len(self._losses) == 1 else tuple(self._losses)

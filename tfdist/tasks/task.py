@@ -110,6 +110,10 @@ class Task(abc.ABC):
     def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term | WholeTerm], Any]:
         """Calls the model; the loss terms by name, and the outputs that `update_metrics` wants."""
 
+    def describe_mismatches(self, model: keras.Model, outputs: Any) -> Sequence[str]:
+        """Sentences on outputs of the model, a nest of arrays, that are of another kind than what the loss takes."""
+        return ()
+
     def term_names(self) -> Sequence[str]:
         """Names of the terms to report beside the total; none where the total says it all."""
         return ()

@@ -25,7 +25,7 @@ from tfdist.storage import files
 class ArrayFiles(ArraySource):
     """Named arrays whose first axis counts the examples. A data function of a gin file:
 
-        TRAIN_DATA = @array_files.ArrayFiles
+        train.train_data = @array_files.ArrayFiles
         array_files.ArrayFiles.path = 'train.npz'
         array_files.ArrayFiles.inputs = 'images'
         array_files.ArrayFiles.targets = 'labels'

@@ -33,7 +33,7 @@ MODES = {1: ("grayscale", "L"), 3: ("rgb", "RGB"), 4: ("rgba", "RGBA")}  # Keras
 class ImageFolder(IndexedSource):
     """`(image, label)` of the images below a directory: float32 [height, width, channels] and int32. For a gin file:
 
-        TRAIN_DATA = @train/image_folder.ImageFolder
+        train.train_data = @train/image_folder.ImageFolder
         train/image_folder.ImageFolder.root = 'flowers/train'
         image_folder.ImageFolder.size = (128, 128)
         image_folder.ImageFolder.augmentation = [@keras.layers.RandomFlip]

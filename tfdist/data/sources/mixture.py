@@ -34,7 +34,7 @@ Weights = tuple[float, ...]
 class Mixture(Source):
     """Examples of several sources. In a gin file:
 
-        TRAIN_DATA = @mixture.Mixture
+        train.train_data = @mixture.Mixture
         mixture.Mixture.sources = [@a/array_files.ArrayFiles, @b/array_files.ArrayFiles]
         mixture.Mixture.weights = {0: (1, 1), 5: (1, 3)}  # from epoch 5 on three of the second to one of the first
 

@@ -70,7 +70,7 @@ class StreamSource(Source):
 class DatasetFunction(StreamSource):
     """A function that returns a `tf.data.Dataset` of single examples `(x, y)` or `(x, y, sample_weight)`.
 
-        TRAIN_DATA = @user_dataset.DatasetFunction
+        train.train_data = @user_dataset.DatasetFunction
         user_dataset.DatasetFunction.function = @my_data.make_dataset
 
     A function with a parameter `epoch`, `seed` or both is called anew for every epoch, with its number and a seed made

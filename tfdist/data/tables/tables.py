@@ -58,8 +58,8 @@ class Table(RandomAccessSource):
 
     Numbers become float32, whole numbers int64, categories, which strings are, int32 indices. Example:
 
-        TRAIN_DATA = @train/tables.Table
-        EVAL_DATA = @test/tables.Table
+        train.train_data = @train/tables.Table
+        train.eval_data = @test/tables.Table
         tables.Table.columns = @columns.Columns()
         tables.Table.fitted_on = %TRAIN_FILES
         train/tables.Table.files = %TRAIN_FILES

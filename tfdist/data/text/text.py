@@ -54,8 +54,8 @@ class TextLines(Source):
 
     Lines are `label<TAB>text`. Example:
 
-        TRAIN_DATA = @train/text.TextLines
-        EVAL_DATA = @test/text.TextLines
+        train.train_data = @train/text.TextLines
+        train.eval_data = @test/text.TextLines
         text.TextLines.fitted_on = %TRAIN_FILES
         train/text.TextLines.files = %TRAIN_FILES
         test/text.TextLines.files = 'data/test-*.tsv'

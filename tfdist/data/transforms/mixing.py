@@ -116,7 +116,7 @@ class _Mixer(Mapped):
 class MixUp(_Mixer):
     """Inputs and targets are weighted means of two examples' (Zhang et al., "mixup", 2018). In a gin file:
 
-        TRAIN_DATA = @mixing.MixUp
+        train.train_data = @mixing.MixUp
         mixing.MixUp.data = @train/sklearn_sets.load_digits
         mixing.MixUp.num_classes = 10
 

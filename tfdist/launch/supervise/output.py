@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable
 from typing import IO
+
+from tfdist.telemetry.console.console import paint
+from tfdist.telemetry.facts import Level
 
 STDOUT, STDERR = 1, 2
 _LONGEST_LINE_BYTES = 1 << 20
@@ -27,10 +31,11 @@ class Output:
         self._lock = threading.Lock()
         self._pumps: list[threading.Thread] = []
 
-    def report(self, message: str) -> None:
+    def report(self, message: str, level: Level = "info") -> None:
         """Writes the launcher's own words to stderr."""
+        lines = [f"[launch] {paint(line, level, sys.stderr)}\n" for line in message.splitlines()]
         with self._lock:
-            self._write(STDERR, b"".join(b"[launch] " + line.encode() + b"\n" for line in message.splitlines()))
+            self._write(STDERR, "".join(lines).encode())
 
     def follow(self, pipe: IO[bytes], stream: int, worker: int) -> None:
         """Passes on what a worker writes to `pipe` until its end, on a thread of its own."""

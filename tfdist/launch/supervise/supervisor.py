@@ -320,6 +320,6 @@ def report_outcome(outcome: StartOutcome, output: Output) -> None:
         return
     if outcome.hang is not None:
         suspects = " or ".join(f"worker {vital.worker}" for vital in outcome.hang.suspects)
-        output.report(f"ended because of {suspects}: {outcome.hang.why}")
+        output.report(f"ended because of {suspects}: {outcome.hang.why}", "error")
         return
-    output.report(f"worker {outcome.worker} ended with {describe(outcome.status)}")
+    output.report(f"worker {outcome.worker} ended with {describe(outcome.status)}", "error")

@@ -28,6 +28,7 @@ from tfdist.telemetry.console.console_text import (
 from tfdist.telemetry.facts import Event, Level, RunFacts
 
 EPOCH_LINE_SECONDS, PROGRESS_LINE_SECONDS = 5.0, 10.0
+STYLES = {"info": "", "warning": "yellow", "error": "red"}
 
 
 class Console:
@@ -65,8 +66,19 @@ class Console:
 def write_line(stream: TextIO, text: str, level: Level = "info") -> None:
     """Writes a line, which begins with its level unless that is "info"."""
     with outliving_terminal():
-        stream.write(f"{text if level == 'info' else f'{level}: {text}'}\n")
+        stream.write(f"{text if level == 'info' else paint(f'{level}: {text}', level, stream)}\n")
         stream.flush()
+
+
+def paint(text: str, level: Level, stream: TextIO) -> str:
+    """The text in the level's color, where `stream` is a terminal that shows colors: not with NO_COLOR or TERM=dumb."""
+    if not STYLES[level] or not stream.isatty():
+        return text
+    from rich.console import Console as RichConsole
+
+    with (console := RichConsole(file=stream)).capture() as painted:
+        console.out(text, style=STYLES[level], highlight=False, end="")
+    return painted.get()
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ from tfdist.training.run import assembly
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.request import Request
 from tfdist.training.run.train_settings import EvaluateSettings, TrainedSettings, TrainSettings
-from tfdist.training.step.gradients import explain_errors, forward
+from tfdist.training.step.gradients import explain_errors, forward, quotients
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import microbatch_note
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
@@ -77,7 +77,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
         if each.structure != source.structure:
             check_fit(built, task, each.structure, [metrics])
         assembly.check_examples(task, built, each, split)
-        _check_first_batch(built, task, batches[split], split)
+        _check_first_batch(built, task, batches[split], split, tell)
     check_metric_sums(built, task, source.structure, replicas)
     patches = Patches()  # which nothing undoes, as the model goes
     made = build_optimizer(optimizer, built, patches)
@@ -120,7 +120,7 @@ def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell
         return
     built = build_model(model, task, source.structure)
     check_fit(built, task, source.structure, [MetricGroup(task.metric_specs())])
-    _check_first_batch(built, task, batch, "evaluation")
+    _check_first_batch(built, task, batch, "evaluation", tell)
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 
@@ -235,8 +235,8 @@ def _describe_structure(structure: Any) -> str:
     return str(described).replace("'", "")
 
 
-def _check_first_batch(model: keras.Model, task: Task, examples: Any, split: str) -> None:
-    """Raises UserError where model and loss cannot compute on a batch, or the loss is not finite.
+def _check_first_batch(model: keras.Model, task: Task, examples: Any, split: str, tell: Tell) -> None:
+    """Tells the loss and the outputs of a batch; raises UserError where they cannot be computed, or are not finite.
 
     A value that is not finite is refused only where it makes the loss or its gradient so: a model may know what to do
     with it.
@@ -246,22 +246,29 @@ def _check_first_batch(model: keras.Model, task: Task, examples: Any, split: str
     found, rows = _find_not_finite(arrays)
     chosen = tf.nest.map_structure(lambda array: tf.constant(array[rows] if rows else array[:MAX_ROWS]), arrays)
 
-    def compute(part: Any) -> tf.Tensor:
+    def compute(part: Any) -> tuple[tf.Tensor, tf.Tensor, Any]:
         with tf.GradientTape() as tape:
             objective = forward(model, task, {"examples": part}, training=False, batch_size=MAX_ROWS)
             loss = tf.add_n([*objective.numerators.values()])
+        seen = quotients(objective)[0], model(task.inputs(part), training=False)
         if not found:
-            return loss
+            return loss, *seen
         # Activations may take NaN for 0 on the way forward; the gradients of the weights that met it do not.
         gradients = [g for g in tape.gradient(loss, model.trainable_variables) if g is not None]
-        return tf.add_n([loss, *(0.0 * tf.cast(tf.reduce_sum(tf.convert_to_tensor(g)), loss.dtype) for g in gradients)])
+        sums = [tf.reduce_sum(tf.convert_to_tensor(g)) for g in gradients]
+        return tf.add_n([loss, *(0.0 * tf.cast(each, loss.dtype) for each in sums)]), *seen
 
     try:
-        total = float(as_tf_function(compute)(chosen))
+        total, mean, outputs = as_tf_function(compute)(chosen)
     except tf.errors.OpError as error:
         refused = user_code.refused_values(error)
         raise refused or user_code.build_error(f"The model or the loss, on the {where},", error) from error
     if np.isfinite(total):
+        outputs = tf.nest.map_structure(np.asarray, outputs)
+        shown = [f"{path} {_describe_values(each)}" for path, each in _named_arrays(outputs, "outputs")]
+        tell(f"{where}: loss {float(mean):.4g}; {', '.join(shown)}")
+        for note in task.describe_mismatches(model, outputs):
+            tell(f"note: {note}")
         return
     if found:
         raise build_user_error(
@@ -270,8 +277,8 @@ def _check_first_batch(model: keras.Model, task: Task, examples: Any, split: str
             error_id="not-finite-data",
         )
     raise build_user_error(
-        f"The loss on the {where} is {total}, though all its values are finite. Look for a logarithm or a division in "
-        "the model or the loss that meets 0, and for values that are too large.",
+        f"The loss on the {where} is {float(total)}, though all its values are finite. Look for a logarithm or a "
+        "division in the model or the loss that meets 0, and for values that are too large.",
         error_id="not-finite-data",
     )
 

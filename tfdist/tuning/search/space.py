@@ -170,7 +170,7 @@ class Space:
     """The settings that a sweep varies, each after those that it depends on.
 
     Args:
-      parameters: a range by binding path, such as `train.global_batch_size` or the macro `OPTIMIZER`.
+      parameters: a range by binding path, such as `train.global_batch_size` or a macro.
       found: what a model of KerasTuner's kind asks for; its names stand beside the paths, and trials may add to it.
       given: values for such a model that are not searched, whenever it asks for them.
 
