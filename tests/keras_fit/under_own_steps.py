@@ -84,6 +84,7 @@ class Killed(keras.callbacks.Callback):
 
 def main(engine: str, directory: str, *kinds: str) -> None:
     strategy = ENGINES[engine]()
+    strategy.connect()
     is_moved = engine == "moved2"
     for kind in kinds or KINDS:
         how: dict[str, Any] = {}

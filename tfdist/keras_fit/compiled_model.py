@@ -124,8 +124,10 @@ def _variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def _optimizers(owner: Any) -> list[Any]:
-    """The optimizers that a model, or an optimizer, has as attributes, in lists and dicts too, and those inside them."""
-    values = keras.tree.flatten([value for name, value in vars(owner).items() if name != "_tracker"])
+    """The optimizers that a model or an optimizer has as attributes, in lists and dicts too, and those inside them."""
+    values: list[Any] = []
+    for each in vars(owner).values():
+        values += each.values() if isinstance(each, dict) else each if isinstance(each, list | tuple) else [each]
     inner = [value for value in values if isinstance(value, keras.optimizers.Optimizer) and value is not owner]
     found = itertools.chain(inner, itertools.chain.from_iterable(map(_optimizers, inner)))
     return list({id(each): each for each in found}.values())

@@ -327,10 +327,12 @@ def _update_by_rows(metric: keras.metrics.Metric, update: Callable[..., Any], *v
     if len(values) > num_values:
         named["sample_weight"], values = values[num_values], values[:num_values]
     weight = named.get("sample_weight")
-    if is_mean and weight is None and not tf.convert_to_tensor([*values, *named.values()][0]).shape.rank:
+    first = tf.convert_to_tensor([*values, *named.values()][0])
+    if is_mean and weight is None and not first.shape.rank:
         named["sample_weight"] = rows.weight
     elif rows.share is not None:
-        named["sample_weight"] = rows.share if weight is None else tf.cast(weight, tf.float32) * rows.share
+        shares = tf.fill(tf.shape(first)[:1], rows.share) if first.shape.rank else rows.share
+        named["sample_weight"] = shares if weight is None else tf.cast(weight, tf.float32) * rows.share
     return update(*values, **named)
 
 
