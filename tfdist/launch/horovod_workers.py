@@ -63,7 +63,7 @@ def start_one(plan: Plan, output: Output, *, addresses: Sequence[str]) -> Iterat
 def check_horovod() -> None:
     """Raises UserError where Horovod is not installed."""
     try:
-        importlib.import_module("horovod.runner")
+        importlib.import_module("horovod.runner.gloo_run")
     except ImportError as error:
         raise UserError(f"Horovod is not installed: {error}. Run: python tools/build_horovod.py") from error
 
