@@ -6,6 +6,7 @@ rest, and all that connects a strategy of several replicas, runs `python -m tfdi
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -20,7 +22,9 @@ import tensorflow as tf
 from support import REPOSITORY, Finished, run_command, run_python
 
 from tfdist import main as command
-from tfdist.errors import EXIT_NO_READER, EXIT_STORE_UNAVAILABLE
+from tfdist.commands import verbs
+from tfdist.errors import EXIT_NO_READER, EXIT_STORE_UNAVAILABLE, StoreUnavailableError
+from tfdist.storage import files
 
 CONFIGS = REPOSITORY / "configs"
 DIGITS = "--gin_file=configs/experiments/digits.gin"
@@ -362,6 +366,21 @@ def test_a_gin_file_in_a_bucket_that_cannot_be_reached_is_told_within_seconds() 
     told = run_python(args, env=dead_proxy, timeout=60)
     assert told.status == EXIT_STORE_UNAVAILABLE
     assert "'gs://no-such-bucket/experiment.gin' cannot be read" in told.stderr
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict", "export", "resume", "report"])
+def test_a_verb_of_a_run_in_a_store_that_does_not_answer_has_the_status_that_says_so(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def time_out(path: str) -> NoReturn:
+        raise StoreUnavailableError(errno.EIO, "Read timed out", path)
+
+    for name in ("read", "exists", "stat", "list_dir"):
+        if hasattr(files, name):
+            monkeypatch.setattr(files, name, time_out)
+    assert verbs.run([verb, "gs://bucket/run"]) == EXIT_STORE_UNAVAILABLE
+    shown = capsys.readouterr().err
+    assert "Read timed out" in shown and "Traceback" not in shown
 
 
 @pytest.mark.parametrize("module", ["main", "launch", "report", "doctor"])

@@ -24,6 +24,7 @@ from tfdist.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_NO_READER,
+    EXIT_STORE_UNAVAILABLE,
     EXIT_USER_ERROR,
     PreemptedError,
     TfdistError,
@@ -148,7 +149,7 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
 
     Args:
       command: returns a status, or None when all is done.
-      trusts_the_disk: an OSError is a bug; without it the files are the user's to mend.
+      trusts_the_disk: an OSError is a bug, but for a store's silence; without it the files are the user's to mend.
     """
     try:
         return _run_interruptible(command) or EXIT_DONE
@@ -165,7 +166,7 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
     except BrokenPipeError:
         return _leave_without_reader()
     except OSError as error:
-        if trusts_the_disk:
+        if trusts_the_disk and exit_status_of_error(error) != EXIT_STORE_UNAVAILABLE:
             raise
         reported = UserError(" ".join(str(error).split()))
         reported.__cause__ = error

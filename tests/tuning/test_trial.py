@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +68,18 @@ def test_a_full_disk_says_nothing_of_the_values(tmp_path: pathlib.Path, status: 
         assert not run.end(status, log, OBJECTIVE) and run.status is None
     assert run.message.startswith("its disk failed: runs/export/model.keras cannot be used: No space left")
     assert run.end(2, f"warning: No space left on device\n{log.partition(':')[0]}: no such file\n", OBJECTIVE)
+
+
+def test_a_log_that_a_full_disk_could_not_take_says_nothing_of_the_values(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = SimpleNamespace(f_bavail=0, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    run = trial(tmp_path)
+    assert not run.end(2, "", OBJECTIVE) and run.status is None
+    assert run.message.startswith("its disk failed: ")
+    full.f_bavail = 1
+    assert run.end(2, "", OBJECTIVE)
 
 
 @pytest.mark.parametrize(("status", "log"), [(139, ""), (134, ""), (137, f"loading\n{OUT_OF_MEMORY}")])

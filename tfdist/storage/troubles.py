@@ -51,6 +51,16 @@ def check_writable(run_dir: files.StrPath) -> None:
         raise UserError(f"The run directory {path!r} cannot be written: {why}") from error
 
 
+def is_disk_full(path: str) -> bool:
+    """Whether the disk of a local path has no block left for this user."""
+    if files.is_remote(path):
+        return False
+    try:
+        return os.statvfs(path).f_bavail == 0
+    except OSError:
+        return False
+
+
 def explain_failure(error: BaseException) -> UserError | None:
     """The UserError for an OSError that a store raised, or that a disk is the cause of; None for any other."""
     if not isinstance(error, OSError):

@@ -26,7 +26,7 @@ from tfdist.errors import (
 )
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
-from tfdist.storage.troubles import DISK_FAILURES
+from tfdist.storage.troubles import DISK_FAILURES, is_disk_full
 from tfdist.telemetry.records import as_point, parse_line
 from tfdist.telemetry.registry import larger_is_better
 from tfdist.telemetry.result import read_result
@@ -229,6 +229,9 @@ class ActiveTrial:
             self.status, self.message = INFEASIBLE, find_message(log)
         elif status == EXIT_IN_USE:
             self.message = "a process of a worker that was lost still trains it"
+            return False
+        elif error is not None and not log.strip() and is_disk_full(self.directory.path):
+            self.message = f"{DISK_FAILED}it could not write what it said"
             return False
         elif error is not None and any(words in error for words in DISK_FAILURES):
             self.message = f"{DISK_FAILED}{find_message(log)}"
