@@ -48,7 +48,8 @@ NOT_HERE = {
     "kubectl": "a cluster: tests/launch/test_clusters.py",
     "nvidia-smi": "a GPU",
     "pip install": "a package index",
-    "python -c": "a GPU or a TPU",
+    "python -c 'import tensorflow": "a GPU",
+    'python -c "import tensorflow': "a TPU",
     "ray start": "a Ray cluster: tests/tuning/test_ray.py",
     "python make_small.py": "TFDS: tests/examples/test_examples.py",
     "tfdist launch -n 2 train cifar10.gin": "TFDS: tests/examples/test_examples.py",
@@ -161,12 +162,6 @@ SNIPPETS = {
 }
 
 # The files that a page takes as there, by name.
-WINES = """
-from sklearn.datasets import load_wine
-data = load_wine(as_frame=True)
-table = data.data[["alcohol", "malic_acid", "hue", "proline"]].assign(cultivar=data.target_names[data.target])
-table.assign(bottle=[f"bottle {i}" for i in range(len(table))]).to_csv("wines.csv", index=False)
-"""
 IMAGES = """
 import numpy as np
 from PIL import Image
@@ -210,7 +205,6 @@ FILES = {
     "../README.md": {"train.py": SCRIPT},
     "from_fit.md": {"hosts.txt": "localhost:2\n"},
     "data.md": {"datasets.py": HUB, "prepare.py": IMAGES},
-    "new.md": {"prepare.py": WINES},
     "recipes.md": BLOCKS_FILES,
     "sharding.md": BLOCKS_FILES,
     **{page: {"my.gin": DIGITS} for page in ("launch.md", "clusters.md", "tuning.md")},
@@ -355,7 +349,7 @@ def type_commands(shell: Shell, text: str) -> str | None:
     """Types the lines of a block; returns what they print, None where one of them does not run here."""
     printed = ""
     skipped = False
-    for line in text.replace("\\\n", " ").splitlines():
+    for line in list_lines(text):
         if line.startswith(tuple(NOT_HERE)):
             skipped = True
             continue
@@ -366,6 +360,17 @@ def type_commands(shell: Shell, text: str) -> str | None:
             LAUNCHED[line] = output
         printed += output
     return None if skipped else printed
+
+
+def list_lines(text: str) -> Iterator[str]:
+    """The lines that a shell reads: up to the end of what is quoted or continued."""
+    line = ""
+    for part in text.replace("\\\n", " ").splitlines():
+        line = f"{line}\n{part}" if line else part
+        with contextlib.suppress(ValueError):  # a quotation goes on
+            shlex.split(line, comments=True)
+            yield line
+            line = ""
 
 
 def check_output(shown: str, printed: str) -> None:
