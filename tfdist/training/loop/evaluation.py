@@ -189,7 +189,7 @@ class OwnEvaluator(Evaluator):
       patches: of the model's use.
 
     Raises:
-      UserError: the examples do not fit the model's step, or batches are padded.
+      UserError: the examples do not fit the model's step.
     """
 
     def __init__(

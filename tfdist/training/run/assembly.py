@@ -49,7 +49,7 @@ from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import batch_norm_layers, microbatch_note, synchronize
 from tfdist.training.step.optimizer import bind_schedules, steps_before_swa
-from tfdist.training.step.own_step import OwnTrainStep, find_whole_rows
+from tfdist.training.step.own_step import OwnTrainStep, find_whole_rows, refuse_padding
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import seed_generators, set_seeds
 from tfdist.training.step.state import Learner
@@ -396,6 +396,7 @@ def own_evaluator_of(
 ) -> Evaluator:
     """The same for a model whose own `test_step` evaluates it; `patches`: of the model's use."""
     plan = _plan_evaluation(run, source, batch_size, pads=pads)
+    refuse_padding(plan)
     return OwnEvaluator(run, model, source, stream(run, source, plan), plan, patches)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.pipeline import dispose
+from tfdist.tasks.own_methods import OwnSteps
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.sampler import list_local_devices
 from tfdist.telemetry.console.console_text import TrainingPlan
@@ -32,6 +33,7 @@ from tfdist.training.run.compiled import CallbackModel
 from tfdist.training.run.run import goodput_so_far
 from tfdist.training.run.validate_run import format_count
 from tfdist.training.step.normalization import batch_norm_layers
+from tfdist.training.step.own_step import refuse_padding
 from tfdist.training.watch.profiler import Profiler
 
 
@@ -55,6 +57,8 @@ class Trainer:
           PreemptedError, NotSavedError: the process was told to leave.
         """
         training, run, shards = self._training, self._training.run, self._training.learner.shards
+        if isinstance(training.task, OwnSteps):
+            refuse_padding(training.plan)
         step = assembly.build_step(training)
         evaluator = assembly.build_evaluator(training)
         with open_recovery(training) as opened:

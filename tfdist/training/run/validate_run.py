@@ -42,7 +42,7 @@ from tfdist.training.step.gradients import explain_errors, forward, quotients
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import microbatch_note
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
-from tfdist.training.step.own_step import LARGEST_DIFFERENCE, compare_halves, find_whole_rows, trace_step
+from tfdist.training.step.own_step import LARGEST_DIFFERENCE, compare_halves, refuse_padding, trace_step
 from tfdist.training.step.precision import as_tf_function, set_precision
 
 Tell = Callable[[str], None]
@@ -66,7 +66,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     model, optimizer, task = parts_of(None, model, settings.optimizer, settings.task, source.structure)
     if isinstance(task, OwnSteps):
         assembly.check_own_step_settings(settings)
-        find_whole_rows(training, source)
+        refuse_padding(training)
         _check_own_steps(model(), {split: each.structure for split, each in splits.items()}, batches["training"], tell)
         return
     built = build_model(model, task, source.structure)

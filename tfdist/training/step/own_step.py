@@ -373,18 +373,18 @@ def step_on_rows(
     return whole, tf.reduce_all(tf.stack(rows.are_finite)) if rows.are_finite else tf.constant(True)
 
 
-def find_whole_rows(plan: BatchPlan, source: Source) -> int | None:
-    """The rows of every global batch of a source, cut into parts of one size; None where the sizes may differ.
-
-    Raises:
-      UserError: batches are padded, and the model's step would take the padding for examples.
-    """
+def refuse_padding(plan: BatchPlan) -> None:
+    """Raises UserError where batches are padded: the model's step would take the padding for examples."""
     if plan.pad and plan.num_examples % plan.global_batch_size and not plan.drop_remainder:
         raise UserError(
             f"The model's own step would take the rows that pad the last batch for examples. {plan.num_examples} "
             f"examples are no multiple of global_batch_size = {plan.global_batch_size}. Write train.drop_remainder = "
             "True, or a size that divides them."
         )
+
+
+def find_whole_rows(plan: BatchPlan, source: Source) -> int | None:
+    """The rows of every global batch of a source, cut into parts of one size; None where the sizes may differ."""
     is_known = plan.width is not None and not isinstance(source, StreamSource)  # whose batches are the user's
     return plan.global_batch_size if is_known else None
 
