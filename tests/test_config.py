@@ -527,6 +527,23 @@ def test_an_unset_required_value_that_the_root_does_not_reach_is_left_alone():
         loaded.check("evaluate")
 
 
+def test_a_model_or_data_function_with_arguments_is_called_when_the_root_calls_it():
+    loaded = load(
+        """\
+        import library
+        train.model = @library.build_mlp(width=3)
+        train.data = @library.load_digits(split='test')
+        train.options = @library.load_digits(split='held')
+        """
+    )
+    CALLS.clear()
+    made = loaded.run("train")
+    assert made["model"] == ("mlp", 3) and made["data"] == ("digits", "test", False)
+    (call,) = CALLS
+    assert callable(call["model"]) and callable(call["data"])
+    assert call["options"] == ("digits", "held", False)
+
+
 def test_an_unknown_root_is_refused_with_the_near_one():
     with pytest.raises(UserError, match="Did you mean 'train'"):
         load("train.model = 1").run("trains")

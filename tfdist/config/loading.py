@@ -46,6 +46,7 @@ from tfdist.errors import UserError, build_user_error, suggest
 # gin's version is pinned. Of its private names this module uses, in gin.config:
 #   _CONFIG, _OPERATIVE_CONFIG, _SINGLETONS, _CONFIG_IS_LOCKED: what a call of a configurable function reads and writes;
 #   _REGISTRY, _INVERSE_REGISTRY, _CONSTANTS, _PARSE_CONTEXTS, _make_configurable: what a name means.
+FUNCTIONS = ("train_data", "eval_data", "data", "model")  # settings of roots that take a function
 MAX_SETTINGS_SHOWN = 6
 MAX_SHOWN_PARAMETERS = 20  # of a function, behind the name that was meant
 _ROOT = ("a root", "")  # stands where dynamic registration keeps the import that a function came by
@@ -247,6 +248,7 @@ class _Loader:
         for name, root in roots.items():
             gin_config._make_configurable(root, name=name, import_source=_ROOT, avoid_class_mutation=True)
         self._roots = {name: gin_config._INVERSE_REGISTRY[root] for name, root in roots.items()}
+        self._root_targets = {root.selector for root in self._roots.values()}
         self._configurables = {root.selector: root for root in self._roots.values()}
         self._configurables[MACRO] = gin_config._REGISTRY[MACRO]
         self._contexts: dict[int, Context] = {}
@@ -264,6 +266,8 @@ class _Loader:
             if content.parameter is not None:
                 with name_source(statement.source):
                     value = graph.map_references(content.value, functools.partial(self._resolve, file=statement.file))
+                if target in self._root_targets and content.parameter in FUNCTIONS:
+                    value = _leave_uncalled(value)
                 scope, parameter = (content.macro, "value") if content.macro else (content.scope, content.parameter)
                 settings.append(Setting(scope, target, parameter, value, statement.source))
         return self._config([*settings, *self._inherit_settings(settings, inherited)])
@@ -373,6 +377,12 @@ class _Loader:
         found = {files_and_modules.find_directory(sys.modules[name]) for name in imported if name in sys.modules}
         mine = {directory.resolve() for directory in self._directories} - {files_and_modules.REPOSITORY}
         yield from (f"{MODULES_IN}{directory}" for directory in sorted(mine & found))
+
+
+def _leave_uncalled(value: Any) -> Any:
+    """`@f(a=1)` as the function with this argument, where a setting takes a function that is called later."""
+    has_arguments = isinstance(value, Reference) and any(part.startswith(syntax.INLINE) for part in value.scope[-1:])
+    return dataclasses.replace(value, evaluate=False) if has_arguments else value
 
 
 def _gin_bindings(settings: Sequence[Setting]) -> dict[tuple[str, str], dict[str, Any]]:

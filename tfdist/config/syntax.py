@@ -19,7 +19,7 @@ from tfdist.errors import is_unicode
 
 # gin's version is pinned. Of its private names this module uses what _Parser takes from ConfigParser.
 _MAX_NESTING = 50  # brackets and calls within each other
-_INLINE = "with_"  # begins the scope that holds the arguments of `@f(a=1)`
+INLINE = "with_"  # begins the scope that holds the arguments of `@f(a=1)`
 
 
 class _Delegate(config_parser.ParserDelegate):
@@ -113,7 +113,7 @@ class _Parser(config_parser.ConfigParser):
         if not arguments:
             return name
         *outer, function = name.split("/")
-        scope = (*outer, f"{_INLINE}{hashlib.sha256(repr((function, arguments)).encode()).hexdigest()[:8]}")
+        scope = (*outer, f"{INLINE}{hashlib.sha256(repr((function, arguments)).encode()).hexdigest()[:8]}")
         self.inline += [Assignment(scope, function, argument, value) for argument, value in arguments.items()]
         return "/".join([*scope, function])
 
