@@ -523,8 +523,8 @@ def kill_at(call, name):
             os.kill(os.getpid(), signal.SIGKILL)
         return done(*arguments)
 
-    local.os = types.SimpleNamespace(**vars(os))
-    place = local if call == "exchange" else local.os
+    local_files.os = types.SimpleNamespace(**vars(os))
+    place = local_files if call == "exchange" else local_files.os
     done = getattr(place, call)
     setattr(place, call, killing)
     exporting._run_in_process = lambda kind, path, inputs, _: run_export.RUNS[kind](path, inputs)
