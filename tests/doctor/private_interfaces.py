@@ -49,6 +49,7 @@ OF_OBJECTS = {
         "configure_coordination_service": "a heartbeat timeout for MultiWorkerMirroredStrategy",
         "check_collective_ops_peer_health": "whether the process of a worker is gone",
         "abort_collective_ops": "an end to collectives that wait for it",
+        "_collective_leader": "whether a script has made a strategy of its own that joins others",
     },
     "layer": {
         "_flatten_layers": "the layers at any depth",
@@ -80,6 +81,8 @@ OF_OBJECTS = {
         "_learning_rate": "whether a schedule sets it, whose rate is computed once for all variables",
         "_model_variables_moving_average": "the averages of use_ema",
         "_trainable_variables": "the variables of those averages, and of one of several optimizers",
+        "_trainable_variables_indices": "the places of variables of a model that moves into a strategy",
+        "_var_key": "the same",
         "_use_weight_decay": "decay by groups keeps what the optimizer excludes",
     },
     "extended strategy": {"_get_cross_device_ops": "all-to-all and all-gather between workers"},
@@ -91,6 +94,7 @@ OF_OBJECTS = {
     },
     "variable": {
         "_deferred_initialize": "a value that was put off",
+        "_initialize": "a model that was made in no scope moves into a strategy",
         "_value": "one replica's variable as a Keras variable of its own",
     },
     "tensorboard": {

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_fit import own_steps
 from keras_fit.own_steps import KINDS, Clipped
 from keras_fit.under_own_steps import arguments_of, collect, find_kind, train
-from support import run_python
+from support import REPOSITORY, run_python
 
 import tfdist
 from tfdist import experiment
@@ -175,7 +175,7 @@ def test_an_experiment_trains_evaluates_and_predicts(
 ) -> None:
     (tmp_path / "own.py").write_text(MODULE)
     (tmp_path / "own.gin").write_text(GIN.format(model=model, data=data))
-    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])}
+    path = {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, REPOSITORY / "tests", REPOSITORY)))}
 
     def tfdist(*words: str) -> str:
         return run_python(["-m", "tfdist", *words], env=path, cwd=tmp_path).check().stdout

@@ -113,6 +113,7 @@ class TpuProgram(Strategy):
 
     name = TPU.name
     needs_static_shapes = TPU.needs_static_shapes
+    trains_alone = True
     is_one_program = TPU.is_one_program
 
     def __init__(self, num_replicas: int) -> None:
@@ -121,6 +122,9 @@ class TpuProgram(Strategy):
 
     def expected_replicas(self) -> int:
         return self._num_replicas
+
+    def check_alone(self) -> None:
+        """Nothing: what is traced alone may be a step of several processes."""
 
     def distribute(self, make: MakeDataset) -> Iterator[Any]:
         return iter(make(self.topology))
