@@ -204,6 +204,7 @@ class Adversarial(Stepped):
         super().__init__()
         self.net = dense(8, 3)
         self.accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
+        self.distance = keras.metrics.RootMeanSquaredError(name="distance")
 
     def call(self, x: Any) -> Any:
         return self.net(x)
@@ -220,6 +221,7 @@ class Adversarial(Stepped):
             loss = ops.mean(clean) + ops.mean(attacked)
         self.learn(loss, tape)
         self.accuracy.update_state(y, outputs)
+        self.distance.update_state(x, moved)
         return self.track(loss)
 
 

@@ -269,6 +269,35 @@ def test_what_cannot_be_combined_is_one_message(name: str) -> None:
         tfdist.fit(build(), **arguments_of("a step with clipping"), **how)
 
 
+class Assembled(own_steps.Gan):
+    """Is made of parts, as most are, and has no get_config."""
+
+    def __init__(self, generator: keras.Model, discriminator: keras.Model) -> None:
+        super().__init__()
+        self.generator, self.discriminator = generator, discriminator
+
+
+def test_a_model_that_keras_cannot_save_leaves_its_weights(tmp_path: pathlib.Path) -> None:
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(5)
+        model = Assembled(own_steps.dense(8, 6), own_steps.dense(8, 1))
+        model.compile(own_steps.ADAM(), own_steps.RMSPROP())
+        return model
+
+    model, again = build(), build()
+    arguments = arguments_of("GAN") | {"epochs": 2, "run_dir": str(tmp_path / "run")}
+    history = tfdist.fit(model, **arguments).history
+    assert "Keras cannot save Assembled, which has no get_config" in (tmp_path / "run" / "events.jsonl").read_text()
+    assert tfdist.fit(again, **arguments).history == history
+    loaded = build()
+    for net in (loaded.generator, loaded.discriminator):
+        net.build((None, 4 if net is loaded.generator else 6))
+    loaded.built = True
+    loaded.load_weights(tmp_path / "run" / "export" / "model.weights.h5")
+    for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_the_users_objects_are_as_fit_leaves_them() -> None:
     for kind in ("GAN", "distillation"):
         ours, theirs = KINDS[kind][0](), KINDS[kind][0]()

@@ -119,6 +119,7 @@ EVENTS = {
     "weightless_steps": ("warning", "how many such batches there were"),
     "variables_unused": ("warning", "the loss does not depend on some variables"),
     "workers_round_differently": ("warning", "workers' weights differ in their last digits"),
+    "model_not_saved": ("warning", "Keras cannot save the model; its weights are exported"),
     "microbatch_statistics": ("warning", "batch normalization sees microbatches"),
     # Speed.
     "input_wait": ("info", "waiting for input in an epoch"),

@@ -51,6 +51,7 @@ class RunDirectory:
     fitted = _Name("fitted")
     export = _Name("export")
     model = _Name("export/model.keras")
+    model_weights = _Name("export/model.weights.h5")  # in its place, where Keras cannot save the model
     adapter = _Name("export/adapter.npz")  # what low-rank adaptation has learned, alone
     # what `--mode=export` wrote, and how far its outputs are from the model's
     export_report = _Name("export/report.json")
@@ -195,6 +196,7 @@ RUN_FILES = (
         "Remove it to continue with the run in this directory, or give another --run_dir.",
     ),
     RunFile("export/model.keras", "the trained model", Policy.REFUSE, "Use weights = 'last'."),
+    RunFile("export/model.weights.h5", "its weights, where it has no get_config", Policy.REFUSE, "The same."),
     RunFile("export/adapter.npz", "the adapter of the trained model", Policy.REFUSE, "Use model.keras."),
     RunFile(
         "sweep.jsonl",

@@ -23,6 +23,7 @@ from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.restore import State
 from tfdist.errors import UserError, build_user_error
+from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lora import adapter_bytes, keep_adapters, read_adapter
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
@@ -87,8 +88,9 @@ def list_checkpoint_dirs(path: str) -> tuple[str, str]:
 
 def find_exported(run: RunDirectory, setting: str = "evaluate.weights") -> SavedWeights:
     """The model that the run has exported; raises UserError where it has none yet."""
-    if files.exists(run.model):
-        return SavedWeights(run.model)
+    for path in (run.model, run.model_weights):
+        if files.exists(path):
+            return SavedWeights(path)
     steps = _list_steps(run)
     advice = f"Write {setting} = 'last' for the newest checkpoint; there are {steps}" if steps else "Train first"
     raise UserError(f"There are no trained weights at {run.model}. {advice}, or write {setting} = 'FILE'.")
@@ -187,16 +189,28 @@ def _list_names(names: Iterable[str]) -> str:
 
 
 def export_model(run: Run, model: keras.Model) -> None:
-    """Writes export/model.keras, and the adapter of one that is adapted, whole or not at all, on the chief."""
+    """Writes export/model.keras, and the adapter of one that is adapted, whole or not at all, on the chief.
+
+    Of a model whose classes do not say how they are made it writes the weights alone, and says so.
+    """
     heartbeat.beat(heartbeat.FINISHING)
     if not run.topology.is_chief or not run.request.keeps:
         return
+    target = run.directory.model
     with tempfile.TemporaryDirectory(prefix="tfdist-export-") as scratch:
         path = os.path.join(scratch, "model.keras")
-        model.save(path)
+        try:
+            model.save(path)
+        except NotImplementedError:  # of `get_config`, which many subclassed models do without
+            target, path = run.directory.model_weights, os.path.join(scratch, "model.weights.h5")
+            with Patches() as patches:
+                patches.replace(model, built=True)  # which a model without a call of its own never is
+                model.save_weights(path)
+            name = type(model).__name__
+            run.note("model_not_saved", f"Keras cannot save {name}, which has no get_config; {target} has its weights.")
         files.make_dirs(run.directory.export)
         with open(path, "rb") as saved:
-            files.write_atomic(run.directory.model, saved.read())
+            files.write_atomic(target, saved.read())
     adapter = read_adapter(model)
     if adapter:
         files.write_atomic(run.directory.adapter, adapter_bytes(adapter))

@@ -162,7 +162,8 @@ def _find_finished(directory: RunDirectory, result: RunResult, settings: TrainSe
     if total <= done:
         asked = "as many as are asked for" if total == done else f"more than the {total:,} steps that are asked for"
         lacks = f" Only {directory.model} is missing; remove {directory.result}, and the next start writes it."
-        said = f"{had}, {asked}. Nothing is left to train.{'' if files.exists(directory.model) else lacks}"
+        is_exported = any(map(files.exists, (directory.model, directory.model_weights)))
+        said = f"{had}, {asked}. Nothing is left to train.{'' if is_exported else lacks}"
         return RunClaim(is_finished=True, said=said)
     if settings.policy is None or not list_paths(directory.checkpoints):
         why = "train.checkpoint is 'off'" if settings.policy is None else "it kept no checkpoint"

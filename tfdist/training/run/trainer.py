@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.pipeline import dispose
+from tfdist.storage import files
 from tfdist.tasks.own_methods import OwnSteps
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.sampler import list_local_devices
@@ -233,7 +234,8 @@ class Trainer:
         )
         run.write_config({"train.num_microbatches": plan.num_microbatches} if settings.splits else None)
         metrics = format_metrics(outcome.eval_metrics) or format_metrics(outcome.train_metrics)
-        where = f"; {run.directory.model}" if run.request.keeps else ""
+        exported = (run.directory.model, run.directory.model_weights)
+        where = next((f"; {path}" for path in exported if run.request.keeps and files.exists(path)), "")
         run.events.info(
             "run_finished",
             step=outcome.step,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -320,10 +321,11 @@ def _update_by_rows(metric: keras.metrics.Metric, update: Callable[..., Any], *v
     rows = _find_rows()
     if rows is None or rows.weight is None:
         return update(*values, **named)
-    is_mean = isinstance(metric, keras.metrics.Mean | keras.metrics.Sum) and not isinstance(
-        metric, keras.metrics.MeanMetricWrapper
-    )
-    num_values = 1 if is_mean else 2
+    parameters = [*inspect.signature(update).parameters]
+    if "sample_weight" not in parameters:
+        return update(*values, **named)
+    num_values = parameters.index("sample_weight")
+    is_mean = num_values == 1 and isinstance(metric, keras.metrics.Mean | keras.metrics.Sum)
     if len(values) > num_values:
         named["sample_weight"], values = values[num_values], values[:num_values]
     weight = named.get("sample_weight")
