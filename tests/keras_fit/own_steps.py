@@ -407,6 +407,20 @@ class Accumulating(Stepped):
         return self.track(loss)
 
 
+class Added(keras.Model):
+    """Keras's own step without a loss in compile: a layer adds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = keras.Sequential([layers.Dense(4), layers.ActivityRegularization(l2=0.1)])
+
+    def call(self, x: Any) -> Any:
+        return self.net(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return super().train_step(data)
+
+
 class Measured(keras.Model):
     """Keras's own steps, with metrics and a loss of the model's own."""
 
@@ -470,5 +484,6 @@ KINDS: dict[str, tuple[Callable[[], keras.Model], Data]] = {
     "graph network": (compiled(Graph), ((RNG.normal(size=(ROWS, 4, 3)).astype(np.float32), EDGES), LABELS)),
     "mean teacher": (compiled(MeanTeacher, loss=LOSS), (X, LABELS)),
     "gradient accumulation": (compiled(Accumulating), (X, TARGETS)),
+    "a loss of a layer alone": (compiled(Added), (X, LABELS)),
     "compute_metrics and compute_loss": (compiled(Measured, loss=LOSS, metrics=["accuracy"]), (X, LABELS)),
 }

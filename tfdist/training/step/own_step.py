@@ -96,7 +96,7 @@ class _Scope(keras.StatelessScope):
     """A scope in which what is not assigned has its value from outside: Keras's regularizers ask for that alone."""
 
     def __init__(self) -> None:
-        super().__init__(initialize_variables=False)
+        super().__init__(collect_losses=True, initialize_variables=False)
         self._is_asking = False
 
     def get_current_value(self, variable: keras.Variable) -> Any:
