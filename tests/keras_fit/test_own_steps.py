@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_fit import own_steps
 from keras_fit.own_steps import KINDS, Clipped
 from keras_fit.under_own_steps import arguments_of, collect, find_kind, train
-from support import REPOSITORY, run_python
+from support import REPOSITORY, TESTS_PATH, run_python
 
 import tfdist
 from tfdist import experiment
@@ -35,7 +35,7 @@ def run(engine: str, directory: pathlib.Path, *kinds: str, env: dict[str, str] |
     directory.mkdir(exist_ok=True)
     start = ["-m", "tfdist.launch", *LAUNCHED.get(engine, ()), "--module=keras_fit.under_own_steps", "--"]
     command = start if engine in LAUNCHED else [str(PROGRAM)]
-    return run_python([*command, engine, str(directory), *kinds], env=env, timeout=400)
+    return run_python([*command, engine, str(directory), *kinds], env=TESTS_PATH | (env or {}), timeout=400)
 
 
 @functools.cache
