@@ -132,15 +132,14 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
             with strategy.scope():
                 built = model()
             evaluator = assembly.own_evaluator_of(run, built, source, settings.global_batch_size, Patches())
-            put_weights(run, built, found)
         else:
             with strategy.scope():
                 built = build_model(model, task, source.structure)
                 metrics = MetricGroup(task.metric_specs())
                 check_fit(built, task, source.structure, [metrics])
             check_metric_sums(built, task, source.structure, run.topology.num_replicas)
-            put_weights(run, built, found)
             evaluator = assembly.evaluator_of(run, built, metrics, task, source, settings.global_batch_size)
+        put_weights(run, built, found)
         results = evaluator.evaluate()
         assert results is not None  # nothing asks it to leave
         evaluator.close()

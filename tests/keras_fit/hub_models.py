@@ -15,20 +15,21 @@ TEXTS = np.array([" ".join(RNG.choice(["the", "cat", "dog", "sat", "ran", "far"]
 LABELS = np.array([int("cat" in text) for text in TEXTS])
 IMAGES = RNG.integers(0, 256, (24, 32, 32, 3)).astype(np.float32)
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "dog", "sat", "ran", "far"]
+SIZES = {
+    "vocabulary_size": len(WORDS),
+    "num_layers": 1,
+    "num_heads": 2,
+    "hidden_dim": 8,
+    "intermediate_dim": 16,
+    "max_sequence_length": 8,
+    "dropout": 0.0,
+}
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def build_classifier(*, prepares: bool) -> keras.Model:
     keras.utils.set_random_seed(2)
-    backbone = keras_hub.models.BertBackbone(
-        vocabulary_size=len(WORDS),
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=8,
-        intermediate_dim=16,
-        max_sequence_length=8,
-        dropout=0.0,
-    )
+    backbone = keras_hub.models.BertBackbone(**SIZES)
     preprocessor = prepare_texts() if prepares else None
     model = keras_hub.models.BertTextClassifier(backbone, num_classes=2, preprocessor=preprocessor, dropout=0.0)
     return compiled(model)
@@ -41,15 +42,7 @@ def prepare_texts() -> Any:
 
 def build_language_model() -> keras.Model:
     keras.utils.set_random_seed(2)
-    backbone = keras_hub.models.GPT2Backbone(
-        vocabulary_size=len(WORDS),
-        num_layers=1,
-        num_heads=2,
-        hidden_dim=8,
-        intermediate_dim=16,
-        max_sequence_length=8,
-        dropout=0.0,
-    )
+    backbone = keras_hub.models.GPT2Backbone(**SIZES)
     backbone.enable_lora(2)
     return compiled(keras_hub.models.GPT2CausalLM(backbone, preprocessor=None))
 

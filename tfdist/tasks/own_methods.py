@@ -90,14 +90,14 @@ class OwnLoss:
 _thread = threading.local()  # of one replica perhaps
 
 
-def _keep_where_asked(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _disable_by_thread(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: value if getattr(_thread, "keeps_losses", False) else scale(value)
 
 
 _PATCH = SharedPatch(
     keras_loss,
-    scale_loss_for_distribution=_keep_where_asked(keras_loss.scale_loss_for_distribution),
-    unscale_loss_for_distribution=_keep_where_asked(keras_loss.unscale_loss_for_distribution),
+    scale_loss_for_distribution=_disable_by_thread(keras_loss.scale_loss_for_distribution),
+    unscale_loss_for_distribution=_disable_by_thread(keras_loss.unscale_loss_for_distribution),
 )
 
 

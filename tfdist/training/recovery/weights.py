@@ -188,15 +188,18 @@ def _list_names(names: Iterable[str]) -> str:
     return ", ".join(known[:MOST_SHOWN]) + more
 
 
-def export_model(run: Run, model: keras.Model) -> None:
+def export_model(run: Run, model: keras.Model) -> str:
     """Writes export/model.keras, and the adapter of one that is adapted, whole or not at all, on the chief.
 
     Of a model whose classes do not say how they are made it writes the weights alone, and says so.
+
+    Returns:
+      The path that the chief has written, or would write if the run were kept.
     """
     heartbeat.beat(heartbeat.FINISHING)
-    if not run.topology.is_chief or not run.request.keeps:
-        return
     target = run.directory.model
+    if not run.topology.is_chief or not run.request.keeps:
+        return target
     with tempfile.TemporaryDirectory(prefix="tfdist-export-") as scratch:
         path = os.path.join(scratch, "model.keras")
         try:
@@ -214,6 +217,7 @@ def export_model(run: Run, model: keras.Model) -> None:
     adapter = read_adapter(model)
     if adapter:
         files.write_atomic(run.directory.adapter, adapter_bytes(adapter))
+    return target
 
 
 def check_exported(run_dir: str, weights: str | int | None) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.pipeline import dispose
-from tfdist.storage import files
 from tfdist.tasks.own_methods import OwnSteps
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.sampler import list_local_devices
@@ -88,13 +87,13 @@ class Trainer:
                 self._evaluate_final_weights(evaluator, outcome, opened, learning_rate)
                 if shards is not None:
                     shards.gather_to_chief(keep=run.topology.is_chief)
-                export_model(run, training.learner.model)
+                exported = export_model(run, training.learner.model)
         if evaluator is not None:
             evaluator.close()
         if outcome.paused:
             self._log_pause(outcome)
             return None
-        return self._conclude(opened, outcome, stopped_by, seconds)
+        return self._conclude(opened, outcome, stopped_by, seconds, exported)
 
     def _record_start(self, opened: RecoveryStart, first_step: int) -> None:
         """Adds this start to run.json, and tells the console how far the run goes."""
@@ -198,8 +197,10 @@ class Trainer:
                 Point(step=outcome.step, epoch=epoch, split=FINAL, metrics=results, learning_rate=learning_rate)
             )
 
-    def _conclude(self, opened: RecoveryStart, outcome: Outcome, stopped_by: str | None, seconds: float) -> RunResult:
-        """Writes what a good end leaves behind; result.json last."""
+    def _conclude(
+        self, opened: RecoveryStart, outcome: Outcome, stopped_by: str | None, seconds: float, exported: str
+    ) -> RunResult:
+        """Writes what a good end leaves behind; result.json last. `exported` is the path of the trained model."""
         training, run, plan = self._training, self._training.run, self._training.plan
         settings, backup = training.settings, training.settings.backup
         resumed_from_step = opened.start.step if opened.start is not None else None
@@ -234,8 +235,7 @@ class Trainer:
         )
         run.write_config({"train.num_microbatches": plan.num_microbatches} if settings.splits else None)
         metrics = format_metrics(outcome.eval_metrics) or format_metrics(outcome.train_metrics)
-        exported = (run.directory.model, run.directory.model_weights)
-        where = next((f"; {path}" for path in exported if run.request.keeps and files.exists(path)), "")
+        where = f"; {exported}" if run.request.keeps else ""
         run.events.info(
             "run_finished",
             step=outcome.step,

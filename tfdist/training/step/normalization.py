@@ -67,23 +67,28 @@ def microbatch_note(model: keras.Model, *, num_microbatches: int, global_batch_s
 
 
 @contextlib.contextmanager
-def example_weights(shares: tf.Tensor | None) -> Iterator[None]:
-    """Around a forward pass over examples that count so much, float32 [n]; None: one each."""
-    before, _pass.shares = _pass.shares, shares
+def _bind(name: str, value: tf.Tensor | None) -> Iterator[None]:
+    """Sets an attribute of this thread's pass while it lasts."""
+    before = getattr(_pass, name)
+    setattr(_pass, name, value)
     try:
         yield
     finally:
-        _pass.shares = before
+        setattr(_pass, name, before)
+
+
+@contextlib.contextmanager
+def example_weights(shares: tf.Tensor | None) -> Iterator[None]:
+    """Around a forward pass over examples that count so much, float32 [n]; None: one each."""
+    with _bind("shares", shares):
+        yield
 
 
 @contextlib.contextmanager
 def weighted_reductions(weight: tf.Tensor | None) -> Iterator[None]:
     """Around a pass whose loss counts so much in the mean of the replicas' losses, float32; None: in their sum."""
-    before, _pass.weight = _pass.weight, weight
-    try:
+    with _bind("weight", weight):
         yield
-    finally:
-        _pass.weight = before
 
 
 def synchronize(
