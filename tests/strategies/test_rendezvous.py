@@ -115,6 +115,15 @@ def test_workers_started_together_meet_every_time_and_leave_their_ports_free(wor
         socket.create_server(("127.0.0.1", port_of(address))).close()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "0.0.0.0"])
+def test_a_reserved_port_is_the_workers_at_every_address(host: str) -> None:
+    with reserve_port() as reserved, socket.socket() as other:
+        port = reserved.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            other.bind((host, port))
+        socket.create_server((host, port)).close()  # sets SO_REUSEADDR, as a worker's servers do
+
+
 def test_a_large_cluster_meets() -> None:
     with reserve_port() as held:
         port = held.getsockname()[1]

@@ -91,11 +91,17 @@ def tf_config(addresses: Sequence[str], index: int) -> str:
     return json.dumps({"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": index}})
 
 
-def reserve_port(host: str = HOST) -> socket.socket:
-    """A socket that keeps a free port of `host` for a worker that listens with SO_REUSEADDR."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+def reserve_port() -> socket.socket:
+    """A socket that keeps a free port for a worker that listens with SO_REUSEADDR.
+
+    The port is kept at all addresses of this machine, IPv4 and IPv6, since TensorFlow's server listens at all of them.
+    """
+    is_dual = socket.has_dualstack_ipv6()
+    sock = socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((host, 0))
+    if is_dual:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    sock.bind(("", 0))
     return sock
 
 

@@ -70,7 +70,7 @@ class WorkerHost:
 
     def meet(self, address: str) -> str:
         """A free address of this node, kept for the process; `address` is the node's own."""
-        self._port = local_workers.reserve_port(address)
+        self._port = local_workers.reserve_port()
         return f"{address}:{self._port.getsockname()[1]}"
 
     def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
