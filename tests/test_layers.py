@@ -100,6 +100,9 @@ BUDGETS = {
     "tests": (38_000, 241),
     "benchmarks and tools": (6_450, 49),
 }
+PRIVATE_INTERFACES = 60  # of Keras and TensorFlow
+PRIVATE_ELSEWHERE = {"config", "tuning", "storage"}  # gin's, KerasTuner's, the bucket library's
+DOCUMENTED = {"_exit", "_replace"}  # of os, of named tuples
 # Modules (or packages) that alone may import a library.
 ONLY_IMPORTERS = {
     "gin": {"config"},
@@ -364,6 +367,41 @@ def measure(folder: pathlib.Path, pattern: str = "**/*.py") -> tuple[int, int]:
 
 def fits(size: tuple[int, ...], budget: tuple[int, int]) -> bool:
     return all(found <= allowed for found, allowed in zip(size, budget, strict=True))
+
+
+def test_few_private_interfaces_of_keras_and_tensorflow_are_used() -> None:
+    modules = list(read_modules(REPOSITORY / PACKAGE))
+    own = DOCUMENTED | {name for module in modules for name in definitions(module)}
+    used = {
+        name
+        for module in modules
+        if module.part not in PRIVATE_ELSEWHERE
+        for name in private_names(module)
+        if name not in own
+    }
+    assert 20 < len(used) <= PRIVATE_INTERFACES, sorted(used)
+
+
+def definitions(module: Module) -> Iterator[str]:
+    """Names of functions, classes, variables, and attributes of `self`."""
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                yield name
+
+
+def private_names(module: Module) -> Iterator[str]:
+    """Attributes with a leading underscore, and what is imported from the packages that Keras and TensorFlow hide."""
+    yield from (name for _, name in imports(module, PACKAGE) if name.startswith(("keras.src.", "tensorflow.python.")))
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Attribute(attr=name) | ast.Call(func=ast.Name(), args=[_, ast.Constant(value=str(name)), *_]):
+                if name.startswith("_") and not name.startswith("__"):
+                    yield name
 
 
 @pytest.mark.slow
