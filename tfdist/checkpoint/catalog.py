@@ -45,7 +45,7 @@ class Entry:
         return self.problem == NO_MANIFEST
 
     def check_format(self) -> None:
-        """Raises UserError where a newer tfdist wrote it."""
+        """Raises UserError if a newer tfdist wrote the checkpoint."""
         if self.is_newer:
             raise UserError(f"{self.path}: {self.problem}")
 
@@ -72,7 +72,7 @@ def list_checkpoints(directory: str) -> list[Entry]:
 
 
 def read_newest_first(directory: str) -> Iterator[Entry]:
-    """The same from the newest on; a manifest is read when its turn comes."""
+    """Yields every checkpoint, newest first, half-written ones too; reads a manifest when its turn comes."""
     for _, same_step in itertools.groupby(reversed(list_paths(directory)), key=lambda pair: pair[0]):
         entries = [read_entry(path) for _, path in same_step]
         yield from sorted(entries, key=lambda entry: entry.age_order, reverse=True)

@@ -145,7 +145,7 @@ class CheckpointSchedule:
 
     @property
     def interval_seconds(self) -> float | None:
-        """From one checkpoint to the next by the clock; None: only steps count."""
+        """Seconds between checkpoints; None if only steps count."""
         if self._policy.every_seconds is not None:
             return self._policy.every_seconds
         if self._periods:

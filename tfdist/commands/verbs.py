@@ -125,7 +125,7 @@ complete -o filenames -F _tfdist tfdist
 
 
 def start() -> None:
-    """The command `tfdist`."""
+    """Runs the command `tfdist`; dispatches `tfdist launch` before all else, so that it catches signals."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name == "launch":
         # It takes note of signals before anything else.

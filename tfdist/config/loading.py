@@ -130,7 +130,7 @@ class Config:
         """`text()` and, for the functions that runs of this configuration have called, the defaults they used."""
         with gin_config._OPERATIVE_CONFIG_LOCK:
             called = {call: dict(parameters) for call, parameters in self._operative.items()}
-        reached = self._reached_targets()
+        reached = self._list_reachable_targets()
         defaults = {}
         for (scope, target), parameters in sorted(called.items()):
             within = tuple(scope.split("/")) if scope else ()
@@ -144,14 +144,14 @@ class Config:
         return formatting.explanation(self._settings, self._used, self._functions)
 
     def settings(self) -> dict[str, str]:
-        """The settings by Python's own names: the same when `text()` or `operative_text()` is loaded."""
+        """Values as text by full name, macros expanded, defaults omitted; the same after loading `text()` again."""
         return formatting.settings(self._used, self._functions)
 
     def configured_roots(self) -> set[str]:
         """The roots that some statement gives a value."""
         return {name for name, root in self._roots.items() if any(s.target == root.selector for s in self._settings)}
 
-    def _reached_targets(self) -> set[str]:
+    def _list_reachable_targets(self) -> set[str]:
         starts = [Call(root.selector) for root in self._roots.values()]
         return {call.target for call, _ in Graph(self._used, shadowing=True).walk(starts)} - {MACRO, CONSTANT}
 
@@ -260,7 +260,7 @@ class _Loader:
         check_macros(self._statements, is_constant=_is_constant, imported=True)
         assignments = [(s, s.content) for s in self._statements if isinstance(s.content, Assignment)]
         # All left sides first: a method that is configured makes gin register its class anew.
-        targets = [self._target(statement, content) for statement, content in assignments]
+        targets = [self._resolve_target(statement, content) for statement, content in assignments]
         settings = []
         for (statement, content), target in zip(assignments, targets, strict=True):
             if content.parameter is not None:
@@ -299,7 +299,8 @@ class _Loader:
                     with name_source(statement.source):
                         context.run_import(content)
 
-    def _target(self, statement: Statement, content: Assignment) -> str:
+    def _resolve_target(self, statement: Statement, content: Assignment) -> str:
+        """Returns the selector of the configurable that an assignment sets; UserError if it lacks the parameter."""
         if content.macro:
             return MACRO
         with name_source(statement.source):

@@ -214,7 +214,7 @@ def _value_hint(word: str, reason: str) -> str:
 
 
 def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str], bool], imported: bool) -> None:
-    """Every macro that is used has a definition or is a constant, and none needs itself.
+    """Raises UserError for an undefined macro, one that needs itself, or one that redefines RUN_DIR.
 
     Args:
       is_constant: whether gin knows a constant of this name.

@@ -187,7 +187,7 @@ class PythonBatches:
         if self._per_pass is None or self._length is None or now == self._length:
             return
         if now < self._per_pass:
-            record_errors(_shrank)(self._per_pass, now)
+            record_errors(_refuse_shorter_pass)(self._per_pass, now)
         if not self._has_grown:
             self._has_grown = True
             _LOG.warning(
@@ -206,7 +206,7 @@ class PythonBatches:
             if count == self._total:
                 break
         else:
-            record_errors(_ran_out)(count, self._total)
+            record_errors(_refuse_early_end)(count, self._total)
         yield from itertools.repeat(batch)  # read ahead by the pipeline, and never trained on
 
 
@@ -217,21 +217,21 @@ def _noting_errors(batches: Iterator[Any]) -> Iterator[Any]:
     except TfdistError:
         raise
     except Exception as error:
-        record_errors(_fail)(error)
+        record_errors(_raise_batch_error)(error)
 
 
-def _fail(raised: Exception) -> None:
+def _raise_batch_error(raised: Exception) -> None:
     raise BatchError(raised) from raised
 
 
-def _shrank(first: int, now: int) -> None:
+def _refuse_shorter_pass(first: int, now: int) -> None:
     raise UserError(
         f"The data had {first:,} batches for an epoch at first, and has {now:,} now. Give as many in every epoch, "
         f"or no more than the shortest has: steps_per_epoch (or validation_steps) = {now}."
     )
 
 
-def _ran_out(count: int, total: int | None) -> None:
+def _refuse_early_end(count: int, total: int | None) -> None:
     needed = f"{total:,} are needed" if total else "more are needed"
     raise UserError(
         f"The generator ended after {count:,} batches, and {needed} (steps of an epoch × epochs). Let it run without "

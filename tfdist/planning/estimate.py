@@ -69,8 +69,8 @@ class MeasuredRun:
         return bool(names) and self.num_replicas == group.count
 
 
-def read_measured(path: str) -> MeasuredRun:
-    """Raises UserError where there is no finished run."""
+def read_measured_run(path: str) -> MeasuredRun:
+    """Reads throughput and hardware of a finished run; raises UserError if the directory has none."""
     directory = RunDirectory(path)
     result = read_result(directory)
     if result is None:
@@ -203,7 +203,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The limits that a plan must keep; None is no limit."""
+    """Budget in USD and deadline in hours of a plan; None is no limit."""
 
     budget_usd: float | None = None
     deadline_hours: float | None = None

@@ -54,7 +54,7 @@ def choose_layers(model: keras.Model, patterns: Sequence[str] | str) -> list[ker
 def match_layers(
     layers: Sequence[keras.layers.Layer], patterns: Sequence[str], setting: str
 ) -> list[keras.layers.Layer]:
-    """The layers whose names match patterns of file names, pattern after pattern.
+    """Returns the layers whose names match shell-style patterns, in the patterns' order.
 
     Raises:
       UserError: one of the patterns, which `setting` has, matches none.
@@ -107,7 +107,7 @@ def _wrap_dropout_call(dropout: keras.layers.Dropout, inner: Callable[..., Any])
 
 
 class RecomputedCall:
-    """One call of a layer on one replica.
+    """Call of a layer on one replica, whose activations the backward pass recomputes.
 
     Args:
       layer: whose call it is.

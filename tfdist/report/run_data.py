@@ -159,7 +159,7 @@ class RunData:
     @functools.cached_property
     def accounts(self) -> dict[int, Account]:
         """The account of each worker's wall clock."""
-        return goodput.accounts(self.samples, self.starts)
+        return goodput.compute_accounts(self.samples, self.starts)
 
     @property
     def goodput(self) -> float | None:

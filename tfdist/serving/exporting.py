@@ -202,7 +202,7 @@ def _compare(expected: Arrays, given: Arrays) -> dict[str, Any]:
 
 
 def _copy(path: str, target: str) -> int:
-    """Copies a file or a tree into the run directory; its bytes."""
+    """Copies a file or a tree into the run directory; returns its size in bytes."""
     if os.path.isfile(path):
         content = pathlib.Path(path).read_bytes()
         files.write_atomic(target, content)

@@ -77,7 +77,7 @@ class LocalFiles:
         sync_directory(os.path.dirname(path))
 
     def write_new(self, path: str, parts: Iterable[memoryview], crc32c: int | None) -> int:
-        """Creates a file, durably and whole or not at all; returns its bytes. Raises FileExistsError."""
+        """Creates a file, durably and whole or not at all; returns its size. Raises FileExistsError."""
         del crc32c  # which a store over a network needs
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)

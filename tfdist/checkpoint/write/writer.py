@@ -174,7 +174,7 @@ def write_checkpoint(
 
 
 def _write_files(path: str, buffer: HostBuffer, prefix: str) -> tuple[StoredFile, ...]:
-    """One after the other on a local disk, several at once to a bucket, whose streams are slow each."""
+    """Writes a buffer's files, several at once to a bucket, as its streams are slow; returns sizes and checksums."""
     most = _MOST_UPLOADS if files.is_remote(path) else 1
     with ThreadPoolExecutor(max(1, min(most, len(buffer.files))), "tfdist-upload") as threads:
         indices = range(len(buffer.files))

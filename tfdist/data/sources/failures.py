@@ -36,8 +36,8 @@ class InterpreterEnds(Exception):
     """A reader's call is refused, as the interpreter is about to go."""
 
 
-class Calls:
-    """The calls of Python code out of pipelines, in progress and made."""
+class PythonCallTracker:
+    """Tracker of Python calls from pipelines, so that the interpreter waits for them at exit and refuses new ones."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -76,7 +76,7 @@ class Calls:
                 return
 
 
-_CALLS = Calls()
+_CALLS = PythonCallTracker()
 atexit.register(_CALLS.close)
 
 

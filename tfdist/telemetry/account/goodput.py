@@ -39,8 +39,8 @@ class Account:
         return self.seconds.get(COMPUTE, 0.0) / self.wall_seconds if self.wall_seconds > 0 else None
 
 
-def accounts(samples: Iterable[Sample], starts: Sequence[Start]) -> dict[int, Account]:
-    """Returns the account of each worker.
+def compute_accounts(samples: Iterable[Sample], starts: Sequence[Start]) -> dict[int, Account]:
+    """Returns each worker's wall-clock time by category (compute, input, down, …).
 
     Args:
       samples: of all workers and starts, each worker's by time.
@@ -67,7 +67,7 @@ def total(parts: Iterable[Account]) -> Account:
 
 def goodput(samples: Iterable[Sample], starts: Sequence[Start]) -> float | None:
     """Computes the goodput of the whole run, all its workers together; None where nothing was sampled."""
-    return total(accounts(samples, starts).values()).goodput
+    return total(compute_accounts(samples, starts).values()).goodput
 
 
 def _processes(samples: Iterable[Sample]) -> dict[int, list[list[Sample]]]:

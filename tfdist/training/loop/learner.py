@@ -218,7 +218,7 @@ def build_model(builder: ModelBuilder, task: Task, structure: Any, patches: Patc
             "the place of compile()."
         )
     if patches is not None:
-        patches.keep(model, *COMPILED)
+        patches.restore_at_end(model, *COMPILED)
     # Keras leaves a Sequential without shapes, and without a word, where a layer does not say what it gives.
     is_open = isinstance(model, keras.Sequential) and not hasattr(model, "outputs")
     with explain_errors(structure):

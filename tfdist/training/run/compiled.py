@@ -71,7 +71,7 @@ def _build(
     if is_task_wanted and has_own_steps(built):
         return built, built.optimizer, OwnSteps()
     if patches is not None:
-        patches.keep(built, *COMPILED)
+        patches.restore_at_end(built, *COMPILED)
     optimizer = built.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # which compile() puts around one in float16
         optimizer = optimizer.inner_optimizer
@@ -201,7 +201,7 @@ class CallbackModel:
         if isinstance(task, OwnSteps):  # which leave the model compiled
             return
         with Patches() as patches:
-            patches.keep(self._model, *COMPILED)
+            patches.restore_at_end(self._model, *COMPILED)
             _compile(learner, task)
             self._compiled = _compiled_state(self._model)
 
@@ -209,7 +209,7 @@ class CallbackModel:
     def compiled_for_hooks(self) -> Iterator[None]:
         """A context in which the model is compiled, for the time that a hook runs."""
         with Patches() as patches:
-            patches.keep(self._model, *COMPILED)
+            patches.restore_at_end(self._model, *COMPILED)
             patches.replace(self._model, **self._compiled)  # Keras's own setting would track metrics once more
             try:
                 yield

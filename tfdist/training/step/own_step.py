@@ -346,7 +346,7 @@ def step_on_rows(
     batch: Mapping[str, Any],
     whole_rows: int | None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Runs a step of the model on one replica's rows; in replica context.
+    """Runs the model's own `train_step` or `test_step` on one replica's rows; in replica context.
 
     Args:
       strategy: connected.

@@ -195,7 +195,7 @@ class TrainStep:
             update = functools.partial(tf.cond, _weighs_nothing(result.weight), lambda: tf.constant(False), update)
 
         def skip() -> tf.Tensor:
-            """Undoes what the forward pass moved along: infinite batch statistics would stay infinite."""
+            """Restores batch statistics of before the forward pass, or they stay infinite; lowers the loss scale."""
             for variable, value in zip(self._moving, moving, strict=True):
                 strategy.distribution.extended.update(variable.value, lambda v, new: v.assign(new), args=(value,))
             if loss_scale is not None:

@@ -160,16 +160,16 @@ class Chief:
         A Ctrl-C behind any of them does not wait.
         """
 
-        def note(number: int, _frame: FrameType | None) -> None:
+        def handle_signal(number: int, _frame: FrameType | None) -> None:
             if self._signal is not None and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self._signal = number
 
         numbers = [signal.SIGTERM, signal.SIGINT]
         numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
-        before = {number: signal.signal(number, note) for number in numbers}
+        before = {number: signal.signal(number, handle_signal) for number in numbers}
         if getattr(before[signal.SIGINT], "was_called", False):  # and a library ate the exception
-            note(signal.SIGINT, None)
+            handle_signal(signal.SIGINT, None)
         try:
             yield
         finally:
@@ -302,13 +302,13 @@ class Chief:
     def _conclude(self, trial: ActiveTrial) -> None:
         """Records the end of a trial that has ended."""
         assert trial.status is not None
-        self._record_end(trial, trial.status, trial.message, **self._read_hyperparameters(trial))
+        self._record_end(trial, trial.status, trial.message, **self._adopt_hyperparameters(trial))
         self._failures = self._failures + 1 if trial.status == FAILED else 0
         if self._failures >= MAX_FAILURES:
             raise TfdistError(f"{self._failures} trials in a row failed; the last, {trial.name}: {trial.message}")
 
-    def _read_hyperparameters(self, trial: ActiveTrial) -> dict[str, Any]:
-        """What its model has asked for that was not known, and the values that it got, which are the trial's now."""
+    def _adopt_hyperparameters(self, trial: ActiveTrial) -> dict[str, Any]:
+        """Adds what a trial's model defined to the space and the trial; returns it as fields for the journal."""
         built = hypermodel.read(trial.directory.path) if self._plan.space.may_grow else None
         if built is None:
             return {}

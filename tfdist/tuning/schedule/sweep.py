@@ -145,7 +145,7 @@ def _prepare(
     _check_alone(environment.current())
     sample = _sample_space(settings, experiment)
     training = experiment.load(sample).run("train", run_dir=request.run_dir)
-    settings.search.check(max_trials=settings.max_trials, epochs=training.epochs)
+    settings.search.validate(max_trials=settings.max_trials, epochs=training.epochs)
     model = _build_hypermodel(training)
     space = Space(settings.space, model.find_space(), model.values) if model else Space(settings.space)
     objective = build_objective(settings.objective, settings.direction)
