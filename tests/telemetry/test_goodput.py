@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tfdist.telemetry.account.goodput import DOWN, REDONE, compute_accounts, goodput, total
+from tfdist.telemetry.account.goodput import DOWN, REDONE, compute_accounts, goodput, sum_accounts
 from tfdist.telemetry.facts import Sample
 from tfdist.telemetry.result import Start
 
@@ -63,7 +63,7 @@ def test_workers_have_accounts_of_their_own_and_one_together() -> None:
     told = [sample(10, 10, compute=10), sample(10, 10, worker=1, compute=4, peer_wait=6)]
     found = compute_accounts(told, starts(0))
     assert found[1].goodput == pytest.approx(0.4)
-    assert total(found.values()).seconds == {"compute": 14, "peer_wait": 6}
+    assert sum_accounts(found.values()).seconds == {"compute": 14, "peer_wait": 6}
     assert goodput(told, starts(0)) == pytest.approx(0.7)
 
 

@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def is_leftover(self) -> bool:
-        """Whether it has no manifest: half-written, half-removed, or being written just now."""
+        """Whether the checkpoint has no manifest: half-written, half-removed, or being written just now."""
         return self.problem == NO_MANIFEST
 
     def check_format(self) -> None:
@@ -128,7 +128,7 @@ def remove(path: str) -> None:
 
 
 def find_expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: Entry) -> list[Entry]:
-    """Those of `entries` that the policy does not keep.
+    """Returns those of `entries` that the policy does not keep.
 
     Args:
       entries: of one directory; leftovers are not judged, nor what a newer tfdist wrote.
@@ -150,7 +150,7 @@ def find_expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: 
 
 
 def find_best(candidates: Sequence[Entry], policy: CheckpointPolicy) -> Entry | None:
-    """The one with the best value of the policy's metric; of equal ones the newest, which comes first."""
+    """The checkpoint with the best value of the policy's metric; of equal ones the newest, which comes first."""
     if policy.keep_best is None:
         return None
     whole = [(entry.manifest, entry) for entry in candidates if entry.manifest is not None]

@@ -157,13 +157,13 @@ class CheckpointSchedule:
         return max(best, wait / LARGEST_SHARE, self._write_seconds)
 
     def note_save(self, step: int, now: float, *, cost_seconds: float) -> None:
-        """A checkpoint of `step` was taken by `now` and kept the training waiting for `cost_seconds`."""
+        """Records that a checkpoint of `step` was taken by `now` and made the training wait for `cost_seconds`."""
         self._step = step
         self._time = now
         self._costs = [*self._costs, cost_seconds][-REMEMBERED_COSTS:]
 
     def note_write(self, seconds: float) -> None:
-        """The last checkpoint took `seconds` from its copy in memory to its commit."""
+        """Records that the last checkpoint took `seconds` from its copy in memory to its commit."""
         self._write_seconds = seconds
 
 

@@ -136,7 +136,7 @@ def _describe(shape: tuple[int, ...], dtype: Any) -> str:
 
 
 def _type_name(dtype: Any) -> str:
-    """Of a dtype of NumPy, TensorFlow or Keras, whose dtypes are strings."""
+    """The name of a dtype of NumPy, TensorFlow or Keras, whose dtypes are strings."""
     return getattr(dtype, "name", None) or (dtype if isinstance(dtype, str) else np.dtype(dtype).name)
 
 

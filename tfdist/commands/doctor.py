@@ -113,7 +113,7 @@ class Doctor:
         }
 
     def examine(self) -> None:
-        """Looks at everything, and tells what it finds."""
+        """Runs all checks and reports their findings."""
         from tfdist.doctor import versions  # whose `packaging` may be missing, which is a message then
 
         settings = self._read_settings()

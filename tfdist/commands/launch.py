@@ -273,7 +273,7 @@ def _is_flag(argument: str) -> bool:
 
 
 def _find_command(options: flags.FlagValues, arguments: list[str], operands: list[str]) -> list[str]:
-    """What each worker runs: a script, a verb of tfdist, or a module with what follows `--`.
+    """Finds what each worker runs: a script, a verb of tfdist, or a module with what follows `--`.
 
     Raises:
       UserError: it is none of these.

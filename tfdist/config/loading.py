@@ -182,7 +182,7 @@ def load(
 
 
 def read_statements(*, gin_files: Sequence[str], gin_params: Sequence[str]) -> dict[str, str]:
-    """What files and params state, as text by name, the later winning; nothing that they name is imported.
+    """Reads the values of files and params, as text by name, the later winning; nothing that they name is imported.
 
     Raises:
       UserError: a file is missing or cannot be read, or a macro that is used has no definition.
@@ -212,7 +212,7 @@ def _read(gin_files: Sequence[str], gin_params: Sequence[str]) -> Reader:
 def _gin_state(
     bindings: dict[tuple[str, str], dict[str, Any]], operative: dict[tuple[str, str], dict[str, Any]]
 ) -> Iterator[None]:
-    """Puts a configuration in gin's place for it, and afterwards the one that was there."""
+    """Sets gin's configuration while the context lasts, and then restores the one before."""
     state = {"_CONFIG": bindings, "_OPERATIVE_CONFIG": operative, "_SINGLETONS": {}, "_CONFIG_IS_LOCKED": False}
     before = {name: getattr(gin_config, name) for name in state}
     vars(gin_config).update(state)
@@ -225,7 +225,7 @@ def _gin_state(
 def _substitute_run_directory(
     bindings: dict[tuple[str, str], dict[str, Any]], run_dir: str | None
 ) -> dict[tuple[str, str], dict[str, Any]]:
-    """gin's bindings with %RUN_DIR in its place; raises UserError where it is used and there is none."""
+    """Returns gin's bindings with %RUN_DIR replaced; raises UserError where it is used and there is none."""
     if not run_dir_macro.is_used(list(bindings.values())):
         return bindings
     if run_dir is None:

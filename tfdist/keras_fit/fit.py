@@ -250,7 +250,7 @@ OMITTED = ("model", "train_data", "eval_data", "optimizer", "task", "hyperparame
 
 @contextlib.contextmanager
 def _raising_as_fit() -> Iterator[None]:
-    """What a training raises, as fit would: what a callback or the data raised, a ValueError, KeyboardInterrupt."""
+    """Raises a training's errors as Keras's fit: those of a callback or the data, ValueError, KeyboardInterrupt."""
     try:
         yield
     except CallbackError as error:

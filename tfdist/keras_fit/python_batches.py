@@ -35,7 +35,7 @@ class OneShotGenerator:
 
 
 class BatchError(UserError):
-    """What the user's data raised instead of a batch, in one message; `raised` is the exception itself."""
+    """An error that the user's data raised instead of a batch, in one message; `raised` is the exception itself."""
 
     def __init__(self, raised: Exception) -> None:
         super().__init__(str(user_code.build_error("The data", raised)))

@@ -64,7 +64,7 @@ class MeasuredRun:
     accelerators: Sequence[str]
 
     def ran_on(self, group: DeviceGroup) -> bool:
-        """Whether it ran on so many of these devices."""
+        """Returns whether the run was on so many of these devices."""
         names = [name for name in group.device.names if any(name in each for each in self.accelerators)]
         return bool(names) and self.num_replicas == group.count
 
@@ -255,12 +255,12 @@ def _first_that_fits(
             step = traced.estimate_step(rows)
             if estimate_memory(step, group, microbatches=number > 1, shards=sharding is not None) <= usable:
                 choice = PlannedChoice(precision, step.recomputes, sharding, number, rows)
-                return choice, step, _largest(traced, group, choice, usable)
+                return choice, step, _estimate_largest_rows(traced, group, choice, usable)
     return None
 
 
-def _largest(traced: TracedStep, group: DeviceGroup, choice: PlannedChoice, usable: float) -> int:
-    """The most examples of a microbatch that fit; memory grows along a line."""
+def _estimate_largest_rows(traced: TracedStep, group: DeviceGroup, choice: PlannedChoice, usable: float) -> int:
+    """Estimates the most examples of a microbatch that fit; memory grows along a line."""
 
     def memory(rows: int) -> float:
         shards = choice.sharding is not None

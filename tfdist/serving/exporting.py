@@ -172,7 +172,7 @@ def _write_export(
 
 
 def _run_in_process(kind: str, path: str, inputs: Arrays, scratch: str) -> Arrays:
-    """What an export gives in a process without tfdist."""
+    """Runs an export in a process without tfdist; returns its outputs."""
     examples, outputs = os.path.join(scratch, "examples.npz"), os.path.join(scratch, "outputs.npz")
     plain: dict[str, Any] = {n: a.astype(np.bytes_) if a.dtype == object else a for n, a in inputs.items()}
     np.savez(examples, **plain)

@@ -36,7 +36,7 @@ class Check:
     hint: Callable[[Any], str] = lambda value: ""
 
     def __call__(self, name: str, value: Any) -> None:
-        """Raises UserError, with the setting's name, where the value will not do."""
+        """Checks a setting's value; raises UserError, with the setting's name, where it is refused."""
         if not (self.takes_none if value is None else self.accepts(value)):
             raise build_user_error(
                 f"{name} is {format_value(value)}; write {self.described}.{self.hint(value)}", error_id="wrong-value"
@@ -88,7 +88,7 @@ def text(example: str) -> Check:
 
 
 def is_text(value: Any) -> bool:
-    """Whether it is a text that is not empty."""
+    """Returns whether a value is a text that is not empty."""
     return isinstance(value, str) and bool(value.strip())
 
 
@@ -107,7 +107,7 @@ def _is_above_zero(value: Any) -> bool:
 
 
 def _is_callable(value: Any) -> bool:
-    """Whether a value is a function or class, which gin may configure, or an object that needs no arguments."""
+    """Returns whether a value is a function or class, which gin may configure, or an object that needs no arguments."""
     if callable(value) and not isinstance(value, type) and not inspect.isroutine(value):
         try:
             inspect.signature(value).bind()

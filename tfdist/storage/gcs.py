@@ -204,7 +204,7 @@ def _pages(path: str, prefix: str, *, delimiter: str | None, page_size: int | No
 
 
 def _prefix(path: str) -> str:
-    """What the names below a directory begin with."""
+    """Returns the prefix of the names below a directory."""
     name = split_path(path)[1].rstrip("/")
     return f"{name}/" if name else ""
 

@@ -36,7 +36,7 @@ def exchange(one: str, other: str) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Makes its names survive a power cut; see fsync(2), which leaves the directory to the caller."""
+    """Makes the names in a directory survive a power cut; see fsync(2), which leaves the directory to the caller."""
     descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

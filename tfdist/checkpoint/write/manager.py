@@ -209,7 +209,7 @@ class CheckpointManager:
             self._failures.put((step, error))
 
     def _start(self) -> None:
-        """Makes the directory and removes what a crash left in it."""
+        """Makes the directory, lists its checkpoints, and removes what a crash left of others."""
         self._check_ours()
         files.make_dirs(self._directory)
         self._is_started = self._is_helper

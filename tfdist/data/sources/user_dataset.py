@@ -114,7 +114,7 @@ class DatasetFunction(StreamSource):
         self.num_examples = self._count(dataset) if num_examples is None else num_examples
 
     def describe(self) -> list[str]:
-        """Describes how it resumes, and how workers share the examples."""
+        """Describes how the dataset resumes, and how workers share the examples."""
         resumes = "resumes by skipping in the epoch"
         if self._parameters:
             resumes = f"made anew each epoch with its {' and '.join(self._parameters)}; {resumes}"
@@ -167,7 +167,7 @@ class DatasetFunction(StreamSource):
     def _chain_epochs(
         self, first: int, seed: int, batch_epoch: Callable[[tf.data.Dataset], tf.data.Dataset]
     ) -> tf.data.Dataset:
-        """The batches of this epoch and all that follow, whose datasets the user's function makes in their turn."""
+        """The batches of epoch `first` and all later ones; the user's function makes a dataset for each in its turn."""
         spec = self._call_function(first, seed).element_spec
         held: dict[int, tf.data.Dataset] = {}  # what a running iterator may still need
 
@@ -239,7 +239,7 @@ class DatasetFunction(StreamSource):
 
 @contextlib.contextmanager
 def _global_seed(seed: int) -> Iterator[None]:
-    """Another global seed of TensorFlow, in this thread alone: other threads draw and trace meanwhile."""
+    """Sets TensorFlow's global seed in this thread alone: other threads draw and trace meanwhile."""
     before = getattr(_THREAD, "seeds", None)
     _THREAD.seeds = seed, random.Random(seed)  # the second gives those of operations that have none
     context.context().clear_kernel_cache()  # as `tf.random.set_seed` does, for operations that have a seed of their own

@@ -309,7 +309,7 @@ class Supervisor:
 
 
 def _status_of(outcome: StartOutcome) -> int:
-    """Of the whole; the workers, which got SIGTERM, do not know that it was Ctrl-C that had them save and leave."""
+    """The launcher's exit status; workers that left at SIGTERM do not know that a Ctrl-C was the reason."""
     has_left = outcome.status == EXIT_PREEMPTED or outcome.exit_info.get("left_after_saving")
     return EXIT_INTERRUPTED if outcome.first_signal == signal.SIGINT and has_left else outcome.status
 

@@ -237,7 +237,7 @@ class Watch:
             self._store_stacks()
 
     def _report_hang(self, hang: Hang, now: float) -> Hang:
-        """Says it with the suspects' stacks; returns the hang with what those gave away."""
+        """Reports a hang with the suspects' stacks; returns it with fewer suspects if the stacks show who is stuck."""
         vitals = read_vitals(self.running)
         shown = stacks.collect_stacks(self.running, vitals)
         if len(hang.suspects) > 1:
@@ -406,7 +406,7 @@ class Watch:
             self.report(f"The workers' stacks could not be written to {run_dir}: {error}")
 
     def _exit_info(self) -> dict[str, Any]:
-        """What the workers left for the launcher; of several values that of the first worker."""
+        """Reads what the workers left for the launcher; of several values that of the first worker."""
         info: dict[str, Any] = {}
         for worker in self.workers[::-1]:
             info |= heartbeat.read_exit_info(worker.heartbeat)

@@ -106,7 +106,7 @@ def build_learner(
 
 
 def _build_with_own_steps(strategy: Strategy, builder: ModelBuilder, structure: Any, patches: Patches) -> Learner:
-    """The same for a model whose own steps train and evaluate it; it stays compiled."""
+    """Builds the learner of a model whose own steps train and evaluate it; the model stays compiled."""
     with strategy.scope():
         model = builder()
         step = trace_step(model, "train_step", structure)
@@ -303,7 +303,7 @@ def trace_loss(model: keras.Model, task: Task, structure: Any, metrics: Sequence
 
 
 def describe_model(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> dict[str, str]:
-    """What the workers compare: the configuration of both, and each variable's shape, type and whether it is trained.
+    """Describes both for a comparison of workers: configurations, and variables' shapes, types and trainability.
 
     The text does not depend on what else a process has built: Keras's own numbers in names are left out.
     """
@@ -321,7 +321,7 @@ def describe_model(model: keras.Model, optimizer: keras.optimizers.Optimizer) ->
 
 
 def _configuration(made: keras.Model | keras.optimizers.Optimizer) -> dict[str, object]:
-    """What Keras knows of it: nothing of a class that does not say it."""
+    """The configuration of a model or an optimizer; empty for a class that has none."""
     try:
         return dict(made.get_config())
     except (NotImplementedError, TypeError, ValueError, AttributeError):

@@ -250,7 +250,7 @@ def _plain_settings(settings: TrainSettings) -> dict[str, object]:
 
 
 def _describe_source(source: Source, split: str) -> dict[str, object]:
-    """What the workers compare of a source."""
+    """Describes what the workers compare of a source."""
     facts = {
         f"examples of the {split} data": source.num_examples,
         f"structure of an example of the {split} data": source.structure,

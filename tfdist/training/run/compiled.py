@@ -129,7 +129,7 @@ def _build_task(model: keras.Model, structure: Any) -> Supervised:
 
 
 def _find_loss(given: Any) -> Any:
-    """What `Supervised` takes of what compile() takes; a name stays one, as it may depend on shapes."""
+    """Finds the loss for `Supervised` in what compile() took; a name stays one, as it may depend on shapes."""
     return given if isinstance(given, str) else keras.losses.get(given)
 
 
@@ -176,7 +176,7 @@ def _build_metric(given: Any) -> keras.metrics.Metric:
 
 
 def _filter_config(kind: type[keras.metrics.Metric], config: dict[str, Any]) -> dict[str, Any]:
-    """What of a metric's configuration its class takes: many of users' own leave Keras's `dtype` out."""
+    """Returns what of a metric's configuration its class takes: many of users' own leave Keras's `dtype` out."""
     parameters = inspect.signature(kind).parameters
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
         return config

@@ -163,7 +163,7 @@ class Shards:
         return tf.zeros([0], self._dtypes[id(variable)]) if here is None else tf.identity(here._value)
 
     def list_stored(self, named: Mapping[str, keras.Variable]) -> dict[str, keras.Variable]:
-        """Of variables that are apart what lies in this process of each, slices by the names of slices."""
+        """Lists this process's parts of sharded variables by name, slices by the names of slices."""
         found = {}
         for name, variable in named.items():
             for replica, here in self._here[id(variable)].items():

@@ -259,7 +259,7 @@ class TrainStep:
         return summed, scalars, total + tf.add_n([_opaque_zero(each) for each in received])
 
     def _factor(self, divisor: tf.Tensor) -> tf.Tensor:
-        """What a sum of gradients is multiplied with. Where nothing counts it is 0: no update instead of NaN."""
+        """The factor of a sum of gradients. Where nothing counts it is 0: no update instead of NaN."""
         return tf.math.reciprocal_no_nan(divisor) / factor_of(self._learner.loss_scale, self._learner.scale_factor)
 
 

@@ -187,7 +187,7 @@ class Trial:
 
     @property
     def has_result(self) -> bool:
-        """Whether its objective may be compared: it ended well at least once."""
+        """Whether the trial's objective may be compared: the trial ended well at least once."""
         return self.objective is not None and self.status not in (INFEASIBLE, FAILED)
 
     def start(self, event: Mapping[str, Any]) -> None:
@@ -199,14 +199,14 @@ class Trial:
         """Records an evaluation."""
         epoch, step = event["epoch"], event["step"]
         self.curve = [point for point in self.curve if (point.epoch, point.step) < (epoch, step)]
-        if (objective := finite(event["objective"])) is not None:
+        if (objective := to_finite(event["objective"])) is not None:
             self.curve.append(TrialPoint(epoch, step, objective))
         self.epochs = max(self.epochs, epoch)
 
     def end(self, event: Mapping[str, Any], at_seconds: float) -> None:
         """Takes in the end of a stretch; what an interrupted one reported may still be overtaken."""
         self.status, self.message, seconds = event["status"], event["message"], event.get("seconds", 0.0)
-        objective = finite(event["objective"]) if self.status in (DONE, PAUSED, STOPPED) else None
+        objective = to_finite(event["objective"]) if self.status in (DONE, PAUSED, STOPPED) else None
         self.ends.append(End(objective, seconds, at_seconds))
         self.values, self.rung = event.get("values", self.values), event.get("rung", self.rung)
         self.epochs, self.seconds = max(self.epochs, event.get("epochs", 0)), self.seconds + seconds
@@ -291,6 +291,6 @@ def read_sweep(run_dir: str) -> Sweep:
     return sweep
 
 
-def finite(value: float | str | None) -> float | None:
-    """An objective as a number; None where there is none, for NaN and the infinities, which JSON has as text."""
+def to_finite(value: float | str | None) -> float | None:
+    """Returns an objective as a number; None if there is none, and for NaN and infinities, which JSON has as text."""
     return None if value is None or not math.isfinite(float(value)) else float(value)
