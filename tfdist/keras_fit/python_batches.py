@@ -156,7 +156,7 @@ class PythonBatches:
         """The batches from a step on, without end."""
         batches = self._read_once if isinstance(self._given, OneShotGenerator) else self._read_again
         return tf.data.Dataset.from_generator(
-            lambda: _noting_errors(batches(first)), output_signature=self.element_spec
+            lambda: _record_batch_errors(batches(first)), output_signature=self.element_spec
         )
 
     def close(self) -> None:
@@ -210,8 +210,8 @@ class PythonBatches:
         yield from itertools.repeat(batch)  # read ahead by the pipeline, and never trained on
 
 
-def _noting_errors(batches: Iterator[Any]) -> Iterator[Any]:
-    """The batches; TensorFlow would turn what the user's code raises into errors of its own."""
+def _record_batch_errors(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yields the batches; records errors of the user's code, which TensorFlow would turn into its own."""
     try:
         yield from batches
     except TfdistError:

@@ -167,7 +167,7 @@ class RecomputedCall:
         return tf.nest.flatten(outputs), backward
 
     def _compute(self, values: Sequence[tf.Tensor]) -> tuple[Any, list[Any]]:
-        """The outputs for such inputs and weights, and what the variables that are not trained become."""
+        """Computes the outputs for inputs and weights, and the new values of the variables that are not trained."""
         inputs = values[: len(self._places)]
         weights = self.gather_weights(inputs, values[len(self._places) :])
         given = list(self._given)

@@ -49,7 +49,7 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _now() -> float:
-    """Seconds, those included in which the machine was suspended, as a virtual machine may be."""
+    """Seconds of a clock that also counts while the machine is suspended, as a virtual machine may be."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 

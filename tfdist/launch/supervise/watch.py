@@ -197,7 +197,7 @@ class Watch:
                 if not (self.outcome.was_interrupted or self.is_ending) and self.have_hosts_changed():
                     self._leave_hosts()
                 self._collect()
-                self._look(time.monotonic())
+                self._check_for_hang(time.monotonic())
                 self._act(time.monotonic())
                 if self.running:
                     time.sleep(POLL_SECONDS)
@@ -218,8 +218,8 @@ class Watch:
         self.seen |= {vital.worker: vital for vital in vitals}
         return vitals
 
-    def _look(self, now: float) -> None:
-        """Finds out whether a worker hangs, now and then."""
+    def _check_for_hang(self, now: float) -> None:
+        """Checks now and then whether a worker hangs; reports the hang, and may end it."""
         if now - self.last_look < LOOK_SECONDS or self.is_ending or not self.running:
             return
         self.last_look = now

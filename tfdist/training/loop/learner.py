@@ -176,14 +176,14 @@ def _build(
     if strategy.stages:
         placed = layers_by_device(built, strategy.stages, strategy.devices)
         devices = devices_of(placed)
-        values.give(device=lambda variable: devices.get(id(variable)))
+        values.assign(device=lambda variable: devices.get(id(variable)))
         return built, None, functools.partial(compute_in_stages, placed, patches)
     assert sharding is not None
     splits = [] if isinstance(sharding, str) else choose_splits(built, sharding, strategy.topology.num_replicas)
     blocks = choose_layers(built, AUTO) if sharding == WEIGHTS else []
     axes = {id(each.variable): each.axis for each in splits}
     shards = Shards(strategy, built.trainable_variables, sharding, blocks, axes)
-    values.give(but=shards.is_sharded)
+    values.assign(but=shards.is_sharded)
 
     def arrange() -> None:
         shards.place_variables()

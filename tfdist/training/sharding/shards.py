@@ -334,7 +334,7 @@ def _pad_rows(parts: Sequence[tf.Tensor], size: int, dtype: tf.DType | str) -> t
 
 
 class LateValues:
-    """A context: the Keras variables that are made within it get their values by `give`.
+    """A context: the Keras variables that are made within it get their values by `assign`.
 
     So a model that does not fit is never whole in one place. A variable gets the value that it would have had at once,
     as an initializer's seed is drawn when it is made.
@@ -359,13 +359,13 @@ class LateValues:
                 "leave these out."
             ) from error
 
-    def give(
+    def assign(
         self,
         *,
         but: Callable[[keras.Variable], bool] = lambda variable: False,
         device: Callable[[keras.Variable], str | None] = lambda variable: None,
     ) -> None:
-        """Gives variables their values, within the strategy's scope.
+        """Assigns variables their values, within the strategy's scope.
 
         Args:
           but: for which it does not, unless they were assigned to.

@@ -47,7 +47,7 @@ def layer_losses(model: keras.Model) -> tuple[list[Any], list[Any]]:
 
 
 def map_penalized(model: keras.Model) -> None:
-    """Gives the penalties of weights, within a `keras.StatelessScope`, the weights, of which that knows none."""
+    """Maps weights that have a penalty to themselves in the `keras.StatelessScope`, which computes the penalties."""
     for variable in model.trainable_variables:
         if variable.regularizer is not None:
             variable.assign(variable.value)
