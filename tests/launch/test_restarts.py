@@ -220,8 +220,7 @@ def test_a_worker_has_one_line_and_one_that_stood_still_its_stacks_once() -> Non
         "worker 4: has not shown itself",
     ]
     assert stacks.is_input_blocked(dump) and not stacks.is_input_blocked(dump.split("\n\n")[1])
-    thousand = [vital(index, reading()) for index in range(1000)]
-    many = stacks.format_stacks(thousand, {}, stalled={999}, now=100.0).splitlines()
+    many = stacks.format_stacks([vital(i, reading()) for i in range(1000)], {}, stalled={999}, now=100.0).splitlines()
     assert many[0].startswith("worker 999 (host here") and many[-1] == "983 more workers" and len(many) == 19
 
 
