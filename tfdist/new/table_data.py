@@ -43,7 +43,7 @@ def inspect(request: DataRequest) -> DataDescription:
     classes = find_classes(target, rows[target].to_numpy(), request.predict)
     test = draw_test_mask(len(rows))
     parts = {"train": rows.filter(pyarrow.array(~test)), "test": rows.filter(pyarrow.array(test))}
-    columns = _choose_inputs(table, parts["train"], target)
+    columns = _columns(table, parts["train"], target)
     inputs = [*columns["numbers"], *columns["categories"]]
     written = _written_names([*inputs, target])
 
@@ -80,20 +80,20 @@ def _are_whole(values: np.ndarray) -> bool:
     return bool((np.abs(values) < 2**53).all() and (values == np.floor(values)).all())
 
 
-def _choose_inputs(table: TableFile, training_rows: Any, target: str) -> dict[str, Any]:
-    """Chooses `numbers`, and `categories` with vocabulary sizes; omits constants and texts that differ in most rows.
+def _columns(table: TableFile, training: Any, target: str) -> dict[str, Any]:
+    """The inputs: `numbers`, and `categories` with how many indices each has. Texts that differ in most rows are none.
 
     Raises:
-      UserError: no column is left.
+      UserError: there is none.
     """
     numbers, categories = [], {}
-    for name in training_rows.column_names:
-        known = training_rows[name].drop_null().unique()
+    for name in training.column_names:
+        known = training[name].drop_null().unique()
         if name == target or len(known) < 2:
             continue
         if table.kinds[name] in (INTEGER, FLOAT):
             numbers.append(name)
-        elif table.kinds[name] == BOOLEAN or 2 * len(known) <= len(training_rows):
+        elif table.kinds[name] == BOOLEAN or 2 * len(known) <= len(training):
             categories[name] = len(known) + OTHER_INDICES
     if not numbers and not categories:
         raise UserError(f"{table.path} has no column besides {target!r} that could tell it.")

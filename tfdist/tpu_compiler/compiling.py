@@ -34,7 +34,7 @@ def compile_programs(
     ):
         path = os.path.join(scratch, "step.hlo")
         for kind in programs.kinds:
-            program, answer = _compile_program(programs, path, target, compiler, kind)
+            program, answer = _compile(programs, path, target, compiler, kind)
             largest = None
             if finds_largest_batch and kind == TRAIN:
                 largest = _find_largest_batch(programs, path, target, compiler)
@@ -42,10 +42,9 @@ def compile_programs(
             yield CompiledStep(slice=target, program=program, largest_batch=largest, notes=notes, **answer)
 
 
-def _compile_program(
+def _compile(
     programs: Programs, path: str, target: Slice, compiler: Compiler, kind: str, local_batch_size: int | None = None
 ) -> tuple[Program, dict[str, Any]]:
-    """Writes a step's HLO to `path` and compiles it for a slice; returns the program and the compiler's report."""
     try:
         program = programs.write(path, kind, local_batch_size=local_batch_size)
     except UserError:
@@ -63,7 +62,7 @@ def _find_largest_batch(programs: Programs, path: str, target: Slice, compiler: 
 
     def fits(size: int) -> bool:
         try:
-            _, answer = _compile_program(programs, path, target, compiler, TRAIN, size)
+            _, answer = _compile(programs, path, target, compiler, TRAIN, size)
         except NoRoomError:
             return False
         return answer["argument_bytes"] + answer["temporary_bytes"] <= target.chip.memory_bytes

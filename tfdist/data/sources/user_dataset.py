@@ -114,7 +114,7 @@ class DatasetFunction(StreamSource):
         self.num_examples = self._count(dataset) if num_examples is None else num_examples
 
     def describe(self) -> list[str]:
-        """Describes how the dataset resumes, and how workers share the examples."""
+        """Describes how it resumes, and how workers share the examples."""
         resumes = "resumes by skipping in the epoch"
         if self._parameters:
             resumes = f"made anew each epoch with its {' and '.join(self._parameters)}; {resumes}"

@@ -31,7 +31,7 @@ class Local:
 
 @dataclasses.dataclass(frozen=True)
 class Ray(Resources):
-    """A Ray cluster that runs trials; the resources are those of one process of a trial.
+    """A Ray cluster, which sets aside for each trial, or for each process of a trial of several, what is asked here.
 
     Attributes:
       working_dir: a directory that Ray copies to every node, in which trials find gin files and modules; None where

@@ -160,16 +160,16 @@ class Chief:
         A Ctrl-C behind any of them does not wait.
         """
 
-        def handle_signal(number: int, _frame: FrameType | None) -> None:
+        def note(number: int, _frame: FrameType | None) -> None:
             if self._signal is not None and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self._signal = number
 
         numbers = [signal.SIGTERM, signal.SIGINT]
         numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
-        before = {number: signal.signal(number, handle_signal) for number in numbers}
+        before = {number: signal.signal(number, note) for number in numbers}
         if getattr(before[signal.SIGINT], "was_called", False):  # and a library ate the exception
-            handle_signal(signal.SIGINT, None)
+            note(signal.SIGINT, None)
         try:
             yield
         finally:
