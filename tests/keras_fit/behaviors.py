@@ -956,8 +956,8 @@ mistake(
     class_weight={0: 2.0},
 )
 mistake("class_weight with several outputs", "single output", y=[Y, Y], model=None, class_weight={0: 1.0})
-mistake("a validation_split that leaves no examples", "leaves none", validation_split=0.999)
-mistake("validation_split with a dataset", "Give validation_data", x=dataset, y=None, validation_split=0.2)
+mistake("a validation_split that leaves no examples", "not sufficient to split", validation_split=0.999)
+mistake("validation_split with a dataset", "only supported for tensors", x=dataset, y=None, validation_split=0.2)
 mistake("targets beside a dataset", "should not be passed", x=dataset)
 mistake("a dataset without end, without steps_per_epoch", "has no end", x=lambda: dataset().repeat(), y=None)
 mistake("a generator that gives nothing", "no batch", x=lambda: batches(0), y=None)

@@ -132,7 +132,7 @@ def fit(
         resumes = kept is not None or find_backup(given) is not None
         seed = _draw_seed(strategy, resumes, at_end) if seed is None else seed
         if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = examples.split(x, y, sample_weight, validation_split)
+            (x, y, sample_weight), validation_data = examples.split((x, y, sample_weight), validation_split)
         data = examples.to_train(
             x,
             y,
