@@ -227,9 +227,7 @@ def test_a_run_that_stops_after_some_epochs_goes_on_to_the_same_end(tmp_path: pa
     "changes", [{"stop_after_epochs": 1}, {"num_microbatches": "auto"}, {"on_divergence": Rollback()}]
 )
 def test_what_needs_checkpoints_is_refused_without(tmp_path: pathlib.Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(
-        UserError, match=rf"train\.{next(iter(changes))} needs checkpoints, and train\.checkpoint is 'off'"
-    ):
+    with pytest.raises(UserError, match=rf"train\.{next(iter(changes))} = .* not work with train\.checkpoint = 'off'"):
         run(tmp_path, epochs=3, checkpoint="off", **changes)
 
 
