@@ -21,7 +21,7 @@ from training.trainings import STEPS_PER_EPOCH, Trained, run
 
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.write import manager, snapshot
-from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, PreemptedError, UserError
+from tfdist.errors import EXIT_USER_ERROR, PreemptedError, UserError
 from tfdist.tasks.supervised import Supervised
 
 pytestmark = pytest.mark.slow
@@ -172,20 +172,6 @@ def soft_loss() -> keras.losses.Loss:
 
 
 # Told to leave
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_costs_no_step(tmp_path: pathlib.Path, undisturbed: Trained, number: int) -> None:
-    rare = CheckpointPolicy(every_steps=1000)
-    leaving = [*memories(), Once("on_train_batch_end", 4, send(number))]
-    ended = run(tmp_path, may_fail=True, callbacks=leaving, **BASE | {"checkpoint": rare})
-    assert isinstance(ended.error, PreemptedError) and ended.error.exit_status == EXIT_PREEMPTED
-    trained = interrupted(tmp_path, checkpoint=rare)
-    (resumed,) = trained.events("resumed")
-    said = f"Left at step {resumed['step']} after saving, because {signal.Signals(number).name} was received"
-    assert said in trained.events("preempted")[0]["details"]["reason"]
-    assert resumed["step"] == 5  # the workers agree to leave in the call after the signal, of one step here
-    assert_same(trained, undisturbed)
 
 
 def test_a_signal_during_an_evaluation_ends_it_and_costs_no_step(tmp_path: pathlib.Path) -> None:
