@@ -183,13 +183,12 @@ def scale_microbatches(run: Run, learner: Learner, plan: BatchPlan) -> BatchPlan
     wanted = -(-plan.num_microbatches * all_workers // present)
     fits = plan.global_batch_size >= wanted * plan.num_replicas and not plan.pad
     statistics = [layer.name for layer in batch_norm_layers(learner.model) if layer.trainable]
-    missing = f"{present} of {all_workers} workers train"
     if statistics or not fits:
         why = f"the model takes statistics of them ({statistics[0]})" if statistics else "the batch is too small"
-        message = f"{missing}; num_microbatches stays {plan.num_microbatches}, as {why}."
-        run.events.info("fewer_workers", message=message, num_microbatches=plan.num_microbatches)
-        return plan
-    message = f"{missing}; each computes its part of a batch in {wanted} slices in place of {plan.num_microbatches}."
+        wanted, change = plan.num_microbatches, f"num_microbatches stays {plan.num_microbatches}, as {why}"
+    else:
+        change = f"each computes its part of a batch in {wanted} slices in place of {plan.num_microbatches}"
+    message = f"{present} of {all_workers} workers train; {change}."
     run.events.info("fewer_workers", message=message, num_microbatches=wanted)
     return dataclasses.replace(plan, num_microbatches=wanted)
 
