@@ -244,7 +244,7 @@ class CheckpointManager:
                 with contextlib.suppress(OSError):  # then the chief waits in vain, but not for ever
                     self._part.note_failure(path, error)
             else:
-                self._to_remove.append(path)  # what it wrote
+                self._forget(path)
             raise
         self.last_write_seconds = time.perf_counter() - begun
         if entry is None:
@@ -295,6 +295,13 @@ class CheckpointManager:
             )
             self._tell.warning("checkpoint_not_removed", message=message)
             self._is_refused = True
+
+    def _forget(self, path: str) -> None:
+        """Removes what a failed attempt wrote; if the store refuses that, too, after the next commit."""
+        self._to_remove.append(path)
+        with contextlib.suppress(OSError), files.limit_patience(_REMOVE_PATIENCE_SECONDS):
+            catalog.remove(path)
+            self._to_remove.remove(path)
 
     def _check_ours(self) -> None:
         try:
