@@ -629,38 +629,6 @@ def _(fit: Fit) -> Seen:
     return fit(model, X, Y) is model.history
 
 
-row(
-    "EarlyStopping with restore_best_weights",
-    epochs=8,
-    validation_data=(X[:9], Y[:9]),
-    callbacks=lambda: keras.callbacks.EarlyStopping("val_accuracy", mode="max", patience=1, restore_best_weights=True),
-)
-row(
-    "EarlyStopping on a metric, without mode",
-    epochs=4,
-    validation_data=(X, Y),
-    callbacks=lambda: keras.callbacks.EarlyStopping("val_accuracy", patience=1, min_delta=0.5),
-)
-
-
-@behavior("loss, metrics, evaluate and predict of self.model")
-def _(fit: Fit) -> Seen:
-    uses, model = [], classifier()
-
-    def use(epoch: int, logs: Any) -> None:
-        names = [metric.name for metric in model.metrics]
-        outputs = model.predict(X[:9], batch_size=4, verbose=0)
-        uses.append((model.loss, names, model.evaluate(X[:20], Y[:20], verbose=0), outputs))
-
-    return simply(fit, X, Y, model=model, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=use)) | {"uses": uses}
-
-
-@behavior("hooks of batches")
-def _(fit: Fit) -> Seen:
-    spy = BatchSpy()
-    return simply(fit, X, Y, validation_data=(X, Y), batch_size=9, callbacks=spy) | {"calls": spy.calls}
-
-
 @behavior(
     "hooks of batches, with steps_per_execution",
     holds=DIFFERS,
@@ -670,13 +638,6 @@ def _(fit: Fit) -> Seen:
     spy = BatchSpy()
     model = classifier(steps_per_execution=3)
     return simply(fit, X, Y, model=model, batch_size=9, callbacks=spy) | {"calls": spy.calls}
-
-
-row(
-    "ReduceLROnPlateau",
-    epochs=4,
-    callbacks=lambda: [keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0)],
-)
 
 
 @behavior("stop_training at the end of an epoch")
@@ -956,8 +917,8 @@ mistake(
     class_weight={0: 2.0},
 )
 mistake("class_weight with several outputs", "single output", y=[Y, Y], model=None, class_weight={0: 1.0})
-mistake("a validation_split that leaves no examples", "leaves none", validation_split=0.999)
-mistake("validation_split with a dataset", "Give validation_data", x=dataset, y=None, validation_split=0.2)
+mistake("a validation_split that leaves no examples", "not sufficient to split", validation_split=0.999)
+mistake("validation_split with a dataset", "only supported for tensors", x=dataset, y=None, validation_split=0.2)
 mistake("targets beside a dataset", "should not be passed", x=dataset)
 mistake("a dataset without end, without steps_per_epoch", "has no end", x=lambda: dataset().repeat(), y=None)
 mistake("a generator that gives nothing", "no batch", x=lambda: batches(0), y=None)
