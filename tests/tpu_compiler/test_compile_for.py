@@ -170,19 +170,6 @@ def test_what_a_tpu_cannot_run_is_one_message(gin_file: Path, parameters: tuple[
     assert done.status == 2 and message in done.stderr and "Traceback" not in done.stderr, done.outputs()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layer", "note"),
-    [
-        ("Unique", "of the layer 'unique' has a shape that depends on values"),
-        ("Double", "of the layer 'double' computes in float64"),
-    ],
-)
-def test_what_a_tpu_runs_in_another_way_is_noted(gin_file: Path, layer: str, note: str) -> None:
-    done = compile_for("v5e:2x2", gin_file, f"models.of.layer = @models.{layer}()").check()
-    assert note in done.stdout and "1 all-reduce" in done.stdout, done.outputs()
-
-
 @pytest.mark.parametrize(
     ("slices", "message"),
     [

@@ -67,8 +67,7 @@ def _format_text(found: Sequence[Any]) -> str:
     from tfdist.tpu_compiler.compile_report import format_table
 
     program = found[0].program
-    notes = dict.fromkeys(f"\nnote: {note}" for each in found for note in each.notes)
     return (
         f"{program.num_parameters:,} parameters: {in_bytes(program.parameter_bytes)}, and "
-        f"{in_bytes(program.slot_bytes)} of the optimizer's\n{format_table(found)}{''.join(notes)}"
+        f"{in_bytes(program.slot_bytes)} of the optimizer's\n{format_table(found)}"
     )

@@ -25,7 +25,6 @@ class CompiledStep:
       collectives: the kind of each, and the bytes that a core gives to it.
       argument_bytes: variables and batch, as the chip lays them out, in tiles.
       temporary_bytes: the most that is alive besides.
-      notes: what a TPU runs in another way than one would think.
     """
 
     slice: Slice
@@ -36,7 +35,6 @@ class CompiledStep:
     temporary_bytes: int
     flops: float
     bytes_accessed: float
-    notes: Sequence[str] = ()
 
     @property
     def memory_bytes(self) -> int:
@@ -84,7 +82,6 @@ class CompiledStep:
             "bytes_accessed": self.bytes_accessed,
             "least_seconds": self.seconds,
             "share_of_peak": self.share_of_peak,
-            "notes": list(self.notes),
         }
 
 

@@ -11,7 +11,7 @@ from tfdist.errors import UserError
 from tfdist.tpu_compiler.compile_report import CompiledStep
 from tfdist.tpu_compiler.devices import Slice
 from tfdist.tpu_compiler.program import TRAIN, Program, Programs, trace_programs
-from tfdist.tpu_compiler.refusals import NoRoomError, explain, list_notes
+from tfdist.tpu_compiler.refusals import NoRoomError, explain
 from tfdist.tpu_compiler.toolchain import Compiler
 from tfdist.training.run.train_settings import TrainSettings
 from tfdist.tuning.search import hypermodel
@@ -38,8 +38,7 @@ def compile_programs(
             largest = None
             if finds_largest_batch and kind == TRAIN:
                 largest = _find_largest_batch(programs, path, target, compiler)
-            notes = tuple(list_notes(program.text, programs.model))
-            yield CompiledStep(slice=target, program=program, largest_batch=largest, notes=notes, **answer)
+            yield CompiledStep(slice=target, program=program, largest_batch=largest, **answer)
 
 
 def _compile(

@@ -44,7 +44,6 @@ class Program:
       num_parameters, parameter_bytes: of the model's variables.
       slot_bytes: of the optimizer's; an evaluation has none.
       batch_bytes: of a core's batch.
-      lowered: gives the program at a stage of TensorFlow's lowering, each time anew.
     """
 
     kind: str
@@ -55,12 +54,6 @@ class Program:
     parameter_bytes: int
     slot_bytes: int
     batch_bytes: int
-    lowered: Callable[..., Any]
-
-    @property
-    def text(self) -> str:
-        """With the names of TensorFlow's operations."""
-        return self.lowered(stage="hlo")
 
 
 class Programs:
@@ -125,7 +118,6 @@ class Programs:
             sum(map(_count_bytes, model)),
             sum(map(_count_bytes, slots)),
             sum(_count_bytes(tensor) for tensor in tf.nest.flatten(batch)),
-            lowered,
         )
 
 
