@@ -333,19 +333,6 @@ def test_what_can_be_seen_in_the_settings_alone_leaves_no_run_directory(
     assert not refused.stdout and not (tmp_path / "run").exists()
 
 
-def test_what_stands_in_the_place_of_a_part_of_the_run_is_told_before_training(
-    answer: Callable[..., Finished], tmp_path: Path
-) -> None:
-    for name in ("config.gin", "metrics.jsonl", "events.jsonl", "result.json"):
-        (tmp_path / "run" / name).mkdir(parents=True)
-        check_refused(answer(DIGITS, "--run_dir=run"), f"run/{name} is a directory")
-        (tmp_path / "run" / name).rmdir()
-    for name in ("export", "tensorboard", "checkpoints"):
-        (tmp_path / "run" / name).write_text("")
-        check_refused(answer(DIGITS, "--run_dir=run"), f"run/{name} is a file")
-        (tmp_path / "run" / name).unlink()
-
-
 @pytest.mark.slow
 def test_a_batch_that_the_replicas_cannot_share_is_told(answer: Callable[..., Finished]) -> None:
     settings = [param("mirrored.Mirrored.num_cpu_devices = 8"), param("train.global_batch_size = 4")]
