@@ -294,36 +294,18 @@ def test_the_rooms_of_data_form_no_circle() -> None:
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        (
-            {"data/a.py": "from tfdist.training.loop import loop", "training/loop/loop.py": ""},
-            "data may not import training.loop",
-        ),
         ({"data/a.py": "def f():\n    import tfdist.tasks.b", "tasks/b.py": ""}, "data may not import tasks.b"),
         (
             {"data/a.py": "from ..training.loop import run", "training/loop.py": ""},
             "data may not import training.loop",
         ),
-        ({"tasks/a.py": "from .. import experiment", "experiment.py": ""}, "tasks may not import experiment"),
-        ({"models/a.py": "from tfdist.errors import UserError", "errors.py": ""}, "models may not import errors"),
-        (
-            {"launch/a.py": "import tfdist.strategies.strategy", "strategies/strategy.py": ""},
-            "launch may not import strategies",
-        ),
-        (
-            {"experiment.py": "from tfdist.config import loading", "config/loading.py": ""},
-            "experiment may not import config",
-        ),
         ({"errors.py": "import tfdist"}, "errors may not import the package itself"),
         ({"novel/a.py": "import tfdist.errors", "errors.py": ""}, "'novel' has no place in the layers"),
-        ({"experiment.py": "import gin.config"}, "only config may import gin"),
         ({"experiment.py": "import importlib\nimportlib.import_module('gin')"}, "only config may import gin"),
         ({"strategies/tpu.py": "import horovod.tensorflow as hvd"}, "may import horovod"),
-        ({"data/a.py": "import os\nx = os.environ.get('A')"}, "data.a:2: reads the environment"),
         ({"data/a.py": "import os as system\nsystem.getenv('A')"}, "data.a:2: reads the environment"),
         ({"data/a.py": "from os import environ"}, "data.a:1: reads the environment"),
         ({"storage/utils.py": ""}, "not utils"),
-        ({"data/__init__.py": "x = 1"}, "data: its __init__.py is not empty"),
-        ({"__init__.py": "x = 1"}, "the package: its __init__.py is not empty"),
         (
             {"__init__.py": "from tfdist.keras_fit import a", "keras_fit/a.py": ""},
             "the package: its __init__.py is not empty",
@@ -364,27 +346,6 @@ def measure(folder: pathlib.Path, pattern: str = "**/*.py") -> tuple[int, int]:
 
 def fits(size: tuple[int, ...], budget: tuple[int, int]) -> bool:
     return all(found <= allowed for found, allowed in zip(size, budget, strict=True))
-
-
-@pytest.mark.slow
-def test_what_is_allowed_passes(tmp_path: pathlib.Path) -> None:
-    files = {
-        "__init__.py": '"""Names."""\ndef __getattr__(name):\n    from tfdist.keras_fit.a import b\n    return b',
-        "keras_fit/a.py": "",
-        "main.py": "import os\nfrom tfdist import experiment\nfrom tfdist.config import loading\nos.environ.get('A')",
-        "config/loading.py": "import gin\nfrom tfdist.config import files_and_modules",
-        "config/files_and_modules.py": "from tfdist.errors import UserError\nimport os.path",
-        "experiment.py": "from tfdist.training.loop import loop",
-        "training/loop.py": "from tfdist.data.batches import x\nfrom tfdist.training.step import y\nfrom . import step",
-        "training/step.py": "def run(environ: dict) -> None:\n    environ.get('A')",
-        "data/batches.py": "from tfdist.strategies.strategy import Topology\nimport ginger",
-        "strategies/strategy.py": "from tfdist.errors import UserError",
-        "strategies/cluster/tf_config.py": "import os\nos.environ['TF_CONFIG']",
-        "strategies/horovod.py": "def f():\n    import horovod.tensorflow",
-        "launch/local_workers.py": "import os\nfrom tfdist.strategies.cluster.tf_config import x\nos.getenv('A')",
-        "errors.py": "",
-    }
-    assert violations(write_package(tmp_path, files)) == []
 
 
 def write_package(folder: pathlib.Path, files: dict[str, str]) -> pathlib.Path:

@@ -35,32 +35,6 @@ def test_the_runs_below_a_directory_are_listed(tmp_path: pathlib.Path, capsys: p
     assert any(line.startswith("sweep/trials/0001 failed multi_worker 0") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ([], "No run given. Write, for example: tfdist report runs/digits"),
-        (["nowhere"], "'nowhere' holds no run: there is no run.json"),
-        (["--list", "nowhere"], "There is no directory 'nowhere'"),
-        (["--list", "."], "There is no run in '.' or below"),
-        (["--list", "a", "b"], "--list takes one directory; received 'a b'"),
-        (["a", "--output=x.html"], "--output is for several runs"),
-        (["a", "--wach"], "Unknown command line flag 'wach'"),
-        (["s3://bucket/run"], "it takes local paths and gs://BUCKET/DIRECTORY"),
-    ],
-)
-def test_wrong_arguments_are_one_message(
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    told: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and told in error and error.count("\n") == 1
-
-
 @pytest.mark.slow
 def test_help_and_lists_need_neither_tensorflow_nor_bokeh(tmp_path: pathlib.Path) -> None:
     WrittenRun(tmp_path / "a").start(time.time())

@@ -10,7 +10,6 @@ import pytest
 import support
 
 from tfdist.tpu_compiler.compile_program import find_collectives
-from tfdist.tpu_compiler.devices import parse_slice
 
 SHIPPED = sorted(file.stem for file in (support.REPOSITORY / "configs" / "experiments").glob("*.gin"))
 # Their steps differ from others in the loss or in what reads the examples alone; all compiled when they were added.
@@ -187,10 +186,6 @@ def test_a_slice_that_is_none_is_refused(slices: str, message: str, gin_file: Pa
 def test_a_batch_that_the_cores_cannot_share_is_refused(gin_file: Path) -> None:
     done = compile_for("v5e:2x2", gin_file, "train.global_batch_size = 30")
     assert done.status == 2 and "30 cannot be split evenly among 4 replicas" in done.stderr, done.outputs()
-
-
-def test_slices_count_their_chips() -> None:
-    assert parse_slice("v5p:2x2x4").num_cores == 16 and parse_slice("v5e:2x4").num_cores == 8
 
 
 @pytest.mark.slow
