@@ -155,8 +155,6 @@ LAUNCH_MISTAKES = [
     ([], "What the workers run is missing"),
     (["-n", "2"], "What the workers run is missing"),
     (["-n", "2", "--"], "Nothing follows `--`"),
-    (["-n", "0", "a.py"], "workers"),
-    (["-n", "two", "a.py"], "workers"),
     (["a.py"], "--workers=N is missing"),
     (["-n", "2", "none.py"], "There is no script 'none.py' in"),
     (["-n", "2", "a"], "'a' is no script, which ends with .py, and none of the verbs train"),
