@@ -56,23 +56,13 @@ def start(command: Callable[[list[str]], int]) -> None:
             stream.reconfigure(errors="backslashreplace")  # it may lack a character of a message, or of a name in it
     from absl import logging  # noqa: F401 (which defines --verbosity)
 
-    flags.FLAGS(["", "--verbosity=-1"])  # warnings; `parse` reads absl's own flags with the command's
+    flags.FLAGS(["", "--verbosity=-1"])  # warnings; `parse_with_operands` reads absl's own flags with the command's
     with contextlib.suppress(Exception):  # there may be no standard error
         faulthandler.enable()
     status = command(sys.argv[1:])
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(status)
-
-
-def parse(
-    defined: flags.FlagValues, arguments: Sequence[str], *, about: str, hint: str = "--help lists the flags."
-) -> flags.FlagValues:
-    """`parse_with_operands` of a command that takes flags alone; raises UserError where there is something else."""
-    values, operands = parse_with_operands(defined, arguments, about=about, hint=hint)
-    if operands:
-        raise UserError(f"{operands[0]!r} belongs to no flag. {hint}")
-    return values
 
 
 def parse_with_operands(

@@ -64,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(arguments: Sequence[str]) -> int:
     """Examines and says what was found; the exit status."""
-    options = command_line.parse(FLAGS, arguments, about=ABOUT)
+    options, operands = command_line.parse_with_operands(FLAGS, arguments, about=ABOUT)
+    if operands:
+        raise UserError(f"{operands[0]!r} belongs to no flag. --help lists the flags.")
     if options.compile_for:
         from tfdist.commands import compile_for
 

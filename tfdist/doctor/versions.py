@@ -45,17 +45,17 @@ def driver_version(file: Path = DRIVER_FILE) -> str | None:
     return found[1] if found else None
 
 
-def requirements(package: str = PACKAGE) -> Iterator[tuple[Requirement, bool]]:
-    """Yields what a package needs, always or with an extra for users, and whether always; nothing if not installed."""
+def requirements() -> Iterator[tuple[Requirement, bool]]:
+    """Yields what tfdist needs, always or with an extra for users, and whether always; nothing if not installed."""
     try:
-        about = importlib.metadata.metadata(package)
+        about = importlib.metadata.metadata(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
         return
     extras = set(about.get_all("Provides-Extra") or ()) - FOR_DEVELOPERS
     for requirement in map(Requirement, about.get_all("Requires-Dist") or ()):
         marker = requirement.marker
         is_users = marker is None or any(marker.evaluate({"extra": extra}) for extra in {"", *extras})
-        if is_users and requirement.name != package:
+        if is_users and requirement.name != PACKAGE:
             yield requirement, marker is None
 
 
