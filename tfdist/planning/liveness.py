@@ -1,14 +1,15 @@
 """The most memory that the tensors of a traced function take at once, in the order in which TensorFlow runs it.
 
-The function is followed as TensorFlow's executor on one thread would go through it: an operation starts when its inputs
-are there, first come first served; a buffer goes when nobody reads it any more; elementwise operations write into an
-input that nobody else needs. Invariant: nothing is run. Variables are no tensors here, and reading one copies nothing.
+The function is followed as TensorFlow's executor would go through it: an operation starts when its inputs are there,
+first come first served; a buffer goes when nobody reads it any more; elementwise operations write into an input that
+nobody else needs. Invariant: nothing is run. Variables are no tensors here, and reading one copies nothing.
 `traced_step.py` calls it.
 """
 
 from __future__ import annotations
 
 import collections
+import heapq
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -29,6 +30,7 @@ IN_PLACE = {
     "Sign", "Sin", "Cos", "Reciprocal", "Inv", "MulNoNan", "Xdivy", "Xlogy", "Floor", "Round", "SelectV2", "Select",
 }  # fmt: skip
 NOTABLE = 1 << 20  # bytes, from which on it is told that they depend on values
+FLOPS_PER_BYTE = 10  # of a processor: in which order operations end
 LISTS = {"EmptyTensorList", "TensorListReserve"}
 GROWING = {"TensorListPushBack": 1, "TensorListSetItem": 2}  # the index of the element among the inputs
 CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
@@ -56,10 +58,12 @@ class Buffer:
 class MemoryTracer:
     """Follows functions; `peak` is the most bytes at once so far, `live` those of now."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_threads: int = 1) -> None:
+        self._num_threads = num_threads
         self._turns = 1
         self.live = self.peak = 0
         self.flops = self.bytes_moved = 0.0
+        self.num_loop_operations = 0  # operations
         self.unknown: set[str] = set()  # operations with outputs whose shapes depend on values
 
     def trace(self, graph: Any, arguments: Sequence[Buffer]) -> list[Buffer]:
@@ -74,12 +78,19 @@ class MemoryTracer:
                 buffer.readers += queue.readers[tensor.name] + returned[tensor.name]
 
         assign_buffers(graph.inputs, arguments)
-        while queue.ready:
-            operation = queue.ready.popleft()
+        running: list[tuple[float, int, Any]] = []
+        now, started = 0.0, 0
+        while queue.ready or running:
+            if queue.ready and len(running) < self._num_threads:
+                operation = queue.ready.popleft()
+                if not operation.outputs or operation.outputs[0].name not in buffer_of:
+                    outputs = self._run(operation, [buffer_of[tensor.name] for tensor in operation.inputs])
+                    assign_buffers(operation.outputs, outputs)
+                started += 1
+                heapq.heappush(running, (now + self._cost(operation, buffer_of), started, operation))
+                continue
+            now, _, operation = heapq.heappop(running)
             buffers = [buffer_of[tensor.name] for tensor in operation.inputs]
-            if not operation.outputs or operation.outputs[0].name not in buffer_of:
-                assign_buffers(operation.outputs, self._run(operation, buffers))
-            self._count_work(operation, buffer_of)
             for buffer in buffers:
                 buffer.readers -= 1
             for buffer in [*buffers, *(buffer_of[tensor.name] for tensor in operation.outputs)]:
@@ -98,10 +109,14 @@ class MemoryTracer:
             self.live -= buffer.size
             buffer.size = 0
 
-    def _count_work(self, operation: Any, buffer_of: dict[str, Buffer]) -> None:
+    def _cost(self, operation: Any, buffer_of: dict[str, Buffer]) -> float:
+        """How long an operation takes, in arbitrary units: those of a byte."""
+        flops = count_flops(operation)
         tensors = {tensor.name for tensor in [*operation.inputs, *operation.outputs] if tensor.dtype != tf.variant}
-        self.flops += count_flops(operation) * self._turns
-        self.bytes_moved += sum(buffer_of[name].size for name in tensors) * self._turns
+        moved = sum(buffer_of[name].size for name in tensors)
+        self.flops += flops * self._turns
+        self.bytes_moved += moved * self._turns
+        return 1 + moved + flops / FLOPS_PER_BYTE
 
     def _run(self, operation: Any, inputs: list[Buffer]) -> list[Buffer]:
         kind = operation.type
@@ -155,7 +170,8 @@ class MemoryTracer:
 
     def _trace_loop(self, operation: Any, inputs: list[Buffer]) -> list[Buffer]:
         """One turn, and what lists have grown by in it as often as there are turns."""
-        body = _function(operation, "body")
+        body, condition = (_function(operation, name) for name in ("body", "cond"))
+        self.num_loop_operations += len(body.get_operations()) + len(condition.get_operations())
         turns = max(1, *(buffer.list_length for buffer in inputs))
         before = [(buffer.size, buffer.element_bytes) for buffer in inputs]
         outer, self._turns = self._turns, self._turns * turns
