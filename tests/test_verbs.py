@@ -113,6 +113,7 @@ MISTAKES = [
     (["train", "a.gin", "--profile=now"], "profile"),
     (["settings", "train.epoch_s"], "No setting is called 'train.epoch_s'.*Did you mean 'train.epochs'"),
     (["settings", "--all"], "Unknown command line flag 'all'"),
+    (["env", "x"], "'x' belongs to no flag"),
     (["completion"], "Write: tfdist completion bash or zsh"),
     (["completion", "fish"], "Received 'fish'"),
     (["checkpoint"], "Write: tfdist checkpoint list RUN_DIR"),
@@ -268,10 +269,28 @@ def test_the_same_line_on_each_host_makes_one_cluster(
     assert json.loads((tmp_path / "run" / "result.json").read_text())["num_workers"] == 2
 
 
-def test_settings_are_listed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_are_listed_by_name_and_as_a_gin_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert settings_list.main(["train.epochs", "tune.max_*"]) == 0
     shown = capsys.readouterr().out
     assert "train.epochs = " in shown and "tune.max_trials" in shown and "evaluate." not in shown
+    assert settings_list.main(["--print_config"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("# ") or not line for line in lines)
+    names = {each.name for each in settings_list.list_settings()}
+    assert names == {match[1] for line in lines if (match := re.match(r"# ([a-zA-Z_.]+) = ", line))}
+
+
+def test_a_report_of_a_fault_holds_no_secret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFDIST_X", "https://me:secret@host/x")
+    monkeypatch.setenv("MY_TOKEN", "hidden")
+    for name in ("SLURM_JWT", "HOROVOD_SECRET_KEY", "TF_VAR_password", "TFDIST_API_TOKEN"):
+        monkeypatch.setenv(name, "hidden")
+    assert verbs.run(["env"]) == 0
+    shown = capsys.readouterr().out
+    assert f"tfdist {__version__}" in shown and "tensorflow" in shown and "TFDIST_X=" in shown
+    assert "secret" not in shown and "hidden" not in shown
 
 
 def test_the_shell_completes_verbs_flags_and_experiments() -> None:

@@ -24,8 +24,22 @@ Lists the settings: name, default, what it may be, meaning. A PATTERN is a name,
 `tfdist validate EXPERIMENT.gin` says where an experiment sets each.
 
   tfdist settings train.checkpoint 'tune.*'
+  tfdist settings --print_config > my.gin
 """
 FLAGS = flags.FlagValues()
+flags.DEFINE_bool(
+    "print_config", False, "print a gin file in which each is a comment with its default", flag_values=FLAGS
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """One setting: its full name, default as gin writes it (None: required), kinds of value and meaning."""
+
+    name: str
+    default: str | None
+    kind: str
+    meaning: str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,30 +49,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(arguments: Sequence[str]) -> None:
     """Prints the settings that the arguments name."""
-    _, patterns = command_line.parse_with_operands(FLAGS, arguments, about=ABOUT)
-    described = dict(describe_settings())
+    values, patterns = command_line.parse_with_operands(FLAGS, arguments, about=ABOUT)
+    described = list(list_settings())
     for pattern in patterns:
-        if not any(_matches(name, pattern) for name in described):
-            near = suggest(pattern, list(described))
-            raise UserError(f"No setting is called {pattern!r}.{near} tfdist settings lists all.")
-    chosen = [name for name in described if not patterns or any(_matches(name, pattern) for pattern in patterns)]
-    print("\n\n".join(described[name] for name in chosen), flush=True)
+        if not any(_matches(each.name, pattern) for each in described):
+            names = [each.name for each in described]
+            raise UserError(f"No setting is called {pattern!r}.{suggest(pattern, names)} tfdist settings lists all.")
+    chosen = [each for each in described if not patterns or any(_matches(each.name, pattern) for pattern in patterns)]
+    show = _format_statement if values.print_config else _format_entry
+    print("\n\n".join(show(each) for each in chosen), flush=True)
 
 
-def describe_settings() -> Iterator[tuple[str, str]]:
-    """The name and the entry of every setting of every root, in the order of declaration. Imports TensorFlow."""
+def list_settings() -> Iterator[Description]:
+    """Every setting of every root, in the order of the declarations. Imports TensorFlow."""
     roots: dict[str, Any] = dict(load_roots(verbose=False))
     from tfdist.checkpoint.policy import CheckpointPolicy
 
     for part in (*roots.values(), CheckpointPolicy):
         for field in dataclasses.fields(part):
             about = part.declarations()[field.name]
-            name, written = f"{part.NAME}.{field.name}", format_default(field)
-            default = "required" if written is None else f"= {written}"
             kind = about.check.wanted + (f" ({about.unit})" if about.unit else "")
             changes = "; may change on resume" if about.may_change else ""
-            yield name, f"{name} {default}\n    {kind}{changes}\n    {about.meaning}"
+            yield Description(f"{part.NAME}.{field.name}", format_default(field), kind + changes, about.meaning)
 
 
 def _matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) if "*" in pattern else pattern in name
+
+
+def _format_entry(each: Description) -> str:
+    default = "required" if each.default is None else f"= {each.default}"
+    return f"{each.name} {default}\n    {each.kind}\n    {each.meaning}"
+
+
+def _format_statement(each: Description) -> str:
+    value = "…  # required" if each.default is None else each.default
+    return f"# {each.meaning} ({each.kind})\n# {each.name} = {value}"

@@ -82,6 +82,9 @@ VERBS = {
     "checkpoint": Verb("list and verify the checkpoints of a run", command="tfdist.commands.checkpoint:main"),
     "report": Verb("draw a page of a run, of several or of a sweep", command="tfdist.commands.report:main"),
     "settings": Verb("list every setting: type, default, meaning", command="tfdist.commands.settings_list:main"),
+    "env": Verb(
+        "print what a report of a fault needs: versions, devices", command="tfdist.commands.environment_report:main"
+    ),
     "completion": Verb("print a shell's completion of these words", command="tfdist.commands.verbs:print_completion"),
 }
 ABOUT = """\
