@@ -1,10 +1,9 @@
 """What it costs to see a run.
 
-report: the page of a run of 200,000 points, drawn by a process of its own: its seconds, imports included, and the size
-of the page. sinks: a step of a few milliseconds with every sink ÷ one without, each training in a process of its own,
-in turn, and the processor time of all that the sinks start ÷ the training's.
+A step of a few milliseconds with every sink ÷ one without, each training in a process of its own, in turn, and the
+processor time of all that the sinks start ÷ the training's.
 
-    python benchmarks/telemetry.py [--json=FILE] [--part=PART] [--points=200000] [--rounds=5]
+    python benchmarks/telemetry.py [--json=FILE] [--rounds=5]
 """
 
 from __future__ import annotations
@@ -12,13 +11,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import http.server
-import json
-import math
 import os
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,7 +23,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import psutil
-from measuring import Figure, choose_size, make_ratio, measure_part, report, time_call
+from measuring import Figure, choose_size, make_ratio, measure_part, report
 from step import MEDIUM
 from workloads import loss, metric
 
@@ -45,45 +40,12 @@ from tfdist.telemetry.sinks.wandb import Wandb
 from tfdist.training.run.request import Request
 from tfdist.training.run.train_settings import TrainSettings
 
-PARTS = ("report", "sinks")
-MOST_SECONDS, MOST_MEGABYTES = 5.0, 5.0
 NUM_EXAMPLES = choose_size(5, 50) * MEDIUM.num_examples  # an epoch of some seconds
 WORKLOAD = dataclasses.replace(MEDIUM, num_examples=NUM_EXAMPLES)
 EPOCHS, WARM_EPOCHS = choose_size(12, 6), 4
 
 
-def measure(parts: Sequence[str], *, points: int, rounds: int) -> list[Figure]:
-    figures = draw_report(points, rounds) if "report" in parts else []
-    if "sinks" in parts:
-        figures += _measure_every_sink(rounds)
-    return figures
-
-
-def draw_report(points: int, rounds: int) -> list[Figure]:
-    with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-        run_dir = Path(scratch)
-        with (run_dir / "metrics.jsonl").open("w") as log:
-            for step in range(1, points + 1):
-                metrics = {"loss": 1 / math.sqrt(step), "accuracy": 1 - 1 / step, "gradient_norm": step % 97 / 97}
-                place = {"step": step, "epoch": 1, "split": "train", "learning_rate": 1e-3}
-                log.write(json.dumps(place | metrics) + "\n")
-        command = [sys.executable, "-m", "tfdist.report", scratch]
-        seconds = [time_call(subprocess.check_output, command) for _ in range(rounds)]
-        size = (run_dir / "report" / "index.html").stat().st_size / 1e6
-    name = f"report of {points:,} points"
-    return [
-        _make_figure(f"{name}, seconds", seconds, MOST_SECONDS, "s"),
-        _make_figure(f"{name}, megabytes", [size], MOST_MEGABYTES, "MB"),
-    ]
-
-
-def _make_figure(name: str, values: list[float], goal: float, unit: str) -> Figure:
-    value = statistics.median(values)
-    ends = min(values), max(values)
-    return Figure(name, value, goal, ends, value, goal, unit, at_most=True, value_unit=unit, rounds=len(values))
-
-
-def _measure_every_sink(rounds: int) -> list[Figure]:
+def measure(*, rounds: int) -> list[Figure]:
     found: dict[str, list[list[Figure]]] = {"none": [], "all": []}
     for _ in range(rounds):
         for which, figures in found.items():
@@ -193,4 +155,4 @@ def _serve_collector() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    report(__doc__, measure, parts=PARTS, numbers={"points": choose_size(200_000, 100), "rounds": choose_size(5, 1)})
+    report(__doc__, measure, numbers={"rounds": choose_size(5, 1)})

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-import importlib
-import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,26 +101,3 @@ def test_the_page_of_errors_is_what_their_table_gives_and_is_short() -> None:
     assert len(page.split()) <= 900
     flags = set(re.findall(r"--([a-z_]+)", page))
     assert flags and not flags - {flag for verb in verbs.VERBS for flag in verbs.list_flags(verb)} - {"mode"}
-
-
-def test_code_of_pages_names_what_there_is() -> None:
-    """Modules, classes and functions of tfdist and Keras, and their arguments, in Python and in gin."""
-    named = {
-        (page, name)
-        for page, text in blocks_of_pages("python")
-        for name in re.findall(r"\b(?:keras|tfdist)(?:\.\w+)+", text)
-    }
-    assert len(named) > 50
-    assert not [(page, name) for page, name in sorted(named) if not is_there(name)]
-
-
-def is_there(name: str) -> bool:
-    value = importlib.import_module(name.partition(".")[0])
-    for index, part in enumerate(name.split(".")[1:], 1):
-        if not hasattr(value, part):
-            with contextlib.suppress(ModuleNotFoundError):
-                importlib.import_module(".".join(name.split(".")[: index + 1]))
-        if not hasattr(value, part):
-            return callable(value) and index == name.count(".") and part in inspect.signature(value).parameters
-        value = getattr(value, part)
-    return True

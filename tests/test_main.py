@@ -6,6 +6,7 @@ rest, and all that connects a strategy of several replicas, runs `python -m tfdi
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -25,6 +26,7 @@ from tfdist import main as command
 from tfdist.commands import verbs
 from tfdist.errors import EXIT_NO_READER, EXIT_STORE_UNAVAILABLE, StoreUnavailableError
 from tfdist.storage import files
+from tfdist.telemetry.result import RunResult
 
 CONFIGS = REPOSITORY / "configs"
 DIGITS = "--gin_file=configs/experiments/digits.gin"
@@ -33,13 +35,6 @@ STRATEGIES = sorted(f.relative_to(REPOSITORY) for f in CONFIGS.glob("strategies/
 ABSENT_PEERS = json.dumps(
     {"cluster": {"worker": ["host0.invalid:2222", "host1.invalid:2222"]}, "task": {"type": "worker", "index": 1}}
 )
-RESULT_KEYS = {
-    *("status", "strategy", "num_workers", "num_replicas", "global_batch_size", "steps", "epochs", "examples_seen"),
-    *("train_metrics", "eval_metrics", "resumed_from_step", "wall_seconds", "examples_per_second", "versions"),
-    *("mode", "end_reason", "stopped_by", "steps_per_epoch", "best", "starts", "checkpoint_step", "hardware", "notes"),
-    *("goodput", "seconds"),
-}
-
 USERS_MODULE = """\
 import keras
 import numpy as np
@@ -184,14 +179,18 @@ def strategy(name: str) -> str:
 # Help
 
 
-def test_help_imports_neither_tensorflow_nor_keras_nor_gin(tmp_path: Path) -> None:
-    for name in ("tensorflow", "keras", "gin", "numpy"):
+@pytest.mark.parametrize(
+    ("module", "flags"),
+    [("main", ("gin_file", "gin_param", "run_dir", "mode")), ("doctor", ("peer_seconds", "largest_mib"))],
+)
+def test_help_imports_neither_tensorflow_nor_keras_nor_gin(tmp_path: Path, module: str, flags: tuple[str, ...]) -> None:
+    for name in ("tensorflow", "keras", "gin", *(["numpy"] if module == "main" else [])):
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name} was imported')")
     told = run_python(
-        ["-m", "tfdist.main", "--help"], env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
+        ["-m", f"tfdist.{module}", "--help"], env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
     ).check()
-    for flag in ("--gin_file", "--gin_param", "--run_dir", "--mode", *command.MODES):
-        assert flag in told.stdout
+    for shown in (*(f"--{flag}:" for flag in flags), *(command.MODES if module == "main" else ())):
+        assert shown in told.stdout
     assert not told.stderr
 
 
@@ -333,19 +332,6 @@ def test_what_can_be_seen_in_the_settings_alone_leaves_no_run_directory(
     assert not refused.stdout and not (tmp_path / "run").exists()
 
 
-def test_what_stands_in_the_place_of_a_part_of_the_run_is_told_before_training(
-    answer: Callable[..., Finished], tmp_path: Path
-) -> None:
-    for name in ("config.gin", "metrics.jsonl", "events.jsonl", "result.json"):
-        (tmp_path / "run" / name).mkdir(parents=True)
-        check_refused(answer(DIGITS, "--run_dir=run"), f"run/{name} is a directory")
-        (tmp_path / "run" / name).rmdir()
-    for name in ("export", "tensorboard", "checkpoints"):
-        (tmp_path / "run" / name).write_text("")
-        check_refused(answer(DIGITS, "--run_dir=run"), f"run/{name} is a file")
-        (tmp_path / "run" / name).unlink()
-
-
 @pytest.mark.slow
 def test_a_batch_that_the_replicas_cannot_share_is_told(answer: Callable[..., Finished]) -> None:
     settings = [param("mirrored.Mirrored.num_cpu_devices = 8"), param("train.global_batch_size = 4")]
@@ -401,13 +387,6 @@ def test_a_terminal_that_lacks_a_character_is_told_all_the_same(encoding: str) -
     assert told.status == 2 and "Traceback" not in told.stderr and "\\u65e5\\u672c\\u8a9e.gin" in told.stderr
     about = run_python(["-m", "tfdist.main", "--help"], env=environment).check()
     assert "--gin_file=FILE" in about.stdout
-
-
-def test_evaluating_without_trained_weights_is_told(answer: Callable[..., Finished], tmp_path: Path) -> None:
-    check_refused(answer(DIGITS, "--mode=evaluate", "--run_dir=empty"), "empty/export/model.keras", "Train first")
-    assert not (tmp_path / "empty").exists()
-    settings = param("evaluate.weights = 'mine.py'")
-    check_refused(answer(DIGITS, "--mode=evaluate", settings, "--run_dir=run"), "'mine.py'", ".keras and .weights.h5")
 
 
 @pytest.mark.parametrize(
@@ -742,7 +721,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
 def test_the_digits_are_learned(trained: tuple[Path, Finished]) -> None:
     run_dir, told = trained
     result = json.loads((run_dir / "result.json").read_text())
-    assert set(result) == RESULT_KEYS
+    assert set(result) == {field.name for field in dataclasses.fields(RunResult)}
     assert result["status"] == "done" and result["strategy"] == "one_device"
     assert (result["num_workers"], result["num_replicas"], result["global_batch_size"]) == (1, 1, 64)
     assert (result["steps"], result["epochs"], result["examples_seen"]) == (276, 12, 12 * 1437)

@@ -7,9 +7,10 @@ process. Invariant: what a user did wrong is a `UserError`, one message and exit
 from __future__ import annotations
 
 import codecs
+import contextlib
 import copy
+import faulthandler
 import io
-import logging
 import math
 import os
 import signal
@@ -45,7 +46,7 @@ HELP = frozenset({"--help", "-help", "-h", "-?", "--helpshort", "--helpfull"})
 
 
 def start(command: Callable[[list[str]], int]) -> None:
-    """Runs a command as absl's programs are run, after which Ctrl-C has nothing to save and no traceback to show.
+    """Runs a command, after which Ctrl-C has nothing to save and no traceback to show, and ends the process.
 
     Args:
       command: takes the arguments and returns the exit status.
@@ -53,34 +54,15 @@ def start(command: Callable[[list[str]], int]) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="backslashreplace")  # it may lack a character of a message, or of a name in it
-    if HELP.intersection(sys.argv):  # answered before absl.app, whose import takes as long as all else
-        sys.exit(command(sys.argv[1:]))
-    from absl import app
-    from absl import logging as absl_logging
+    from absl import logging  # noqa: F401 (which defines --verbosity)
 
-    def leave_unread(argv: list[str]) -> list[str]:
-        flags.FLAGS(["", "--verbosity=-1"])  # warnings; `parse` reads absl's own flags with the command's
-        # It would show what libraries log for nobody in particular.
-        logging.getLogger().removeHandler(absl_logging.get_absl_handler())
-        return argv
-
-    def run(argv: list[str]) -> int:
-        status = command(argv[1:])
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-        return status
-
-    app.run(run, flags_parser=leave_unread)
-
-
-def parse(
-    defined: flags.FlagValues, arguments: Sequence[str], *, about: str, hint: str = "--help lists the flags."
-) -> flags.FlagValues:
-    """`parse_with_operands` of a command that takes flags alone; raises UserError where there is something else."""
-    values, operands = parse_with_operands(defined, arguments, about=about, hint=hint)
-    if operands:
-        raise UserError(f"{operands[0]!r} belongs to no flag. {hint}")
-    return values
+    flags.FLAGS(["", "--verbosity=-1"])  # warnings; `parse_with_operands` reads absl's own flags with the command's
+    with contextlib.suppress(Exception):  # there may be no standard error
+        faulthandler.enable()
+    status = command(sys.argv[1:])
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(status)
 
 
 def parse_with_operands(

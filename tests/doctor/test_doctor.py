@@ -16,7 +16,6 @@ import pytest
 import support
 from gcs.server import GcsServer
 
-from tfdist.commands.doctor import main
 from tfdist.errors import EXIT_DONE, EXIT_USER_ERROR
 from tfdist.launch.local_workers import tf_config
 
@@ -117,27 +116,3 @@ def test_a_machine_without_a_cluster_is_fine(run_python: Callable[..., support.F
     assert lines[-1].startswith("a run can start")
     assert any("examined alone" in line for line in lines)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--peer_secs=3"], "Did you mean: peer_seconds ?"),
-        (["--peer_seconds=0"], "above 0"),
-        (["--largest_mib=x"], "flag --largest_mib=x: invalid literal"),
-        (["--gin_file=nowhere.gin"], "no gin file 'nowhere.gin'"),
-    ],
-)
-def test_a_mistake_in_its_own_arguments_is_one_message(
-    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == EXIT_USER_ERROR
-    printed = capsys.readouterr()
-    assert expected in printed.err and printed.err.count("error: ") == 1 and not printed.out
-
-
-@pytest.mark.slow
-def test_its_help_needs_no_tensorflow(run_python: Callable[..., support.Finished]) -> None:
-    program = "import sys; from tfdist.commands import doctor\ntry: doctor.main(['--help'])\nexcept SystemExit: pass\n"
-    finished = run_python(["-c", program + "assert 'tensorflow' not in sys.modules and 'gin' not in sys.modules"])
-    assert "--peer_seconds" in finished.check().stdout

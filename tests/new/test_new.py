@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import prepare_digits
 import pytest
-from support import REPOSITORY, Finished, read_code_blocks, run_command, run_python
+from support import Finished, run_command, run_python
 
 from tfdist.new import new
 from tfdist.new.description import DataRequest
@@ -145,15 +145,6 @@ def test_a_search_without_time_for_one_trial_says_how_to_go_on(tmp_path: Path) -
     go_on = shlex.split(told.stderr.rpartition("go on with: ")[2])[1:]
     run_python([*go_on, "--gin_param=tune.max_trials = 1"]).check()
     assert (own / "runs/sweep/best.gin").is_file()
-
-
-@pytest.mark.slow
-def test_the_page_makes_the_table_that_it_writes_an_experiment_for(tmp_path: Path) -> None:
-    page = REPOSITORY / "docs" / "new.md"
-    make, use = read_code_blocks(page, "bash")[:2]
-    programs = f'python() {{ "{sys.executable}" "$@"; }}; tfdist() {{ python -m tfdist "$@"; }}'
-    done = run_command(["bash", "-ec", f"{programs}\n{make}\n{use.splitlines()[0]}"], cwd=tmp_path).check()
-    assert done.stdout.strip() in page.read_text() and (tmp_path / "wines" / "train.gin").is_file()
 
 
 @pytest.mark.parametrize(("last", "classes"), [("1.0", [0, 1]), ("1.5", None), ("inf", None)])

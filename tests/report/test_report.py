@@ -188,19 +188,15 @@ def test_several_runs_are_compared_by_what_differs_with_the_spread_over_seeds(tm
 
 
 @pytest.mark.slow
-def test_runs_of_equal_settings_under_several_strategies_differ_and_lines_that_coincide_are_named(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_runs_of_equal_settings_under_several_strategies_differ(tmp_path: pathlib.Path) -> None:
     for strategy, replicas in (("one_device", 1), ("mirrored", 2)):
         run = WrittenRun(tmp_path / strategy, settings={"train.seed": 0})
         run.start(0.0)
-        for step in (1, 2):
-            run.point(step, loss=0.5 / step + replicas * 1e-7)
+        run.point(1, loss=0.5)
         run.result(strategy=strategy, num_replicas=replicas)
     paths = [str(tmp_path / name) for name in ("one_device", "mirrored")]
     page = pathlib.Path(write_comparison(paths, str(tmp_path / "report.html"))).read_text()
     assert "No setting differs" not in page and "±" not in page
-    assert page.count("covered by another line: one_device") == 1
 
 
 @pytest.mark.parametrize("value", [0.48, 1e9])

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
-import io
 import pathlib
 import time
 
 import pytest
-import rich.console
 from report.written_runs import WrittenRun, eventful_run
 from support import run_python
 
 from tfdist.commands.report import main
-from tfdist.report.listing import list_runs
 
 
 def test_one_run_and_several_each_get_their_page(
@@ -37,44 +33,6 @@ def test_the_runs_below_a_directory_are_listed(tmp_path: pathlib.Path, capsys: p
     assert lines[0] == "run status strategy steps goodput age metrics"
     assert any(line.startswith("done done multi_worker 4,500 67%") for line in lines)
     assert any(line.startswith("sweep/trials/0001 failed multi_worker 0") for line in lines)
-
-
-@pytest.mark.parametrize("width", [1000, 80, 72])
-def test_no_terminal_is_so_narrow_that_a_metric_is_broken(tmp_path: pathlib.Path, width: int) -> None:
-    run = WrittenRun(tmp_path / "a_name_of_some_length" / "seed-0")
-    run.start(0.0)
-    run.point(1, "train", loss=0.0207)
-    run.point(1, "eval", loss=0.0630, accuracy=0.9806)
-    stream = io.StringIO()
-    table = list_runs(str(tmp_path), datetime.datetime.now(datetime.UTC), width=width)
-    rich.console.Console(width=width, file=stream).print(table)
-    assert {"val_accuracy=0.9806", "val_loss=0.0630", "loss=0.0207"} <= set(stream.getvalue().split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ([], "No run given. Write, for example: tfdist report runs/digits"),
-        (["nowhere"], "'nowhere' holds no run: there is no run.json"),
-        (["--list", "nowhere"], "There is no directory 'nowhere'"),
-        (["--list", "."], "There is no run in '.' or below"),
-        (["--list", "a", "b"], "--list takes one directory; received 'a b'"),
-        (["a", "--output=x.html"], "--output is for several runs"),
-        (["a", "--wach"], "Unknown command line flag 'wach'"),
-        (["s3://bucket/run"], "it takes local paths and gs://BUCKET/DIRECTORY"),
-    ],
-)
-def test_wrong_arguments_are_one_message(
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    told: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and told in error and error.count("\n") == 1
 
 
 @pytest.mark.slow

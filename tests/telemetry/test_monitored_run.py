@@ -40,6 +40,7 @@ def test_a_launched_run_that_is_killed_and_restarted_is_one_trace_of_both_worker
     def of(start: int, worker: int) -> list[str]:
         return [span["name"] for span in spans if (span["tfdist.start"], span["tfdist.worker"]) == (start, worker)]
 
+    assert len({span["id"] for span in spans}) == len(spans)  # though training seeds all workers alike
     starts = {span["id"] for span in spans if span["name"] == "start"}
     assert len(starts) == 4
     assert {span["parent"] for span in spans if span["name"] != "start"} == starts

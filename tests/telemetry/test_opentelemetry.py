@@ -2,56 +2,19 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
-from monitoring_support import RUN_ID, OtlpReceiver, at, facts_of_a_start, feed, otlp_receiver, run_facts
-from support import wait_until
+from monitoring_support import at, facts_of_a_start, feed, otlp_receiver, run_facts
 
 from tfdist.errors import UserError
-from tfdist.telemetry.facts import Fact
 from tfdist.telemetry.sinks.opentelemetry import OpenTelemetry
-
-
-def told(
-    receiver: OtlpReceiver, facts: list[Fact], *, worker: int = 0, start: int = 0, status: str | None = "done"
-) -> None:
-    """One start of a worker; without a status it is killed."""
-    sink = OpenTelemetry(endpoint=receiver.url)
-    sink.open(run_facts(worker=worker, start=start))
-    feed(sink, facts)
-    if status is not None:
-        sink.close(status)
-
-
-def test_all_starts_and_workers_are_in_one_trace_without_a_gap() -> None:
-    with otlp_receiver() as receiver:
-        for start in (0, 1):
-            for worker in (0, 1):
-                random.seed(7)  # as training does
-                told(receiver, facts_of_a_start(), worker=worker, start=start, status="done" if start else None)
-        wait_until(lambda: [span["name"] for span in receiver.spans].count("start") == 4, seconds=20)
-    assert {span["trace"] for span in receiver.spans} == {RUN_ID}
-    starts = {span["id"]: span for span in receiver.spans if span["name"] == "start"}
-    seen = [(span["tfdist.start"], span["tfdist.worker"]) for span in starts.values()]
-    assert sorted(seen) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    for span in receiver.spans:
-        assert span["resource"]["service.instance.id"] == f"{RUN_ID}-{span['tfdist.worker']}"
-        if span["id"] in starts:
-            assert not span["parent"]
-        else:
-            parent = starts[span["parent"]]
-            assert (parent["tfdist.start"], parent["tfdist.worker"]) == (span["tfdist.start"], span["tfdist.worker"])
-    assert len({span["id"] for span in receiver.spans}) == len(receiver.spans)
-    assert [span["tfdist.start"] for span in receiver.spans if span["name"] == "train"] == [
-        1,
-        1,
-    ]  # the first was killed
 
 
 def test_phases_epochs_checkpoints_and_events_are_spans() -> None:
     with otlp_receiver() as receiver:
-        told(receiver, facts_of_a_start(), status="failed")
+        sink = OpenTelemetry(endpoint=receiver.url)
+        sink.open(run_facts())
+        feed(sink, facts_of_a_start())
+        sink.close("failed")
     spans = {span["name"]: span for span in receiver.spans}
     lasted = {
         name: (span["begin"] - at(0).timestamp(), span["seconds"])

@@ -1,30 +1,36 @@
-"""Prometheus scrapes what a run tells, the shipped rules fire, and node_exporter's files are whole."""
+"""What a run tells is served to Prometheus, the shipped rules fire, and node_exporter's files are whole."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
+import shutil
 import socket
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 from monitoring_support import RUN_ID, at, facts_of_a_start, feed, run_facts
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_server import RULES, fetched, needs_prometheus, scraping
 from support import REPOSITORY, free_ports, run_command, wait_until
 
 from tfdist.errors import UserError
-from tfdist.telemetry.facts import Event, Point, Sample, now
+from tfdist.telemetry.facts import Event
 from tfdist.telemetry.registry import METRICS
 from tfdist.telemetry.sinks import prometheus
 from tfdist.telemetry.sinks.prometheus import Prometheus
 
+RULES = REPOSITORY / "docs" / "monitoring" / "alerts.yml"
 DASHBOARD = REPOSITORY / "docs" / "monitoring" / "dashboard.json"
 Labels = tuple[tuple[str, str], ...]
+
+
+def fetched(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        return reply.read().decode()
 
 
 def samples_of(text: str) -> dict[tuple[str, Labels], float]:
@@ -126,40 +132,12 @@ def test_rules_and_dashboard_ask_for_metrics_that_exist() -> None:
         assert asked <= names
 
 
-@needs_prometheus
-def test_the_rules_are_correct_and_fire_when_they_should(tmp_path: Path) -> None:
-    run_command(["promtool", "check", "rules", RULES]).check()
+@pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool (Debian: apt-get install prometheus)")
+def test_the_rules_fire_when_they_should_and_the_dashboard_asks_in_prometheus_language(tmp_path: Path) -> None:
     run_command(["promtool", "test", "rules", Path(__file__).parent / "alerts.test.yml"]).check()
-
-
-@needs_prometheus
-@pytest.mark.slow
-def test_prometheus_scrapes_a_failing_run_and_its_alerts_fire(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    sink = Prometheus(port=port)
-    sink.open(run_facts())
-    feed(sink, facts_of_a_start())
-    moment = now().timestamp()
-    ago = {seconds: at(moment - at(0).timestamp() - seconds) for seconds in (9000, 8700, 1200)}
-    committed = {"num_bytes": 1, "write_seconds": 0.0}
-    for seconds in (9000, 8700):  # two checkpoints, the last one more than two hours ago
-        sink.event(Event(name="checkpoint_saved", level="info", details=committed, time=ago[seconds]))
-    sink.sample(Sample(worker=0, start=0, step=7, seconds={}, values={}, time=ago[1200]))  # no step since then
-    sink.point(Point(step=7, epoch=1, split="train", metrics={"loss": math.nan}))
-    with scraping(tmp_path, port) as prometheus:
-        wait_until(
-            lambda: prometheus.firing() == {"TfdistCheckpointOld", "TfdistHang", "TfdistLossNotFinite"}, seconds=30
-        )
-        ((labels, loss),) = prometheus.asked("training_loss")
-        assert (labels["job_id"], labels["worker"]) == (RUN_ID, "0") and math.isnan(loss)
-        assert prometheus.asked("cost_usd_total")[0][1] == 1
-        for query in dashboard_queries():
-            prometheus.asked(query)
-        sink.point(Point(step=8, epoch=1, split="train", metrics={"loss": 0.1}))
-        sink.sample(Sample(worker=0, start=0, step=8, seconds={}, values={}))
-        sink.event(Event(name="checkpoint_saved", level="info", details=committed))
-        wait_until(lambda: not prometheus.firing(), seconds=30)
-    sink.close("failed")
+    asked = [{"record": f"query_{number}", "expr": query} for number, query in enumerate(dashboard_queries())]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": asked}]}))  # is YAML
+    run_command(["promtool", "check", "rules", RULES, tmp_path / "rules.yml"]).check()
 
 
 def dashboard_queries() -> list[str]:

@@ -62,17 +62,6 @@ class Growing(keras.layers.Layer):
         return x + tf.reduce_sum(grown, 1, keepdims=True)
 
 
-class Unique(keras.layers.Layer):
-    def call(self, x: Any) -> Any:
-        values, _ = tf.unique(tf.reshape(tf.cast(x, tf.int32), [-1]))
-        return x + tf.cast(tf.reduce_sum(values), x.dtype)
-
-
-class Double(keras.layers.Layer):
-    def call(self, x: Any) -> Any:
-        return tf.cast(tf.linalg.matmul(tf.cast(x, tf.float64), tf.eye(64, dtype=tf.float64)), tf.float32)
-
-
 def of_words() -> keras.Model:
     x = keras.Input((2,), dtype="string")
     h = keras.layers.StringLookup(vocabulary=["a", "b", "c"])(x)

@@ -10,7 +10,6 @@ import pytest
 import support
 
 from tfdist.tpu_compiler.compile_program import find_collectives
-from tfdist.tpu_compiler.devices import parse_slice
 
 SHIPPED = sorted(file.stem for file in (support.REPOSITORY / "configs" / "experiments").glob("*.gin"))
 # Their steps differ from others in the loss or in what reads the examples alone; all compiled when they were added.
@@ -170,19 +169,6 @@ def test_what_a_tpu_cannot_run_is_one_message(gin_file: Path, parameters: tuple[
     assert done.status == 2 and message in done.stderr and "Traceback" not in done.stderr, done.outputs()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layer", "note"),
-    [
-        ("Unique", "of the layer 'unique' has a shape that depends on values"),
-        ("Double", "of the layer 'double' computes in float64"),
-    ],
-)
-def test_what_a_tpu_runs_in_another_way_is_noted(gin_file: Path, layer: str, note: str) -> None:
-    done = compile_for("v5e:2x2", gin_file, f"models.of.layer = @models.{layer}()").check()
-    assert note in done.stdout and "1 all-reduce" in done.stdout, done.outputs()
-
-
 @pytest.mark.parametrize(
     ("slices", "message"),
     [
@@ -200,10 +186,6 @@ def test_a_slice_that_is_none_is_refused(slices: str, message: str, gin_file: Pa
 def test_a_batch_that_the_cores_cannot_share_is_refused(gin_file: Path) -> None:
     done = compile_for("v5e:2x2", gin_file, "train.global_batch_size = 30")
     assert done.status == 2 and "30 cannot be split evenly among 4 replicas" in done.stderr, done.outputs()
-
-
-def test_slices_count_their_chips() -> None:
-    assert parse_slice("v5p:2x2x4").num_cores == 16 and parse_slice("v5e:2x4").num_cores == 8
 
 
 @pytest.mark.slow

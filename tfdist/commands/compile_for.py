@@ -66,9 +66,8 @@ def _format_text(found: Sequence[Any]) -> str:
     from tfdist.telemetry.console.console_text import in_bytes
     from tfdist.tpu_compiler.compile_report import format_table
 
-    program = found[0].program
-    notes = dict.fromkeys(f"\nnote: {note}" for each in found for note in each.notes)
+    first = found[0]
     return (
-        f"{program.num_parameters:,} parameters: {in_bytes(program.parameter_bytes)}, and "
-        f"{in_bytes(program.slot_bytes)} of the optimizer's\n{format_table(found)}{''.join(notes)}"
+        f"{first.num_parameters:,} parameters: {in_bytes(first.parameter_bytes)}, and "
+        f"{in_bytes(first.slot_bytes)} of the optimizer's\n{format_table(found)}"
     )

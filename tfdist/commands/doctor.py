@@ -64,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(arguments: Sequence[str]) -> int:
     """Examines and says what was found; the exit status."""
-    options = command_line.parse(FLAGS, arguments, about=ABOUT)
+    options, operands = command_line.parse_with_operands(FLAGS, arguments, about=ABOUT)
+    if operands:
+        raise UserError(f"{operands[0]!r} belongs to no flag. --help lists the flags.")
     if options.compile_for:
         from tfdist.commands import compile_for
 
@@ -83,6 +85,7 @@ class Doctor:
         self.environment = environment
         self.findings: list[Finding] = []
         self.cluster: Cluster | None = None
+        self.strategy = ""  # that connects the workers of the run, where it has several
         self.worker = 0
 
     def report(self, *findings: Finding) -> None:
@@ -94,14 +97,8 @@ class Doctor:
 
     def last_words(self) -> str:
         """The summary, with the worker's name where there are several."""
-        name = f"worker {self.worker} ({socket.gethostname()}): " if self.is_in_cluster else ""
+        name = f"worker {self.worker} ({socket.gethostname()}): " if self.strategy else ""
         return name + say.summary(self.findings)
-
-    @property
-    def is_in_cluster(self) -> bool:
-        """Whether the run has other workers."""
-        is_horovod = marks.first_set(marks.HOROVOD_MARKS, self.environment) is not None
-        return self.cluster.num_workers > 1 if self.cluster is not None else is_horovod
 
     def as_json(self) -> dict[str, Any]:
         """The findings for machines."""
@@ -118,8 +115,7 @@ class Doctor:
 
         settings = self._read_settings()
         self._read_cluster()
-        is_horovod = self.cluster is None and marks.first_set(marks.HOROVOD_MARKS, self.environment) is not None
-        needs = ["horovod"] * is_horovod
+        needs = ["horovod"] * (self.strategy == "horovod")
         needs += ["google-cloud-storage"] * any(p.startswith("gs://") for p in self.options.run_dir)
         self.report(*versions.check_versions(needs, driver=versions.driver_version()))
         adapters = network.list_adapters()
@@ -131,10 +127,8 @@ class Doctor:
         if num_gpus is None:
             return  # without TensorFlow there is nothing more to see
         facts = facts_of.collect(versions=versions.list_versions(), settings=settings, num_devices=num_gpus)
-        if self.cluster is not None and self.cluster.num_workers > 1:
-            self._measure("multi_worker", facts)
-        elif is_horovod:
-            self._measure("horovod", facts)
+        if self.strategy:
+            self._measure(self.strategy, facts)
         elif self.cluster is None:
             self.report(
                 ok_finding(
@@ -159,6 +153,9 @@ class Doctor:
             self.report(Finding(PROBLEM, "workers", str(error), why, "Write TF_CONFIG as the message shows."))
         if self.cluster is not None:
             self.worker = self.cluster.worker_index
+            self.strategy = "multi_worker" if self.cluster.num_workers > 1 else ""
+        elif marks.first_set(marks.HOROVOD_MARKS, self.environment) is not None:
+            self.strategy = "horovod"
 
     def _check_devices(self) -> int | None:
         """Imports TensorFlow, reports its devices; returns the number of GPUs, None if the import fails."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import itertools
 import os
 import pathlib
 import sys
@@ -32,10 +31,6 @@ LAUNCHERS = {"tf_config": local_workers.start, "horovod": horovod_workers.start,
 ON_RAY = ("ray", "ray_horovod")
 WITH_HOSTS = ("tf_config", "horovod")
 REMOTE_SHELL = "ssh -o BatchMode=yes -o ServerAliveInterval=10"
-INSTEAD = {  # flags of an earlier version
-    "--print": "copy a file of examples/clusters/ or examples/pipelines/ (docs/clusters.md)",
-    "--timeout_seconds": "write `timeout 3600 tfdist launch …`",
-}
 VERBS = ("train", "resume", "validate", "evaluate", "predict", "doctor")  # that several workers can do together
 EXAMPLE = "tfdist launch -n 2 train tfdist:experiments/digits.gin"
 DESCRIPTION = f"""\
@@ -233,9 +228,6 @@ def _rules(options: flags.FlagValues) -> Rules:
 
 def _parse_options(arguments: list[str]) -> tuple[flags.FlagValues, list[str]]:
     """The launcher's flags, and what follows the interpreter's name in each worker's command."""
-    for name in (argument.split("=")[0] for argument in itertools.takewhile(_is_flag, arguments)):
-        if name in INSTEAD:
-            raise UserError(f"{name} is gone: {INSTEAD[name]}.")
     hint = f"What the workers run comes last: {EXAMPLE}"
     options, operands = command_line.parse_with_operands(
         FLAGS, arguments, about=DESCRIPTION, hint=hint, flags_end_at_operand=True
@@ -266,10 +258,6 @@ def _parse_options(arguments: list[str]) -> tuple[flags.FlagValues, list[str]]:
     if options.workers is None:
         raise UserError(f"--workers=N is missing: how many processes? Write, for example: {EXAMPLE}")
     return options, command
-
-
-def _is_flag(argument: str) -> bool:
-    return argument.startswith("-") and argument != "--"
 
 
 def _find_command(options: flags.FlagValues, arguments: list[str], operands: list[str]) -> list[str]:

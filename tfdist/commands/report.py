@@ -45,15 +45,12 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _print_list(directories: Sequence[str]) -> None:
-    from rich.console import Console
-
     from tfdist.report.listing import list_runs
     from tfdist.telemetry.facts import now
 
     if len(directories) != 1:
         raise UserError(f"--list takes one directory; received {' '.join(directories)!r}.")
-    console = Console(width=None if sys.stdout.isatty() else 1000)  # a pipe and a file have none
-    console.print(list_runs(directories[0], now(), width=console.width))
+    print(list_runs(directories[0], now()))
 
 
 def _write(run_dirs: Sequence[str], output: str | None) -> str:

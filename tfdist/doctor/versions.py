@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, ok_finding
+from tfdist.doctor.findings import PROBLEM, WARNING, Finding, ok_finding
 from tfdist.requirements import (
     TENSORFLOW_EXTRAS,
     TENSORFLOW_PACKAGES,
@@ -22,13 +22,13 @@ from tfdist.requirements import (
 
 GROUP = "versions"
 PACKAGE = "tfdist"
-HOROVOD = Requirement("horovod==0.28.1")  # which tools/build_horovod.py builds; no package needs it
 # Packages that the workers compare, beside those that tfdist always needs.
 COMPARED = (
     *("horovod", "google-cloud-storage", "nvidia-cuda-runtime-cu12", "nvidia-cudnn-cu12", "nvidia-nccl-cu12"),
     "libtpu",
 )
 FOR_DEVELOPERS = {"dev", "docs"}  # extras
+PINNED = ("keras", "gin-config")
 CUDA_DRIVER = "525.60.13"  # the oldest that runs CUDA 12, by its release notes' table of minor version compatibility
 WHY_PINNED = "tfdist uses private parts of this package and is pinned to what it was tested with."
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -45,17 +45,17 @@ def driver_version(file: Path = DRIVER_FILE) -> str | None:
     return found[1] if found else None
 
 
-def requirements(package: str = PACKAGE) -> Iterator[tuple[Requirement, bool]]:
-    """Yields what a package needs, always or with an extra for users, and whether always; nothing if not installed."""
+def requirements() -> Iterator[tuple[Requirement, bool]]:
+    """Yields what tfdist needs, always or with an extra for users, and whether always; nothing if not installed."""
     try:
-        about = importlib.metadata.metadata(package)
+        about = importlib.metadata.metadata(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
         return
     extras = set(about.get_all("Provides-Extra") or ()) - FOR_DEVELOPERS
     for requirement in map(Requirement, about.get_all("Requires-Dist") or ()):
         marker = requirement.marker
         is_users = marker is None or any(marker.evaluate({"extra": extra}) for extra in {"", *extras})
-        if is_users and requirement.name != package:
+        if is_users and requirement.name != PACKAGE:
             yield requirement, marker is None
 
 
@@ -79,27 +79,19 @@ def check_versions(
       driver: the version of NVIDIA's driver, None where there is none.
     """
     findings = _check_tensorflow(version_of)
-    wanted = [(HOROVOD, False), *requirements()]
-    for tensorflow in installed_tensorflow(version_of):  # with which CUDA's libraries it was built
-        wanted += [(each, False) for each, _ in requirements(tensorflow) if each.name.startswith("nvidia-")]
-    if not any(requirements()):
-        why, hint = "What tfdist needs stands in its package's metadata.", "Run: pip install --editable . there."
-        findings.append(Finding(NOTE, GROUP, "tfdist is not installed as a package, as by a checkout", why, hint))
-    needed = {requirement.name for requirement, is_needed in wanted if is_needed} | set(needs)
-    specified = {(each.name, str(each.specifier)): each for each, _ in wanted if each.name not in TENSORFLOW_PACKAGES}
-    for (package, versions), requirement in specified.items():
-        version = version_of(package)
-        hint = f"Run: pip install '{package}{versions}'"
-        if package == "horovod":
-            hint = "Run: python tools/build_horovod.py"
-        if version is None and package in needed:
-            why = f"This run needs {package}{versions}."
+    wanted = [(each, is_needed) for each, is_needed in requirements() if each.name not in TENSORFLOW_PACKAGES]
+    wanted += [(Requirement(package), True) for package in needs]
+    for requirement, is_needed in wanted:
+        package, version = requirement.name, version_of(requirement.name)
+        build = package == "horovod"
+        hint = "Run: python tools/build_horovod.py" if build else f"Run: pip install '{package}{requirement.specifier}'"
+        if version is None and is_needed:
+            why = f"This run needs {requirement}."
             findings.append(Finding(PROBLEM, GROUP, f"{package} is not installed", why, hint))
         elif version is not None and not requirement.specifier.contains(version, prereleases=True):
-            is_pinned = package in ("keras", "gin-config")
-            why = WHY_PINNED if is_pinned else "TensorFlow and tfdist were not tried with it."
-            level, what = PROBLEM if is_pinned else WARNING, f"{package} is {version}, not {versions}"
-            findings.append(Finding(level, GROUP, what, why, hint))
+            level = PROBLEM if package in PINNED else WARNING
+            why = WHY_PINNED if package in PINNED else "TensorFlow and tfdist were not tried with it."
+            findings.append(Finding(level, GROUP, f"{package} is {version}, not {requirement.specifier}", why, hint))
     if driver is not None and Version(driver) < Version(CUDA_DRIVER):
         why = f"TensorFlow is built for CUDA 12.5, which runs on drivers from {CUDA_DRIVER}."
         hint = "Install a newer driver on this machine."

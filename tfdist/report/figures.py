@@ -7,7 +7,6 @@ width of its place, and does not keep a finger from scrolling the page.
 from __future__ import annotations
 
 import datetime
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,6 @@ from bokeh.plotting import figure as new_bokeh_figure
 
 from tfdist.report.page import Plot
 from tfdist.report.run_data import Curve
-from tfdist.telemetry.console.console_text import count_text
 
 INK, GRID = "#7a8490", "#8a94a033"
 STEPS, TIME = "step", "time"
@@ -122,16 +120,7 @@ def draw_curves(
         tooltip = f"{_escape_tooltip(name)} {value} · {x}"
         _add_hover(made, line, tooltip, mode="vline", line_policy="nearest", formatters=formatters)
     named = [name for name in drawn if highlighted is None or name == highlighted]
-    hidden = dict.fromkeys(a for a, b in itertools.combinations(named, 2) if drawn[a].coincides(drawn[b]))
-    notes = [f"covered by another line: {', '.join(hidden)}"] if hidden else []
-    missing = 0 if axis.kind == TIME else sum(curve.num_not_finite for curve in drawn.values())
-    notes += [f"{count_text(missing, 'point')} not finite"] if missing else []
-    return Plot(
-        title=title,
-        figure=made,
-        legend=[(colors[name], name) for name in named] if len(curves) > 1 else [],
-        note="; ".join(notes),
-    )
+    return Plot(title=title, figure=made, legend=[(colors[name], name) for name in named] if len(curves) > 1 else [])
 
 
 def draw_bars(rows: Mapping[str, Mapping[str, float]], colors: Mapping[str, str]) -> Any:

@@ -6,7 +6,7 @@ Invariant: a run that cannot be read is a line of the table as well. `python -m 
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from tfdist.errors import UserError, printable
 from tfdist.report.run_data import RunData, read_run
@@ -14,23 +14,17 @@ from tfdist.storage import files
 from tfdist.telemetry.console.console_text import number_text
 from tfdist.telemetry.run_directory import RunDirectory
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 MAX_METRICS = 3  # shown, an evaluation's first
-WIDE = 120  # characters
-STYLES = {"done": "green", "running": "cyan", "failed": "red", "unfinished": "yellow"}
+HEADS = ("run", "status", "strategy", "steps", "goodput", "age", "metrics")
+NUMBERS = ("steps", "goodput", "age")
 
 
-def list_runs(directory: str, now: datetime.datetime, *, width: int) -> Table:
-    """A line a run, the newest first; with less than `WIDE` characters each metric has its own.
+def list_runs(directory: str, now: datetime.datetime) -> str:
+    """A line a run, the newest first.
 
     Raises:
       UserError: there is none in `directory` and below.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     top = RunDirectory(directory).path
     runs, unread = [], []
     for path in _find_run_dirs(directory):
@@ -39,26 +33,27 @@ def list_runs(directory: str, now: datetime.datetime, *, width: int) -> Table:
         except UserError:  # a newer tfdist wrote it
             unread.append(path)
     runs.sort(key=lambda run: run.last_update or datetime.datetime.min.replace(tzinfo=datetime.UTC), reverse=True)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("run", "status", "strategy"):
-        table.add_column(name, overflow="fold")
-    for name in ("steps", "goodput", "age"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("metrics", no_wrap=True)
-    for run in runs:
-        status, goodput = run.status(now), run.goodput
-        table.add_row(
-            Text(printable(run.path.removeprefix(f"{top}/"))),
-            Text(printable(status), STYLES.get(status, "")),
-            Text(printable(str(run.fact("strategy") or ""))),
+    rows: list[tuple[str, ...]] = [
+        (
+            run.path.removeprefix(f"{top}/"),
+            run.status(now),
+            str(run.fact("strategy") or ""),
             f"{run.steps:,}",
-            "" if goodput is None else f"{goodput:.0%}",
+            "" if run.goodput is None else f"{run.goodput:.0%}",
             "" if run.last_update is None else _age_text(now - run.last_update),
-            Text(("  " if width >= WIDE else "\n").join(map(printable, _metric_texts(run)))),
+            "  ".join(_metric_texts(run)),
         )
-    for path in unread:
-        table.add_row(Text(printable(path.removeprefix(f"{top}/"))), Text("unreadable", "red"))
-    return table
+        for run in runs
+    ]
+    rows += [(path.removeprefix(f"{top}/"), "unreadable", "", "", "", "", "") for path in unread]
+    columns = zip(*(map(printable, row) for row in [HEADS, *rows]), strict=True)
+    aligned = [_align(cells, is_number=name in NUMBERS) for name, cells in zip(HEADS, columns, strict=True)]
+    return "\n".join("  ".join(line).rstrip() for line in zip(*aligned, strict=True))
+
+
+def _align(cells: Sequence[str], *, is_number: bool) -> list[str]:
+    width = max(map(len, cells))
+    return [cell.rjust(width) if is_number else cell.ljust(width) for cell in cells]
 
 
 def _find_run_dirs(directory: str) -> list[str]:

@@ -44,15 +44,6 @@ class Curve:
     steps: np.ndarray
     values: np.ndarray
 
-    @property
-    def num_not_finite(self) -> int:
-        return int(np.sum(~np.isfinite(self.values)))
-
-    def coincides(self, other: Curve) -> bool:
-        """Whether a figure shows one line of both."""
-        same_steps = np.array_equal(self.steps, other.steps)
-        return same_steps and np.allclose(self.values, other.values, rtol=1e-3, equal_nan=True)
-
     def downsample(self, most: int) -> Curve:
         """About `most` points, the highest and the lowest of each stretch among them, so that no spike is lost."""
         count = len(self.steps)

@@ -18,7 +18,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import threading
 import time
 from pathlib import Path
@@ -30,9 +29,7 @@ VARIABLE = "TFDIST_HEARTBEAT"
 STACKS_SIGNAL = signal.SIGQUIT  # as other run times dump their stacks
 PROFILE_SIGNAL = signal.SIGUSR2  # SIGUSR1 is Slurm's warning
 REMEMBERED = 32  # of the last durations of a phase
-_RECORD = struct.Struct("<8sqqqddd??6x24s256s")
-_MAGIC = b"tfdpulse"
-_NO_STEP = -1
+_RECORD_BYTES = 640  # of JSON, with spaces behind it; a host's name has up to 255
 
 # Of time_account.PHASES.
 STARTING = "import"
@@ -85,19 +82,15 @@ class Reading:
 
     def encode(self) -> bytes:
         """Returns the content of the file."""
-        numbers = self.pid, _NO_STEP if self.step is None else self.step, self.turn
-        times = self.moment, self.recent_seconds, self.longest_seconds
-        texts = self.phase.encode()[:24], self.host.encode()[:255]
-        return _RECORD.pack(_MAGIC, *numbers, *times, self.shows_stacks, self.is_storing, *texts)
+        return json.dumps(vars(self)).encode().ljust(_RECORD_BYTES)
 
     @classmethod
     def decode(cls, data: bytes) -> Reading | None:
         """`encode`, the other way; None where nothing, or something else, is written."""
-        if len(data) < _RECORD.size or not data.startswith(_MAGIC):
+        try:
+            return cls(**json.loads(data))
+        except (ValueError, TypeError, RecursionError):
             return None
-        _, pid, step, turn, *seen, phase, host = _RECORD.unpack(data[: _RECORD.size])
-        name, where = (text.rstrip(b"\0").decode(errors="replace") for text in (phase, host))
-        return cls(pid, where, name, turn, None if step == _NO_STEP else step, *seen)
 
 
 class Heartbeat:

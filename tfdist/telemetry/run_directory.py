@@ -72,21 +72,6 @@ class RunDirectory:
         check_writable(self.path)
         if self.checkpoint_dir is not None:
             check_writable(self.checkpoint_dir)
-        if not files.is_remote(self.path):
-            self._check_kinds()
-
-    def _check_kinds(self) -> None:
-        """Raises UserError where a directory stands in the place of a file, or a file in that of a directory."""
-        for path in (self.config, self.result, self.evaluation, self.metrics, self.events):
-            if files.is_dir(path):
-                raise UserError(
-                    f"{path} is a directory; a run has a file there. Move it away, or give another --run_dir."
-                )
-        for path in (self.telemetry, self.tensorboard, self.checkpoints, self.fitted, self.export):
-            if files.exists(path) and not files.is_dir(path):
-                raise UserError(
-                    f"{path} is a file; a run has a directory there. Move it away, or give another --run_dir."
-                )
 
     def worker_events(self, worker: int) -> str:
         """The events of a worker of the training; the chief's are what all share."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from tfdist.telemetry.console.console_text import in_bytes
 from tfdist.tpu_compiler.devices import Slice
-from tfdist.tpu_compiler.program import Program
 
 HEADERS = (
     *("slice", "step", "cores", "batch/core", "largest", "collectives", "sum", "memory", "of", "padding", "flops"),
@@ -21,22 +20,30 @@ class CompiledStep:
     """A step that compiled; bytes, flops and seconds are of one core and one step.
 
     Attributes:
-      largest_batch: examples of a core with which it still fits; None where nobody asked.
+      step: `TRAIN` or `EVALUATE`.
+      local_batch_size: examples of a core.
+      largest_local_batch_size: with which it still fits; None where nobody asked.
+      num_parameters, parameter_bytes: of the model's variables.
+      slot_bytes: of the optimizer's; an evaluation has none.
+      batch_bytes: of a core's batch.
       collectives: the kind of each, and the bytes that a core gives to it.
       argument_bytes: variables and batch, as the chip lays them out, in tiles.
       temporary_bytes: the most that is alive besides.
-      notes: what a TPU runs in another way than one would think.
     """
 
     slice: Slice
-    program: Program
-    largest_batch: int | None
+    step: str
+    local_batch_size: int
+    largest_local_batch_size: int | None
+    num_parameters: int
+    parameter_bytes: int
+    slot_bytes: int
+    batch_bytes: int
     collectives: Sequence[dict[str, Any]]
     argument_bytes: int
     temporary_bytes: int
     flops: float
     bytes_accessed: float
-    notes: Sequence[str] = ()
 
     @property
     def memory_bytes(self) -> int:
@@ -46,8 +53,7 @@ class CompiledStep:
     @property
     def padding(self) -> float:
         """The share by which tiles enlarge variables and batch."""
-        held = self.program.parameter_bytes + self.program.slot_bytes + self.program.batch_bytes
-        return self.argument_bytes / held - 1
+        return self.argument_bytes / (self.parameter_bytes + self.slot_bytes + self.batch_bytes) - 1
 
     @property
     def seconds(self) -> float:
@@ -66,25 +72,14 @@ class CompiledStep:
     def to_dict(self) -> dict[str, Any]:
         """The figures as JSON has them."""
         return {
+            **dataclasses.asdict(self),
             "slice": self.slice.topology,
-            "step": self.program.kind,
             "num_cores": self.slice.num_cores,
-            "local_batch_size": self.program.local_batch_size,
-            "largest_local_batch_size": self.largest_batch,
-            "num_parameters": self.program.num_parameters,
-            "parameter_bytes": self.program.parameter_bytes,
-            "slot_bytes": self.program.slot_bytes,
-            "collectives": list(self.collectives),
-            "argument_bytes": self.argument_bytes,
-            "temporary_bytes": self.temporary_bytes,
+            "chip_bytes": int(self.slice.chip.memory_bytes),
             "padding": self.padding,
             "memory_bytes": self.memory_bytes,
-            "chip_bytes": int(self.slice.chip.memory_bytes),
-            "flops": self.flops,
-            "bytes_accessed": self.bytes_accessed,
             "least_seconds": self.seconds,
             "share_of_peak": self.share_of_peak,
-            "notes": list(self.notes),
         }
 
 
@@ -99,10 +94,10 @@ def _row(each: CompiledStep) -> tuple[str, ...]:
     kinds = [collective["kind"] for collective in each.collectives]
     return (
         each.slice.topology,
-        each.program.kind,
+        each.step,
         str(each.slice.num_cores),
-        str(each.program.local_batch_size),
-        "–" if each.largest_batch is None else str(each.largest_batch),
+        str(each.local_batch_size),
+        "–" if each.largest_local_batch_size is None else str(each.largest_local_batch_size),
         ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)) or "none",
         in_bytes(sum(collective["bytes"] for collective in each.collectives)),
         in_bytes(each.memory_bytes),

@@ -10,8 +10,8 @@ from typing import Any
 from tfdist.errors import UserError
 from tfdist.tpu_compiler.compile_report import CompiledStep
 from tfdist.tpu_compiler.devices import Slice
-from tfdist.tpu_compiler.program import TRAIN, Program, Programs, trace_programs
-from tfdist.tpu_compiler.refusals import NoRoomError, explain, list_notes
+from tfdist.tpu_compiler.program import TRAIN, Programs, trace_programs
+from tfdist.tpu_compiler.refusals import NoRoomError, explain
 from tfdist.tpu_compiler.toolchain import Compiler
 from tfdist.training.run.train_settings import TrainSettings
 from tfdist.tuning.search import hypermodel
@@ -34,27 +34,26 @@ def compile_programs(
     ):
         path = os.path.join(scratch, "step.hlo")
         for kind in programs.kinds:
-            program, answer = _compile(programs, path, target, compiler, kind)
+            figures = _compile(programs, path, target, compiler, kind)
             largest = None
             if finds_largest_batch and kind == TRAIN:
                 largest = _find_largest_batch(programs, path, target, compiler)
-            notes = tuple(list_notes(program.text, programs.model))
-            yield CompiledStep(slice=target, program=program, largest_batch=largest, notes=notes, **answer)
+            yield CompiledStep(slice=target, step=kind, largest_local_batch_size=largest, **figures)
 
 
 def _compile(
     programs: Programs, path: str, target: Slice, compiler: Compiler, kind: str, local_batch_size: int | None = None
-) -> tuple[Program, dict[str, Any]]:
+) -> dict[str, Any]:
     try:
-        program = programs.write(path, kind, local_batch_size=local_batch_size)
+        sizes = programs.write(path, kind, local_batch_size=local_batch_size)
     except UserError:
         raise
     except Exception as error:  # TensorFlow's lowering raises many kinds
         raise explain(str(error), programs.model, target.topology) from error
-    answer = compiler.compile(program, target.topology)
+    answer = compiler.compile(path, num_replicas=target.num_cores, topology=target.topology)
     if "error" in answer:
         raise explain(answer["error"], programs.model, target.topology)
-    return program, answer
+    return sizes | answer
 
 
 def _find_largest_batch(programs: Programs, path: str, target: Slice, compiler: Compiler) -> int:
@@ -62,10 +61,10 @@ def _find_largest_batch(programs: Programs, path: str, target: Slice, compiler: 
 
     def fits(size: int) -> bool:
         try:
-            _, answer = _compile(programs, path, target, compiler, TRAIN, size)
+            found = _compile(programs, path, target, compiler, TRAIN, size)
         except NoRoomError:
             return False
-        return answer["argument_bytes"] + answer["temporary_bytes"] <= target.chip.memory_bytes
+        return found["argument_bytes"] + found["temporary_bytes"] <= target.chip.memory_bytes
 
     size = programs.local_batch_size
     for _ in range(MAX_DOUBLINGS):

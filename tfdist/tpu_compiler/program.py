@@ -32,48 +32,16 @@ from tfdist.training.step.step import TrainStep
 TRAIN, EVALUATE = "train", "evaluate"
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """A traced program, as the TPU's compiler takes it.
-
-    Attributes:
-      kind: `TRAIN` or `EVALUATE`.
-      path: of the file that holds it, an XLA HloModuleProto.
-      num_replicas: cores that run it together.
-      local_batch_size: examples of one of them.
-      num_parameters, parameter_bytes: of the model's variables.
-      slot_bytes: of the optimizer's; an evaluation has none.
-      batch_bytes: of a core's batch.
-      lowered: gives the program at a stage of TensorFlow's lowering, each time anew.
-    """
-
-    kind: str
-    path: str
-    num_replicas: int
-    local_batch_size: int
-    num_parameters: int
-    parameter_bytes: int
-    slot_bytes: int
-    batch_bytes: int
-    lowered: Callable[..., Any]
-
-    @property
-    def text(self) -> str:
-        """With the names of TensorFlow's operations."""
-        return self.lowered(stage="hlo")
-
-
 class Programs:
     """The programs that `trace_programs` yields.
 
     Attributes:
-      kinds: of the programs that the experiment has.
+      kinds: of the programs that the experiment has: `TRAIN`, and `EVALUATE` where it evaluates.
       local_batch_size: the training's, as the experiment has it.
       step: the training step.
       first_batch: of the training.
       num_examples: of the training.
       optimizer: of the training.
-      batches: local batches of the training from the second on, without end.
     """
 
     def __init__(
@@ -81,23 +49,19 @@ class Programs:
         step: TrainStep,
         evaluator: Evaluator | None,
         learner: Learner,
-        batches: Iterator[Any],
-        num_replicas: int,
+        batch: Any,
         num_examples: int,
     ) -> None:
-        self._learner, self._num_replicas = learner, num_replicas
-        self.step, self.batches = step, batches
-        self.first_batch = batch = next(batches)
-        self.num_examples, self.optimizer = num_examples, learner.optimizer
+        self.step, self.first_batch, self.num_examples = step, batch, num_examples
+        self.model, self.optimizer = learner.model, learner.optimizer
         self._parts: dict[str, tuple[Callable[[Any], Any], Any]] = {TRAIN: (lambda batch: step.on_batch(batch), batch)}
         if evaluator is not None:
             self._parts[EVALUATE] = (evaluator.on_batch, evaluator.next_batch())
         self.kinds = tuple(self._parts)
         self.local_batch_size = _count_rows(batch)
-        self.model = learner.model
 
-    def write(self, path: str, kind: str = TRAIN, *, local_batch_size: int | None = None) -> Program:
-        """Writes a program.
+    def write(self, path: str, kind: str, *, local_batch_size: int | None = None) -> dict[str, int]:
+        """Writes a program as an XLA HloModuleProto; returns its sizes, by the names of `CompiledStep`.
 
         Args:
           path: of the file to be written.
@@ -114,19 +78,13 @@ class Programs:
         lowered = function.experimental_get_compiler_ir(batch)
         with open(path, "wb") as file:
             file.write(lowered(stage="hlo_serialized"))
-        model = self.model.variables
-        slots = self._learner.optimizer.variables if kind == TRAIN else []
-        return Program(
-            kind,
-            path,
-            self._num_replicas,
-            _count_rows(batch),
-            sum(math.prod(variable.shape) for variable in model),
-            sum(map(_count_bytes, model)),
-            sum(map(_count_bytes, slots)),
-            sum(_count_bytes(tensor) for tensor in tf.nest.flatten(batch)),
-            lowered,
-        )
+        return {
+            "local_batch_size": _count_rows(batch),
+            "num_parameters": sum(math.prod(variable.shape) for variable in self.model.variables),
+            "parameter_bytes": sum(map(_count_bytes, self.model.variables)),
+            "slot_bytes": sum(map(_count_bytes, self.optimizer.variables if kind == TRAIN else [])),
+            "batch_bytes": sum(_count_bytes(tensor) for tensor in tf.nest.flatten(batch)),
+        }
 
 
 @contextlib.contextmanager
@@ -145,9 +103,9 @@ def trace_programs(settings: TrainSettings, model: ModelBuilder, num_replicas: i
         with open_run(request, strategy, mode="train") as run, Patches() as patches:
             training = assembly.assemble(run, own, model, patches)
             step = assembly.build_step(training)
-            batches = assembly.stream(run, training.source, training.plan)
+            batch = next(assembly.stream(run, training.source, training.plan))
             evaluator, num_examples = assembly.build_evaluator(training), training.plan.num_examples
-            yield Programs(step, evaluator, training.learner, batches, num_replicas, num_examples)
+            yield Programs(step, evaluator, training.learner, batch, num_examples)
 
 
 def _count_rows(batch: dict[str, Any]) -> int:

@@ -7,7 +7,6 @@ XLA; tests/tpu_compiler has a model for each.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import keras
 
@@ -58,26 +57,6 @@ def explain(text: str, model: keras.Model, topology: str) -> UserError:
             "train.global_batch_size, more train.num_microbatches, train.precision = 'bfloat16', or a larger slice."
         )
     return UserError(f"A TPU ({topology}) cannot run the step{where}: {_first_line(text)}")
-
-
-def list_notes(program: str, model: keras.Model) -> Iterator[str]:
-    """Lists what a TPU runs otherwise than one would expect.
-
-    Args:
-      program: an HLO module's text, whose instructions have the names of TensorFlow's operations.
-    """
-    by_layer: dict[tuple[str, str], str] = {}
-    layers = _list_layers(model)
-    for line in program.splitlines():
-        kind = "float64" if re.search(r"= f64\[", line) else "dynamic" if re.search(r"= \w+\[[^\]]*<=", line) else None
-        name = re.search(r'op_name="([^"]+)"', line)
-        if kind and name and (layer := _find_layer(name[1], layers)):
-            by_layer.setdefault((kind, layer), name[1].rpartition("/")[2])
-    for (kind, layer), operation in by_layer.items():
-        if kind == "float64":
-            yield f"{operation}{layer} computes in float64, which a TPU does in software, slowly: write float32."
-        else:
-            yield f"{operation}{layer} has a shape that depends on values: a TPU computes the largest that it can have."
 
 
 def _list_layers(model: keras.Model) -> set[str]:

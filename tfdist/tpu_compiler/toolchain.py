@@ -17,7 +17,6 @@ from typing import Any
 
 from tfdist.errors import TfdistError, UserError
 from tfdist.strategies.cluster import environment
-from tfdist.tpu_compiler.program import Program
 
 PACKAGES = ("jax==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.42.1")  # tried with TensorFlow 2.21
 SCRIPT = Path(__file__).with_name("compile_program.py")
@@ -33,9 +32,9 @@ class Compiler:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def compile(self, program: Program, topology: str) -> dict[str, Any]:
+    def compile(self, path: str, *, num_replicas: int, topology: str) -> dict[str, Any]:
         """Compiles a program for a topology such as "v5e:2x2"; the answer's `error` says why it is refused."""
-        job = {"path": program.path, "num_replicas": program.num_replicas, "topology": topology}
+        job = {"path": path, "num_replicas": num_replicas, "topology": topology}
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
