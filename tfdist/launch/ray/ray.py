@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tfdist.launch import memory
 from tfdist.launch.horovod_workers import serve_rendezvous
 from tfdist.launch.hosted_worker import HostedWorker, HostLostError, start_hosted
 from tfdist.launch.plan import Plan
@@ -42,6 +43,8 @@ class _RayHost:
     def call(self, method: str, *arguments: Any) -> Any:
         try:
             return self._ray.get(getattr(self._actor, method).remote(*arguments))
+        except self._ray.exceptions.OutOfMemoryError as error:
+            raise HostLostError(f"{cluster.reason(error)}: {memory.LACKED}") from error
         except self._ray.exceptions.RayError as error:
             raise HostLostError(cluster.reason(error)) from error
 

@@ -21,7 +21,8 @@ from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PeerLostError, Preem
 from tfdist.storage import files
 from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.execution.trials import Slots, TrialExit
+from tfdist.tuning.execution.local_slots import LocalSlots
+from tfdist.tuning.execution.trials import TrialExit
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.journal import FAILED, INFEASIBLE, INTERRUPTED, Journal
 from tfdist.tuning.schedule.trial import DISK_FAILED, ActiveTrial, Report, TuneObjective
@@ -103,7 +104,7 @@ class Chief:
       slots: where trials run.
     """
 
-    def __init__(self, plan: SweepPlan, oracle: OracleClient, journal: Journal, slots: Slots) -> None:
+    def __init__(self, plan: SweepPlan, oracle: OracleClient, journal: Journal, slots: LocalSlots) -> None:
         self._plan = plan
         self._oracle = oracle
         self._journal = journal
@@ -269,9 +270,7 @@ class Chief:
 
     def _begin(self, trial: ActiveTrial) -> list[str]:
         """Records a start of a trial; the gin statements that it is trained with."""
-        host = self._slots.next_host
-        where = {} if host is None else {"host": host}
-        self._record(journals.TRIAL_STARTED, trial, values=trial.values, rung=trial.rung, epochs=trial.epochs, **where)
+        self._record(journals.TRIAL_STARTED, trial, values=trial.values, rung=trial.rung, epochs=trial.epochs)
         self._running[trial.name] = trial
         statements = self._plan.space.statements(trial.values)
         return statements + ([f"train.stop_after_epochs = {trial.epochs}"] if trial.is_partial else [])
@@ -281,6 +280,7 @@ class Chief:
     def _process_exit(self, ended: TrialExit) -> None:
         trial = self._running.pop(ended.name)
         trial.active_seconds += ended.seconds
+        trial.host = ended.host
         self._read_reports(trial, anew=True)
         if not trial.end(ended.status, ended.log, self._plan.objective, lost=ended.lost):
             why = trial.message or "it was told to leave, and has saved"
@@ -330,6 +330,7 @@ class Chief:
             epochs=trial.epochs_done,
             seconds=seconds,
             message=message,
+            **({} if trial.host is None else {"host": trial.host}),
             **more,
         )
 

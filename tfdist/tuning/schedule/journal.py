@@ -193,7 +193,7 @@ class Trial:
     def start(self, event: Mapping[str, Any]) -> None:
         """Records that the trial runs."""
         self.values, self.status, self.message = event["values"], RUNNING, ""
-        self.rung, self.target_epochs, self.host = event["rung"], event.get("epochs"), event.get("host")
+        self.rung, self.target_epochs = event["rung"], event.get("epochs")
 
     def report(self, event: Mapping[str, Any]) -> None:
         """Records an evaluation."""
@@ -207,6 +207,7 @@ class Trial:
         """Takes in the end of a stretch; what an interrupted one reported may still be overtaken."""
         self.status, self.message, seconds = event["status"], event["message"], event.get("seconds", 0.0)
         objective = finite(event["objective"]) if self.status in (DONE, PAUSED, STOPPED) else None
+        self.host = event.get("host")
         self.ends.append(End(objective, seconds, at_seconds))
         self.values, self.rung = event.get("values", self.values), event.get("rung", self.rung)
         self.epochs, self.seconds = max(self.epochs, event.get("epochs", 0)), self.seconds + seconds

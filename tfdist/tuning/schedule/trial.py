@@ -24,6 +24,7 @@ from tfdist.errors import (
     EXIT_USER_ERROR,
     UserError,
 )
+from tfdist.launch.memory import EXIT_KILLED, LACKED
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
 from tfdist.storage.troubles import DISK_FAILURES, is_disk_full
@@ -32,7 +33,6 @@ from tfdist.telemetry.registry import larger_is_better
 from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.best import OBJECTIVE, VALIDATION, not_evaluated, not_reported
-from tfdist.tuning.execution.trials import EXIT_KILLED
 from tfdist.tuning.schedule.journal import DONE, FAILED, INFEASIBLE, PAUSED, STOPPED
 
 DISK_FAILED = "its disk failed: "  # begins why a trial was interrupted
@@ -49,7 +49,7 @@ _INTERRUPTIONS = (
     _EXIT_HUNG_UP,
     EXIT_KILLED,
 )
-_OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", "out of memory", "std::bad_alloc")
+_OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", LACKED, "std::bad_alloc")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +126,7 @@ class ActiveTrial:
       status: how it ended in this rung; None while it is to be run.
       message: why, or why its process was interrupted last; empty where that saved and left as it was told to.
       crashes: how often its process died by its own doing (a crash) since the last evaluation.
+      host: the node of a cluster that its process ran on; None is this machine.
       is_stop_requested: whether the oracle has told it to end.
     """
 
@@ -142,6 +143,7 @@ class ActiveTrial:
     objective: float | None = None
     message: str = ""
     crashes: int = 0
+    host: str | None = None
     is_stop_requested: bool = False
     _seen: FileVersion | None = None
     _num_bytes: int = 0  # of metrics.jsonl that were read
@@ -215,13 +217,18 @@ class ActiveTrial:
           lost: where nothing is known of the end of the process: why.
 
         Raises:
-          UserError: the run has ended well and does not have the objective.
+          UserError: the run has ended well and does not have the objective, or has left nothing at all.
         """
         self.message, error = lost, _find_error(log) if status in (EXIT_BUG, EXIT_USER_ERROR) else None
         if lost:
             return False
         is_done = files.exists(self.directory.result)
         is_paused = self.epochs is not None and self.epochs_done >= self.epochs
+        if status == EXIT_DONE and not (is_done or self.reports or files.exists(self.directory.starts)):
+            raise UserError(
+                f"Trial {self.name} has ended well and left nothing in {self.directory.path}: the nodes do not share "
+                "this directory. Give --run_dir=gs://BUCKET/DIRECTORY, or a directory of a file system that all have."
+            )
         if status == EXIT_DONE and (is_done or is_paused):
             self.status = DONE if is_done else PAUSED
             self._score(self._final(objective), objective)
