@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfdist.errors import UserError, missing_extra
+from tfdist.errors import UserError, format_first_line, missing_extra
 from tfdist.strategies.cluster import environment, tf_config
 
 ADDRESS = "RAY_ADDRESS"
@@ -68,11 +68,10 @@ class Resources:
 
 
 @contextlib.contextmanager
-def connect(purpose: str, *, working_dir: str | None = None) -> Iterator[Any]:
+def connect(working_dir: str | None) -> Iterator[Any]:
     """The module `ray`, connected to the cluster.
 
     Args:
-      purpose: begins a message, "A sweep on Ray".
       working_dir: a directory that Ray copies to every node, as the working directory of what runs there.
 
     Called by the main thread, whose handlers of signals stay as they are.
@@ -83,11 +82,11 @@ def connect(purpose: str, *, working_dir: str | None = None) -> Iterator[Any]:
     try:
         import ray
     except ImportError as error:
-        raise missing_extra("ray", "ray", purpose) from error
+        raise missing_extra("ray", "ray", "A run on Ray") from error
     address = environment.current().get(ADDRESS, "")
     if tf_config.address_mistake(address):
         raise UserError(
-            f"{purpose} is started on a node of a Ray cluster, and {ADDRESS} is {address or 'not set'}. Set it to the "
+            f"A run on Ray is started on a node of its cluster, and {ADDRESS} is {address or 'not set'}. Set it to the "
             f"head's address, {ADDRESS}=HOST:6379 as `ray start --head` prints it, or use `ray job submit`, which does."
         )
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -103,8 +102,8 @@ def connect(purpose: str, *, working_dir: str | None = None) -> Iterator[Any]:
         )
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise UserError(
-            f"{purpose} cannot join a Ray cluster ({ADDRESS} is {address}): {_first_line(error)} Start one with "
-            f"`ray start --head`, or set {ADDRESS} to its head's HOST:6379."
+            f"A run on Ray cannot join a Ray cluster ({ADDRESS} is {address}): {format_first_line(error)} Start one "
+            f"with `ray start --head`, or set {ADDRESS} to its head's HOST:6379."
         ) from error
     for number, handler in handlers.items():  # Ray took them, to end the process
         signal.signal(number, handler)
@@ -127,11 +126,6 @@ def _name_resources(resources: Mapping[str, float]) -> dict[str, float]:
         "GiB memory" if name == "memory" else name: round(value / _GIB, 1) if name == "memory" else value
         for name, value in sorted(resources.items())
     }
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines() or [type(error).__name__]
-    return text[0] if text[0].endswith(".") else f"{text[0]}."
 
 
 def reason(error: BaseException) -> str:

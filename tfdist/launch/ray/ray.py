@@ -76,7 +76,7 @@ def start(
       UserError: no cluster can be reached, or Horovod is not installed.
     """
     with contextlib.ExitStack() as at_end:
-        ray = at_end.enter_context(cluster.connect("A run on Ray", working_dir=working_dir))
+        ray = at_end.enter_context(cluster.connect(working_dir))
         assign = None
         if is_horovod:
             assign = at_end.enter_context(serve_rendezvous(ray.util.get_node_ip_address(), listens_on=""))

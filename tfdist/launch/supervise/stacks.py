@@ -54,7 +54,7 @@ def summarize(vitals: Sequence[Vital], stacks: Mapping[int, str], *, still: Coll
                 *(f"    {line}" for line in _stack_lines(vital, stacks, shown)),
             ]
     others = [vital for vital in vitals if vital.worker not in still]
-    lines += [f"worker {vital.worker}: {vital.position}" for vital in others[:MAX_NAMED]]
+    lines += [f"worker {vital.worker}: {vital.describe_position()}" for vital in others[:MAX_NAMED]]
     return "\n".join(lines + ([f"{len(others) - MAX_NAMED:,} more workers"] if len(others) > MAX_NAMED else []))
 
 

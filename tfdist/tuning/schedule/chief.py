@@ -24,8 +24,8 @@ from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.execution.local_slots import LocalSlots
 from tfdist.tuning.execution.trials import TrialExit
 from tfdist.tuning.schedule import journal as journals
-from tfdist.tuning.schedule.journal import FAILED, INFEASIBLE, INTERRUPTED, Journal
-from tfdist.tuning.schedule.trial import DISK_FAILED, ActiveTrial, Report, TuneObjective
+from tfdist.tuning.schedule.journal import FAILED, INFEASIBLE, INTERRUPTED, Journal, TrialPoint
+from tfdist.tuning.schedule.trial import DISK_FAILED, ActiveTrial, TuneObjective
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.space import Space
 from tfdist.tuning.tune_settings import TuneSettings
@@ -223,7 +223,7 @@ class Chief:
         """Tells the trial and the oracle of an event, be it of now or of an earlier start."""
         kind, trial = event["event"], self._trials.get(event.get("trial", ""))
         if kind == journals.TRIAL_REPORTED and trial is not None:
-            report = Report(event["epoch"], event["step"], float(event["objective"]), event["metrics"])
+            report = TrialPoint(event["epoch"], event["step"], float(event["objective"]))
             trial.reports[report.step] = report
             if self._plan.settings.search.STOPS:
                 self._oracle.replay(event["asked"])

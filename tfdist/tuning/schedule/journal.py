@@ -40,7 +40,7 @@ _VALUES = Mapping[str, Any]
 _FIELDS: dict[str, dict[str, Any]] = {
     STARTED: {"objective": str, "direction": str, "search": str, "space": Mapping[str, _VALUES]},
     TRIAL_STARTED: {"trial": str, "rung": int, "values": _VALUES, "epochs": int | None, "asked": int},
-    TRIAL_REPORTED: {"trial": str, "epoch": int, "step": int, "objective": float, "metrics": _VALUES, "asked": int},
+    TRIAL_REPORTED: {"trial": str, "epoch": int, "step": int, "objective": float, "asked": int},
     TRIAL_ENDED: {"trial": str, "rung": int, "status": str, "objective": float | None, "epochs": int, "seconds": float}
     | {"message": str, "values": _VALUES | None, "asked": int},
 }

@@ -33,7 +33,7 @@ from tfdist.telemetry.registry import larger_is_better
 from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.best import OBJECTIVE, VALIDATION, not_evaluated, not_reported
-from tfdist.tuning.schedule.journal import DONE, FAILED, INFEASIBLE, PAUSED, STOPPED
+from tfdist.tuning.schedule.journal import DONE, FAILED, INFEASIBLE, PAUSED, STOPPED, TrialPoint
 
 DISK_FAILED = "its disk failed: "  # begins why a trial was interrupted
 MAX_CRASHES = 3  # of one trial, by its own doing, without an evaluation in between
@@ -75,12 +75,9 @@ class TuneObjective:
         """The error for metrics of its split that do not have it."""
         if not metrics:
             return not_evaluated(OBJECTIVE, self.name)
-        known = [name for name, value in self.rename(metrics).items() if isinstance(value, int | float)]
+        prefix = VALIDATION if self.split == "eval" else ""
+        known = [f"{prefix}{name}" for name, value in metrics.items() if isinstance(value, int | float)]
         return not_reported(OBJECTIVE, self.name, known)
-
-    def rename(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Metrics of its split, by the names that an objective has."""
-        return {f"{VALIDATION if self.split == 'eval' else ''}{name}": value for name, value in metrics.items()}
 
 
 def build_objective(name: object, direction: object) -> TuneObjective:
@@ -99,16 +96,6 @@ def build_objective(name: object, direction: object) -> TuneObjective:
     if direction not in ("min", "max"):
         raise UserError(f"tune.direction must be 'min' or 'max'; received {direction!r}.")
     return TuneObjective(name, direction)
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """An evaluation; the metrics bear `val_` where they are of the evaluation."""
-
-    epoch: int
-    step: int
-    objective: float
-    metrics: dict[str, Any]
 
 
 @dataclasses.dataclass
@@ -138,7 +125,7 @@ class ActiveTrial:
     epochs: int | None = None
     is_partial: bool = False
     active_seconds: float = 0.0
-    reports: dict[int, Report] = dataclasses.field(default_factory=dict)
+    reports: dict[int, TrialPoint] = dataclasses.field(default_factory=dict)
     status: str | None = None
     objective: float | None = None
     message: str = ""
@@ -158,7 +145,7 @@ class ActiveTrial:
         self.suggestion, self.rung, self.epochs, self.active_seconds = suggestion, rung, epochs, 0.0
         self.status, self.objective, self.message = None, None, ""
 
-    def new_reports(self, objective: TuneObjective, *, anew: bool = False) -> Iterator[Report]:
+    def new_reports(self, objective: TuneObjective, *, anew: bool = False) -> Iterator[TrialPoint]:
         """The evaluations since, each step once, whatever a resumed run does again.
 
         Args:
@@ -188,7 +175,7 @@ class ActiveTrial:
             value = objective.find_value(point.metrics)
             if value is None:
                 raise objective.build_error(point.metrics)
-            report = Report(point.epoch, point.step, value, objective.rename(point.metrics))
+            report = TrialPoint(point.epoch, point.step, value)
             self.reports[point.step] = report
             self.crashes = 0
             yield report
