@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tfdist.errors import EXIT_IN_USE, PeerLostError, UserError
-from tfdist.launch import memory
-from tfdist.launch.processes import deal
+from tfdist.launch.processes import KILLED_FOR_MEMORY, deal
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.schedule.chief import Interruptions
@@ -82,7 +81,7 @@ def test_a_log_that_a_full_disk_could_not_take_says_nothing_of_the_values(
     assert run.end(2, "", OBJECTIVE)
 
 
-@pytest.mark.parametrize(("status", "log"), [(139, ""), (134, ""), (137, f"loading\n{memory.KILLED}")])
+@pytest.mark.parametrize(("status", "log"), [(139, ""), (134, ""), (137, f"loading\n{KILLED_FOR_MEMORY}")])
 def test_a_run_that_crashes_again_and_again_is_infeasible_but_not_if_it_gets_further(
     tmp_path: pathlib.Path, status: int, log: str
 ) -> None:

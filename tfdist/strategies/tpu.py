@@ -76,8 +76,8 @@ class TPU(Strategy):
         except Exception as error:  # the resolver lets through whatever the metadata server's client raises
             raise UserError(
                 f"No TPU found for TPU.address = {_format_address(address)}: {format_first_line(error)} On a TPU VM "
-                "install tfdist[tpu] (docs/tpu.md) and write tpu.TPU.address = 'local'. Elsewhere give the TPU's name with its "
-                "zone and project, or a grpc:// address."
+                "install tfdist[tpu] (docs/tpu.md) and write tpu.TPU.address = 'local'. Elsewhere give the TPU's name "
+                "with its zone and project, or a grpc:// address."
             ) from error
         return resolver
 

@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfdist.launch import memory
 from tfdist.launch.horovod_workers import serve_rendezvous
 from tfdist.launch.hosted_worker import HostedWorker, HostLostError, start_hosted
 from tfdist.launch.plan import Plan
-from tfdist.launch.processes import Worker
+from tfdist.launch.processes import OUT_OF_MEMORY, Worker
 from tfdist.launch.ray import cluster
 from tfdist.launch.ray.cluster import Resources
 from tfdist.launch.supervise.output import Output
@@ -44,7 +43,7 @@ class _RayHost:
         try:
             return self._ray.get(getattr(self._actor, method).remote(*arguments))
         except self._ray.exceptions.OutOfMemoryError as error:
-            raise HostLostError(f"{cluster.reason(error)}: {memory.LACKED}") from error
+            raise HostLostError(f"{cluster.reason(error)}: {OUT_OF_MEMORY}") from error
         except self._ray.exceptions.RayError as error:
             raise HostLostError(cluster.reason(error)) from error
 

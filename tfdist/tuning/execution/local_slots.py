@@ -27,9 +27,16 @@ from typing import NoReturn
 import psutil
 
 from tfdist.errors import EXIT_BUG, TfdistError
-from tfdist.launch import memory
 from tfdist.launch.child import die_with_parent
-from tfdist.launch.processes import GPU_VARIABLE, cpu_shares, deal, send_to_group, shell_status
+from tfdist.launch.processes import (
+    GPU_VARIABLE,
+    count_memory_kills,
+    cpu_shares,
+    deal,
+    explain_kill,
+    send_to_group,
+    shell_status,
+)
 from tfdist.storage import files
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry.run_directory import RunDirectory
@@ -90,7 +97,7 @@ class LocalSlots:
                 process.start()
         except (EOFError, ConnectionError) as error:
             raise TfdistError(_NO_FORK_SERVER) from error
-        self._running[number] = _Running(process, name, log, log_begin, time.monotonic(), memory.count_kills())
+        self._running[number] = _Running(process, name, log, log_begin, time.monotonic(), count_memory_kills())
 
     def stop(self, name: str) -> None:
         """Lets a trial save and leave; does nothing where it has ended."""
@@ -118,7 +125,7 @@ class LocalSlots:
             self._running[number] = None
             status = shell_status(returncode)
             log, lost = self._command.find_cause(status, trials.read_log(run.log, run.log_begin))
-            log = f"{log.rstrip()}\n{memory.explain_kill(status, run.memory_kills)}"
+            log = f"{log.rstrip()}\n{explain_kill(status, run.memory_kills)}"
             host = trials.find_host(run.log, run.log_begin) if self._command.launch else None
             yield TrialExit(run.name, status, log, time.monotonic() - run.started, lost, host)
 

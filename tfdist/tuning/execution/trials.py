@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from tfdist.errors import EXIT_BUG, EXIT_USER_ERROR, UserError
-from tfdist.launch import memory
+from tfdist.launch.processes import OUT_OF_MEMORY
 from tfdist.storage import files
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry.run_directory import RunDirectory
@@ -58,7 +58,7 @@ class TrialCommand:
             raise UserError("\n".join(lines))
         if not cause and status == EXIT_BUG:
             lost = [f"its launcher ended with status {status}"]
-        is_explained = not lost or memory.LACKED in lost[-1]
+        is_explained = not lost or OUT_OF_MEMORY in lost[-1]
         return "\n".join([*lines, *lost]), "" if is_explained else lost[-1]
 
 

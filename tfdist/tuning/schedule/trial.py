@@ -24,7 +24,7 @@ from tfdist.errors import (
     EXIT_USER_ERROR,
     UserError,
 )
-from tfdist.launch.memory import EXIT_KILLED, LACKED
+from tfdist.launch.processes import EXIT_KILLED, OUT_OF_MEMORY
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
 from tfdist.storage.troubles import DISK_FAILURES, is_disk_full
@@ -49,7 +49,7 @@ _INTERRUPTIONS = (
     _EXIT_HUNG_UP,
     EXIT_KILLED,
 )
-_OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", LACKED, "std::bad_alloc")
+_OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", OUT_OF_MEMORY, "std::bad_alloc")
 
 
 @dataclasses.dataclass(frozen=True)
