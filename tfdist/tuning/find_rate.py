@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -165,27 +166,17 @@ def _raise_rates(builder: Any, settings: FindRateSettings) -> Callable[[], keras
     """Builds the optimizer with the test's rates in the place of its own."""
     check_optimizer_builder(builder)
 
+    def update(optimizer: keras.optimizers.Optimizer, own: Any, gradient: Any, variable: Any, _rate: Any) -> None:
+        rate = settings.rate(ops.cast(optimizer.iterations, "float32"))
+        own(gradient, variable, ops.cast(rate, variable.dtype))
+
     def build() -> keras.optimizers.Optimizer:
         optimizer = keras.optimizers.get(builder) if isinstance(builder, str) else builder()
         for one in parts(optimizer):
-            one.learning_rate = _RisingRate(settings)
+            one.update_step = functools.partial(update, one, one.update_step)
         return optimizer
 
     return build
-
-
-class _RisingRate(keras.optimizers.schedules.LearningRateSchedule):
-    """The rates of the test."""
-
-    def __init__(self, settings: FindRateSettings) -> None:
-        super().__init__()
-        self._settings = settings
-
-    def __call__(self, step: Any) -> Any:
-        return self._settings.rate(ops.cast(step, "float32"))
-
-    def get_config(self) -> dict[str, Any]:
-        return dataclasses.asdict(self._settings)
 
 
 def _show(result: RangeTest, notify: Callable[[str], None]) -> None:
