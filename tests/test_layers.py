@@ -105,7 +105,7 @@ ONLY_IMPORTERS = {
     "gin": {"config"},
     "horovod": {"strategies.horovod", "launch.horovod_workers"},
     "keras_tuner": {"tuning"},
-    "ray": {"launch.ray"},
+    "ray": {"launch.ray_workers"},
     "jax": {"tpu_compiler.compile_program"},
 }
 # strategies.cluster reads it for the strategies: TF_CONFIG, and the rest in environment.py.

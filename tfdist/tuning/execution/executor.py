@@ -9,7 +9,7 @@ import dataclasses
 import os
 
 from tfdist.errors import UserError
-from tfdist.launch.ray.cluster import Resources
+from tfdist.launch.ray_workers import Resources
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,9 +87,12 @@ class LocalSlots:
         """Starts a training of this directory, with these gin statements, in the next free slot."""
         number, name = self._running.index(None), os.path.basename(directory.path)
         log = self._find_log(name, directory)
-        gpus = {GPU_VARIABLE: ",".join(self._gpus[number])} if self._gpus[number] else {}
+        variables = dict(environment.current())
+        variables.pop(environment.SLURM_TASKS, None)  # a trial is none of the tasks that Slurm started
+        if self._gpus[number]:
+            variables[GPU_VARIABLE] = ",".join(self._gpus[number])
         command = self._command.build(directory, parameters)
-        arguments = (command, log, trials.trial_environment() | gpus, self._cpus[number])
+        arguments = (command, log, variables, self._cpus[number])
         log_begin = os.path.getsize(log) if os.path.exists(log) else 0
         process = multiprocessing.get_context("forkserver").Process(target=run_trial, args=arguments)
         try:

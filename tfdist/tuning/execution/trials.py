@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from tfdist.errors import EXIT_BUG, EXIT_USER_ERROR, UserError
 from tfdist.launch.processes import OUT_OF_MEMORY
 from tfdist.storage import files
-from tfdist.strategies.cluster import environment
 from tfdist.telemetry.run_directory import RunDirectory
 
 LOG = "output.log"
@@ -80,11 +79,6 @@ class TrialExit:
     seconds: float
     lost: str = ""
     host: str | None = None
-
-
-def trial_environment() -> dict[str, str]:
-    """The variables of this process as trials need them: a trial is none of the tasks that Slurm started."""
-    return {name: value for name, value in environment.current().items() if name != environment.SLURM_TASKS}
 
 
 def read_log(path: str, begin: int) -> str:
