@@ -8,15 +8,14 @@ TensorFlow.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from tfdist.checkpoint import catalog
+from tfdist.checkpoint.preemption import SIGNALS, Preemption
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PeerLostError, PreemptedError, TfdistError, UserError
 from tfdist.storage import files
 from tfdist.telemetry.result import find_checkpoint_dir
@@ -115,7 +114,7 @@ class Chief:
         self._names: dict[str, str] = {}  # of the trials, by their names in the oracle
         self._failures = 0
         self._interruptions = Interruptions(plan.settings.num_workers)
-        self._signal: int | None = None
+        self._preemption = Preemption(tell=lambda message: None, signals=(*SIGNALS, signal.SIGINT))
         self._is_closing = False
         self._started = time.monotonic()
         self._next_poll = 0.0
@@ -132,7 +131,7 @@ class Chief:
         """
         self._replay(events)
         try:
-            with self._handling_signals():
+            with self._preemption:  # a first Ctrl-C lets trials save, a second raises KeyboardInterrupt
                 while True:
                     while not self._is_closing and self._slots.num_free and (trial := self._next_trial()) is not None:
                         if trial.status is None:
@@ -148,34 +147,11 @@ class Chief:
             for trial in self._running.values():
                 self._record_end(trial, INTERRUPTED, "the sweep ended")
             raise
-        if self._signal is not None:
+        if self._preemption.reason is not None:
             raise PreemptedError(
                 "Left after the running trials had saved. The same command resumes from there.",
-                exit_status=EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_PREEMPTED,
+                exit_status=EXIT_INTERRUPTED if self._preemption.is_interrupt else EXIT_PREEMPTED,
             )
-
-    @contextlib.contextmanager
-    def _handling_signals(self) -> Iterator[None]:
-        """Has trials save at SIGTERM, SIGHUP and Ctrl-C before the sweep leaves. SIGHUP stays ignored, as under nohup.
-
-        A Ctrl-C behind any of them does not wait.
-        """
-
-        def note(number: int, _frame: FrameType | None) -> None:
-            if self._signal is not None and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self._signal = number
-
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
-        before = {number: signal.signal(number, note) for number in numbers}
-        if getattr(before[signal.SIGINT], "was_called", False):  # and a library ate the exception
-            note(signal.SIGINT, None)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     # What was before
 
@@ -351,7 +327,7 @@ class Chief:
     def _check_time(self) -> None:
         limit = self._plan.settings.max_seconds
         is_late = limit is not None and time.monotonic() - self._started > limit
-        if (is_late or self._signal is not None) and not self._is_closing:
+        if (is_late or self._preemption.reason is not None) and not self._is_closing:
             self._is_closing = True
             for trial in self._running.values():
                 self._slots.stop(trial.name)
