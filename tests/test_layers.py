@@ -82,7 +82,7 @@ BUDGETS = {
     "doctor": (650, 8),
     "keras_fit": (1_250, 7),
     "keras_patches": (100, 2),
-    "launch": (2_850, 22),
+    "launch": (2_850, 20),
     "models": (350, 6),
     "new": (700, 9),
     "planning": (1_300, 6),
@@ -96,7 +96,7 @@ BUDGETS = {
     "telemetry": (3_500, 26),
     "tpu_compiler": (750, 8),
     "training": (9_850, 45),
-    "tuning": (3_500, 22),
+    "tuning": (3_200, 21),
     "tests": (38_000, 241),
     "benchmarks and tools": (6_450, 49),
 }
