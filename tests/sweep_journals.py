@@ -45,8 +45,7 @@ class Journal:
         return self.add("trial_started", seconds=1, **fields)
 
     def report(self, trial: str, epoch: int, objective: Any, *, seconds: float = 60.0) -> Journal:
-        metrics = {self.header["objective"]: objective, "loss": 0.5}
-        fields = {"trial": trial, "epoch": epoch, "step": epoch * 100, "objective": objective, "metrics": metrics}
+        fields = {"trial": trial, "epoch": epoch, "step": epoch * 100, "objective": objective}
         return self.add("trial_reported", seconds=seconds, **fields)
 
     def end(self, trial: str, objective: Any, status: str = "done", *, rung: int = 0, epochs: int = 3) -> Journal:

@@ -82,7 +82,7 @@ BUDGETS = {
     "doctor": (620, 8),
     "keras_fit": (1_250, 7),
     "keras_patches": (100, 2),
-    "launch": (2_850, 22),
+    "launch": (2_850, 20),
     "models": (350, 6),
     "new": (660, 9),
     "planning": (1_220, 6),
@@ -105,7 +105,7 @@ ONLY_IMPORTERS = {
     "gin": {"config"},
     "horovod": {"strategies.horovod", "launch.horovod_workers"},
     "keras_tuner": {"tuning"},
-    "ray": {"launch.ray"},
+    "ray": {"launch.ray_workers"},
     "jax": {"tpu_compiler.compile_program"},
 }
 # strategies.cluster reads it for the strategies: TF_CONFIG, and the rest in environment.py.

@@ -160,6 +160,12 @@ def redact(text: str) -> str:
     return _CREDENTIALS.sub("***@", text)
 
 
+def format_first_line(error: BaseException) -> str:
+    """The first line of an error's message, as a sentence."""
+    text = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{text[0].rstrip('.')}."
+
+
 def printable(text: str) -> str:
     """A text with its control characters escaped as by `repr`: whatever a file holds, a terminal only shows it."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)

@@ -102,7 +102,7 @@ def test_a_hangup_that_nohup_keeps_away_stays_away(launch: Callable[..., Run]) -
     assert "Passing" not in "".join(end(run, EXIT_DONE))
 
 
-STARTING = ("tfdist.command_line", "tfdist.launch.ray.ray", "tfdist.launch.supervise.supervisor")
+STARTING = ("tfdist.command_line", "tfdist.launch.ray_workers", "tfdist.launch.supervise.supervisor")
 
 
 @pytest.mark.parametrize("module", STARTING)

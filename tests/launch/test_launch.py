@@ -20,7 +20,7 @@ from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, b
 
 from tfdist.commands.launch import parse
 from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
-from tfdist.launch import processes
+from tfdist.launch import processes, worker_host
 from tfdist.launch.horovod_workers import serve_rendezvous
 from tfdist.launch.hosted_worker import HostedWorker
 from tfdist.launch.supervise.output import STDOUT, Output
@@ -456,3 +456,13 @@ def test_a_worker_that_is_given_up_while_its_host_shows_something_passes_that_on
         output.drain(DEADLINE_SECONDS)
     assert failures == [] and worker.poll() == 137
     assert "its last words" in (tmp_path / "said").read_text()
+
+
+def test_a_host_says_that_the_kernel_killed_its_worker_for_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_host, "count_memory_kills", lambda: 0)
+    monkeypatch.setattr(processes, "count_memory_kills", lambda: 1)
+    host = worker_host.WorkerHost(None)
+    host.start(0, ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"], {})
+    while (seen := WorkerUpdate(**host.look(1.0))).status is None:
+        pass
+    assert seen.status == 137 and processes.KILLED_FOR_MEMORY in "".join(text for _, text in seen.written)

@@ -217,7 +217,7 @@ def test_a_worker_has_one_line_and_one_that_stood_still_its_stacks_once() -> Non
         "worker 3 (host here, process 103): training for 0 s, last step 10",
         "its stacks cannot be shown: it is stopped",
         "worker 1: training, last step 10",
-        "worker 4: has not shown itself",
+        "worker 4: it has not shown itself",
     ]
     assert stacks.is_input_blocked(dump) and not stacks.is_input_blocked(dump.split("\n\n")[1])
     many = stacks.format_stacks([vital(i, reading()) for i in range(1000)], {}, still={999}, now=100.0).splitlines()

@@ -12,10 +12,11 @@ import psutil
 import pytest
 import support
 
+from tfdist.errors import UserError
 from tfdist.launch import local_workers
 from tfdist.launch.plan import Plan
 from tfdist.launch.supervise.output import Output
-from tfdist.tuning.execution.trials import TrialCommand
+from tfdist.tuning.execution.trials import TrialCommand, find_host
 
 # A script without `if __name__ == "__main__"`, which a process of multiprocessing would start again.
 SCRIPT = """\
@@ -64,10 +65,10 @@ def test_a_trial_has_its_devices_log_and_status_and_leaves_no_process_behind(
     ended = json.loads(run_python([tmp_path / "script.py", tmp_path], cwd=tmp_path).check().stdout)
     assert {name: status for name, (status, _) in ended.items()} == {"first": 3, "second": 3}
     cpus = sorted(os.sched_getaffinity(0))
-    for name, gpu, others in (("first", "5", ["of an earlier start"]), ("second", "7", [])):
-        *before, seen = ended[name][1].splitlines()
-        left, own_cpus, *told = json.loads(seen)
-        assert before == others and told == [gpu, None] and set(own_cpus) <= set(cpus)
+    assert (tmp_path / "first" / "output.log").read_text() == f"of an earlier start\n{ended['first'][1]}"
+    for name, gpu in (("first", "5"), ("second", "7")):
+        left, own_cpus, *told = json.loads(ended[name][1])
+        assert told == [gpu, None] and set(own_cpus) <= set(cpus)
         assert len(own_cpus) == max(1, len(cpus) // 2)
         support.wait_until(lambda left=left: has_ended(left), seconds=20)
 
@@ -79,16 +80,37 @@ def has_ended(pid: int) -> bool:
         return True
 
 
+ENDED = "[launch] worker 1 ended with status"
+GONE = "worker 1 was lost: The actor died"
+
+
 @pytest.mark.parametrize(
-    ("log", "cause"),
+    ("status", "log", "cause", "lost"),
     [
-        ("[worker 0] on\n[worker 1] error: no\n[worker 0] lost\n[launch] worker 1 ended with status 3:\n", "error: no"),
-        ("[worker 0] on\n[launch] Horovod is not installed.\n", "Horovod is not installed."),
+        (3, f"[worker 0] on\n[worker 1] error: no\n[worker 0] lost\n{ENDED} 3:\n", "error: no", ""),
+        (137, f"[worker 1] on\n[launch] {GONE}\n{ENDED} 137\n", f"on\n{GONE}", GONE),
+        (137, f"[launch] {GONE}: out of memory\n{ENDED} 137\n", f"{GONE}: out of memory", ""),
+        (1, "Fatal: the cluster is gone\n", "its launcher ended with status 1", "its launcher ended with status 1"),
     ],
 )
-def test_of_several_workers_the_one_to_blame_tells_why_the_trial_ended(log: str, cause: str) -> None:
-    assert TrialCommand([], ["--workers=2"]).find_cause(log) == cause
-    assert TrialCommand([]).find_cause(log) == log
+def test_of_several_workers_the_one_to_blame_tells_why_the_trial_ended(
+    status: int, log: str, cause: str, lost: str
+) -> None:
+    assert TrialCommand([], ["--workers=2"]).find_cause(status, log) == (cause, lost)
+    assert TrialCommand([]).find_cause(status, log) == (log, "")
+
+
+def test_what_the_launcher_cannot_do_for_any_trial_ends_the_sweep() -> None:
+    with pytest.raises(UserError, match=r"^Horovod is not installed\.$"):
+        TrialCommand([], ["--workers=2"]).find_cause(2, "[worker 0] on\n[launch] Horovod is not installed.\n")
+
+
+def test_the_node_of_a_trial_is_where_ray_has_put_it(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "log").write_text("[launch] Ray placed worker 0 on 10.0.0.1.\n")
+    begin = (tmp_path / "log").stat().st_size
+    assert find_host(str(tmp_path / "log"), 0) == "10.0.0.1" and find_host(str(tmp_path / "log"), begin) is None
+    (tmp_path / "log").write_text("[launch] Ray placed worker 0 on 10.0.0.2, worker 1 on 10.0.0.3.\n")
+    assert find_host(str(tmp_path / "log"), 0) == "10.0.0.2"
 
 
 def test_the_workers_of_a_trial_share_its_gpus(tmp_path: pathlib.Path) -> None:

@@ -125,7 +125,6 @@ def test_the_objective_is_that_of_the_finished_run_and_the_reports_are_its_evalu
         points = sweep.metrics(event["trial"])
         assert [e["epoch"] for e in reports] == [1, 2, 3, 4] == [p["epoch"] for p in points]
         assert [e["objective"] for e in reports] == [p["sparse_categorical_accuracy"] for p in points]
-        assert all(e["metrics"]["val_loss"] == p["loss"] for e, p in zip(reports, points, strict=True))
 
 
 @pytest.mark.slow

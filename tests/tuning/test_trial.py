@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from tfdist.errors import EXIT_IN_USE, PeerLostError, UserError
-from tfdist.launch.processes import deal
+from tfdist.launch.processes import KILLED_FOR_MEMORY, deal
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.execution.trials import OUT_OF_MEMORY
 from tfdist.tuning.schedule.chief import Interruptions
 from tfdist.tuning.schedule.trial import ActiveTrial, TuneObjective
 
@@ -82,7 +81,7 @@ def test_a_log_that_a_full_disk_could_not_take_says_nothing_of_the_values(
     assert run.end(2, "", OBJECTIVE)
 
 
-@pytest.mark.parametrize(("status", "log"), [(139, ""), (134, ""), (137, f"loading\n{OUT_OF_MEMORY}")])
+@pytest.mark.parametrize(("status", "log"), [(139, ""), (134, ""), (137, f"loading\n{KILLED_FOR_MEMORY}")])
 def test_a_run_that_crashes_again_and_again_is_infeasible_but_not_if_it_gets_further(
     tmp_path: pathlib.Path, status: int, log: str
 ) -> None:
@@ -153,6 +152,13 @@ def test_the_end_of_a_run_is_told_by_its_status_and_its_files(
         assert run.status is None
     else:
         assert (run.status, run.objective, run.message) == expected
+
+
+def test_a_run_that_ended_well_and_left_nothing_was_on_a_node_that_does_not_share_the_directory(
+    tmp_path: pathlib.Path,
+) -> None:
+    with pytest.raises(UserError, match="the nodes do not share this directory"):
+        trial(tmp_path).end(0, "", OBJECTIVE)
 
 
 def test_what_a_resumed_run_does_again_is_reported_once(tmp_path: pathlib.Path) -> None:

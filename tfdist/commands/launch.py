@@ -17,10 +17,9 @@ from tfdist import command_line
 from tfdist.command_line import flags
 from tfdist.error_ids import format_error
 from tfdist.errors import TfdistError, UserError
-from tfdist.launch import horovod_workers, hosts, local_workers, own_host
+from tfdist.launch import horovod_workers, hosts, local_workers, own_host, ray_workers
 from tfdist.launch.plan import Plan, worker_environment
-from tfdist.launch.ray import ray
-from tfdist.launch.ray.cluster import PLACEMENTS, Resources
+from tfdist.launch.ray_workers import PLACEMENTS, Resources
 from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.restarts import Rules
@@ -206,7 +205,7 @@ def _choose_start_function(options: flags.FlagValues) -> Start:
     if mistake := resources.mistake():
         raise UserError(f"--{mistake}.")
     return functools.partial(
-        ray.start,
+        ray_workers.start,
         resources=resources,
         is_horovod=options.launcher == "ray_horovod",
         working_dir=options.working_dir,

@@ -62,7 +62,7 @@ def read_hosts(text: str) -> list[str]:
 
 
 class HostList:
-    """The hosts that a command lists, which a thread runs again each second.
+    """The hosts that a command lists, which a thread runs again each second; `slots` is the newest listing.
 
     Args:
       command: for the shell.
@@ -75,20 +75,15 @@ class HostList:
     def __init__(self, command: str, report: Callable[[str], None]) -> None:
         self._command = command
         self._report = report
-        self._slots = self._ask()
+        self.slots = self._ask()
         threading.Thread(target=self._follow, name="tfdist-hosts", daemon=True).start()
-
-    @property
-    def slots(self) -> list[str]:
-        """The newest listing."""
-        return self._slots
 
     def _follow(self) -> None:
         failure = ""
         while True:
             time.sleep(ASK_SECONDS)
             try:
-                self._slots, failure = self._ask(), ""
+                self.slots, failure = self._ask(), ""
             except UserError as error:
                 if str(error) != failure:
                     self._report(f"{error} The hosts stay as they are.")

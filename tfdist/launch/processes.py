@@ -20,6 +20,11 @@ from typing import IO, Protocol, TypeVar
 
 CHILD = Path(__file__).with_name("child.py")
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+EXIT_KILLED = 137  # 128 + SIGKILL
+OUT_OF_MEMORY = "out of memory"
+KILLED_FOR_MEMORY = f"the kernel killed a process here for want of memory: {OUT_OF_MEMORY}"
+# cgroups(7), version 2: this container's own count. Else proc(5): the machine's, since Linux 4.13.
+_COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 _Device = TypeVar("_Device")
 
 
@@ -85,7 +90,8 @@ class Process(Worker):
 
     def poll(self) -> int | None:
         with self._polling:
-            if self._status is None and has_ended(self._popen.pid):
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            if self._status is None and os.waitid(os.P_PID, self._popen.pid, options) is not None:
                 send_to_group(self._popen.pid, signal.SIGKILL)  # before it is reaped its number cannot be another's
                 self._status = shell_status(self._popen.wait())
             return self._status
@@ -110,11 +116,6 @@ def bound_to_parent(command: Sequence[str], cpus: Sequence[int] = ()) -> list[st
     return [sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), ",".join(map(str, cpus)), *command]
 
 
-def has_ended(pid: int) -> bool:
-    """Whether a child has ended; does not reap it."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
 def send_to_group(pid: int, signal_number: int) -> None:
     """Signals a process group; does nothing where it has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -124,6 +125,21 @@ def send_to_group(pid: int, signal_number: int) -> None:
 def shell_status(returncode: int) -> int:
     """The status as a shell gives it: 128 + N where Python's is -N."""
     return 128 - returncode if returncode < 0 else returncode
+
+
+def count_memory_kills() -> int:
+    """How often this container, or the machine, killed a process for want of memory since it was started."""
+    for path in _COUNTERS:
+        with contextlib.suppress(OSError):
+            counts = dict(line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line)
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
+    return 0
+
+
+def explain_kill(status: int, kills_before: int) -> str:
+    """A line on the end of a process where the kernel killed it for want of memory; else empty."""
+    return f"{KILLED_FOR_MEMORY}\n" if status == EXIT_KILLED and count_memory_kills() > kills_before else ""
 
 
 def deal(devices: Sequence[_Device], count: int) -> list[list[_Device]]:

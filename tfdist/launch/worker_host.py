@@ -24,8 +24,9 @@ from typing import Any
 from tfdist.errors import TfdistError
 from tfdist.launch import local_workers
 from tfdist.launch.plan import worker_environment
-from tfdist.launch.processes import Process
+from tfdist.launch.processes import Process, count_memory_kills, explain_kill
 from tfdist.launch.supervise.output import DRAIN_SECONDS, STDERR, STDOUT, read_pipe
+from tfdist.strategies.cluster.environment import SLURM_TASKS
 from tfdist.telemetry import heartbeat
 
 
@@ -75,9 +76,10 @@ class WorkerHost:
 
     def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
         """Starts the process: this node's Python with these arguments."""
-        own = dict(variables) | {heartbeat.VARIABLE: str(self._heartbeat)}
-        command = [sys.executable, *arguments]
-        self._process = Process(index, command, worker_environment(os.environ) | own, heartbeat=self._heartbeat)
+        environment = worker_environment(os.environ) | dict(variables) | {heartbeat.VARIABLE: str(self._heartbeat)}
+        environment.pop(SLURM_TASKS, None)  # it is none of the tasks that Slurm started
+        self._memory_kills = count_memory_kills()
+        self._process = Process(index, [sys.executable, *arguments], environment, heartbeat=self._heartbeat)
         for pipe, stream in zip(self._process.pipes, (STDOUT, STDERR), strict=True):
             self._readers.append(read_pipe(pipe, functools.partial(self._take, stream)))
 
@@ -91,6 +93,7 @@ class WorkerHost:
         if status is not None:
             for reader in self._readers:
                 reader.join(DRAIN_SECONDS)
+            self._take(STDERR, explain_kill(status, self._memory_kills).encode())
         with self._news:
             written, self._written = self._written, []
         shown = {}

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, format_first_line
 from tfdist.strategies.cluster.tf_config import split_address
 from tfdist.strategies.one_device import LoneReplica
 from tfdist.strategies.strategy import MakeDataset, Notify, Strategy, Topology
@@ -55,7 +55,7 @@ class TPU(Strategy):
             tf.tpu.experimental.initialize_tpu_system(resolver)
         except (tf.errors.OpError, ValueError, RuntimeError) as error:
             raise UserError(
-                f"The TPU {_format_address(address)} does not initialize: {first_line(error)} Check with "
+                f"The TPU {_format_address(address)} does not initialize: {format_first_line(error)} Check with "
                 "`gcloud compute tpus tpu-vm describe` that it is READY and that no other process holds it."
             ) from error
         distribution = tf.distribute.TPUStrategy(resolver)
@@ -75,9 +75,9 @@ class TPU(Strategy):
                 check_answers(resolver.cluster_spec().as_dict())
         except Exception as error:  # the resolver lets through whatever the metadata server's client raises
             raise UserError(
-                f"No TPU found for TPU.address = {_format_address(address)}: {first_line(error)} On a TPU VM install "
-                "tfdist[tpu] (docs/tpu.md) and write tpu.TPU.address = 'local'. Elsewhere give the TPU's name with its "
-                "zone and project, or a grpc:// address."
+                f"No TPU found for TPU.address = {_format_address(address)}: {format_first_line(error)} On a TPU VM "
+                "install tfdist[tpu] (docs/tpu.md) and write tpu.TPU.address = 'local'. Elsewhere give the TPU's name "
+                "with its zone and project, or a grpc:// address."
             ) from error
         return resolver
 
@@ -93,12 +93,6 @@ def check_answers(jobs: Mapping[str, Sequence[str]]) -> None:
 
 def _format_address(address: str | None) -> str:
     return repr(address) if address else "None (whatever the environment names)"
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, as a sentence."""
-    text = str(error).strip().splitlines()
-    return (text[0] if text else type(error).__name__).rstrip(".") + "."
 
 
 class TpuProgram(Strategy):

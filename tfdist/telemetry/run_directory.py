@@ -57,8 +57,6 @@ class RunDirectory:
     export_report = _Name("export/report.json")
     predictions = _Name("predictions")  # the files of `--mode=predict`
     sweep = _Name("sweep.jsonl")  # the journal of `--mode=tune`: what each trial was, reported and came to
-    # by which workers of a sweep over a cluster see that they share the directory with its chief
-    sweep_mark = _Name(".sweep-chief")
     trials = _Name("trials.csv")  # the sweep's trials as a table
     report = _Name("report")  # the page that shows the run, or the sweep
 

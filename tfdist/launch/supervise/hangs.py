@@ -70,20 +70,12 @@ class Vital:
         known += [f"process {self.pid}"] if self.pid is not None else []
         return f"worker {self.worker}" + (f" ({', '.join(known)})" if known else "")
 
-    @property
-    def position(self) -> str:
-        """The worker's phase and step: "training, last step 40"."""
-        return "has not shown itself" if self.reading is None else f"{self.reading.activity}{self._last_step}"
-
-    def describe_position(self, now: float) -> str:
-        """Formats the worker's phase, its seconds and the step: "training for 12 s, last step 40"."""
+    def describe_position(self, now: float | None = None) -> str:
+        """Formats the worker's phase, its seconds at `now`, and the step: "training for 12 s, last step 40"."""
         if self.reading is None:
             return "it has not shown itself"
-        return f"{self.reading.activity} for {now - self.reading.moment:.0f} s{self._last_step}"
-
-    @property
-    def _last_step(self) -> str:
-        return "" if self.step is None else f", last step {self.step:,}"
+        seconds = "" if now is None else f" for {now - self.reading.moment:.0f} s"
+        return f"{self.reading.activity}{seconds}" + ("" if self.step is None else f", last step {self.step:,}")
 
 
 def read_vitals(workers: Sequence[Worker]) -> list[Vital]:

@@ -65,22 +65,17 @@ class GiveUp:
 
 
 class Restarts:
-    """The account of one run's failures."""
+    """The account of one run's failures; `newest_step` is the highest that any start has done."""
 
     def __init__(self, rules: Rules, num_workers: int) -> None:
         self._rules = rules
         self.num_workers = num_workers  # that there would be with those that are left out
         self._number = 0
-        self._newest_step = 0
+        self.newest_step = 0
         self._fruitless = 0
         self._outages = 0
         self._strikes: dict[Slot, int] = {}
         self._left_out: frozenset[Slot] = frozenset()
-
-    @property
-    def newest_step(self) -> int:
-        """The highest step that any start has done."""
-        return self._newest_step
 
     def decide(
         self, status: int, slot: Slot | None, step: int | None, *, is_retryable: bool = False
@@ -93,8 +88,8 @@ class Restarts:
           step: the last one that this start has done; None where none was shown.
           is_retryable: another start may do better although the status is the user's (a port that was taken since).
         """
-        is_fruitful = step is not None and step > self._newest_step
-        self._newest_step = max(self._newest_step, step or 0)
+        is_fruitful = step is not None and step > self.newest_step
+        self.newest_step = max(self.newest_step, step or 0)
         is_outage = status == EXIT_STORE_UNAVAILABLE
         self._outages = (0 if is_fruitful else self._outages) + 1 if is_outage else 0
         self._fruitless = 0 if is_fruitful else self._fruitless + (not is_outage)
@@ -110,7 +105,7 @@ class Restarts:
                 f"Not starting again: the {self._rules.max_restarts} restarts of --max_restarts are used up.",
             )
         if self._fruitless >= FRUITLESS_FAILURES:
-            at = f"step {self._newest_step:,} was the last" if self._newest_step else "there was no step at all"
+            at = f"step {self.newest_step:,} was the last" if self.newest_step else "there was no step at all"
             return GiveUp(
                 "breaker_opened",
                 f"Not starting again: {self._fruitless} failures in a row brought no new step ({at}). What it is "

@@ -26,7 +26,7 @@ def collect_stacks(workers: Sequence[Worker], vitals: Sequence[Vital]) -> dict[i
     """Has workers write their stacks by `faulthandler`, and waits; returns those of each that answered."""
     asked = {v.worker for v in vitals if v.shows_stacks and not v.is_stopped}
     files = {w.index: heartbeat.stacks_path(w.heartbeat) for w in workers if w.index in asked}
-    begins = {worker: _size(path) for worker, path in files.items()}
+    begins = {worker: len(_read(path)) for worker, path in files.items()}
     for worker in workers:
         if worker.index in asked:
             worker.send(heartbeat.STACKS_SIGNAL)
@@ -34,12 +34,12 @@ def collect_stacks(workers: Sequence[Worker], vitals: Sequence[Vital]) -> dict[i
     sizes, stable_since = dict(begins), time.monotonic()
     while files and time.monotonic() < give_up:
         time.sleep(0.01)
-        grown = {worker: _size(path) for worker, path in files.items()}
+        grown = {worker: len(_read(path)) for worker, path in files.items()}
         if grown != sizes:
             sizes, stable_since = grown, time.monotonic()
         elif all(sizes[w] > begins[w] for w in sizes) and time.monotonic() - stable_since > SETTLE_SECONDS:
             break
-    answers = {worker: _read(path, begins[worker]) for worker, path in files.items()}
+    answers = {w: _read(path)[begins[w] :].decode(errors="replace") for w, path in files.items()}
     return {worker: text for worker, text in answers.items() if text}
 
 
@@ -54,7 +54,7 @@ def format_stacks(vitals: Sequence[Vital], stacks: Mapping[int, str], *, still: 
                 *(f"    {line}" for line in _stack_lines(vital, stacks, shown)),
             ]
     others = [vital for vital in vitals if vital.worker not in still]
-    lines += [f"worker {vital.worker}: {vital.position}" for vital in others[:MAX_NAMED]]
+    lines += [f"worker {vital.worker}: {vital.describe_position()}" for vital in others[:MAX_NAMED]]
     return "\n".join(lines + ([f"{len(others) - MAX_NAMED:,} more workers"] if len(others) > MAX_NAMED else []))
 
 
@@ -120,15 +120,8 @@ def _library(frame: str) -> str:
     return match[1] if match else ""
 
 
-def _size(path: Path) -> int:
+def _read(path: Path) -> bytes:
     try:
-        return path.stat().st_size
+        return path.read_bytes()
     except OSError:
-        return 0
-
-
-def _read(path: Path, begin: int) -> str:
-    try:
-        return path.read_bytes()[begin:].decode(errors="replace")
-    except OSError:
-        return ""
+        return b""

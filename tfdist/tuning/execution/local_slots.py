@@ -28,7 +28,15 @@ import psutil
 
 from tfdist.errors import EXIT_BUG, TfdistError
 from tfdist.launch.child import die_with_parent
-from tfdist.launch.processes import GPU_VARIABLE, cpu_shares, deal, send_to_group, shell_status
+from tfdist.launch.processes import (
+    GPU_VARIABLE,
+    count_memory_kills,
+    cpu_shares,
+    deal,
+    explain_kill,
+    send_to_group,
+    shell_status,
+)
 from tfdist.storage import files
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry.run_directory import RunDirectory
@@ -44,17 +52,18 @@ _NO_FORK_SERVER = (
 
 @dataclasses.dataclass(frozen=True)
 class _Running:
-    """A trial; `memory_kills` are those of the machine before it began."""
+    """A trial; `log_begin` is where its log begins, `memory_kills` are those of the machine before."""
 
     process: BaseProcess
     name: str
     log: str
+    log_begin: int
     started: float
     memory_kills: int
 
 
-class LocalSlots(trials.Slots):
-    """Slots for trials on this machine.
+class LocalSlots:
+    """A number of slots, each of which runs one trial, or its launcher, at a time.
 
     Args:
       command: of each.
@@ -71,32 +80,36 @@ class LocalSlots(trials.Slots):
 
     @property
     def num_free(self) -> int:
+        """The number of trials that could be started now."""
         return self._running.count(None)
 
-    @property
-    def next_host(self) -> None:
-        return None
-
     def start(self, directory: RunDirectory, parameters: Sequence[str]) -> None:
+        """Starts a training of this directory, with these gin statements, in the next free slot."""
         number, name = self._running.index(None), os.path.basename(directory.path)
         log = self._find_log(name, directory)
-        gpus = {GPU_VARIABLE: ",".join(self._gpus[number])} if self._gpus[number] else {}
+        variables = dict(environment.current())
+        variables.pop(environment.SLURM_TASKS, None)  # a trial is none of the tasks that Slurm started
+        if self._gpus[number]:
+            variables[GPU_VARIABLE] = ",".join(self._gpus[number])
         command = self._command.build(directory, parameters)
-        arguments = (command, log, trials.trial_environment() | gpus, self._cpus[number])
+        arguments = (command, log, variables, self._cpus[number])
+        log_begin = os.path.getsize(log) if os.path.exists(log) else 0
         process = multiprocessing.get_context("forkserver").Process(target=run_trial, args=arguments)
         try:
             with _without_main():
                 process.start()
         except (EOFError, ConnectionError) as error:
             raise TfdistError(_NO_FORK_SERVER) from error
-        self._running[number] = _Running(process, name, log, time.monotonic(), trials.count_memory_kills())
+        self._running[number] = _Running(process, name, log, log_begin, time.monotonic(), count_memory_kills())
 
     def stop(self, name: str) -> None:
+        """Lets a trial save and leave; does nothing where it has ended."""
         for run in self._running:
             if run is not None and run.name == name:
                 run.process.terminate()
 
     def wait(self, seconds: float) -> None:
+        """Waits so long at most for a trial to end."""
         sentinels = [run.process.sentinel for run in self._running if run is not None]
         if sentinels:
             connection.wait(sentinels, seconds)
@@ -104,6 +117,7 @@ class LocalSlots(trials.Slots):
             time.sleep(seconds)
 
     def collect(self) -> Iterator[TrialExit]:
+        """The trials that ended since; does not wait. Raises TfdistError where no trial can be started any more."""
         for number, run in enumerate(self._running):
             if run is None or (returncode := run.process.exitcode) is None:
                 continue
@@ -113,11 +127,13 @@ class LocalSlots(trials.Slots):
             run.process.close()
             self._running[number] = None
             status = shell_status(returncode)
-            log = self._command.find_cause(trials.read_log(run.log))
-            log = trials.explain_kill(status, log, run.memory_kills)
-            yield TrialExit(run.name, status, log, time.monotonic() - run.started)
+            log, lost = self._command.find_cause(status, trials.read_log(run.log, run.log_begin))
+            log = f"{log.rstrip()}\n{explain_kill(status, run.memory_kills)}"
+            host = trials.find_host(run.log, run.log_begin) if self._command.launch else None
+            yield TrialExit(run.name, status, log, time.monotonic() - run.started, lost, host)
 
     def close(self) -> None:
+        """Kills what still runs."""
         left = [run for run in self._running if run is not None]
         for run in left:
             self._kill(run)

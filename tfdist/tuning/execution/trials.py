@@ -1,27 +1,22 @@
-"""What the chief of a sweep needs of where trials run: a number of slots, each of which runs one trial at a time.
-
-`local_slots.py` has the slots of this machine, `ray_tasks.py` those of a Ray cluster; the chief knows no difference,
-but for the host that the journal names.
-"""
+"""The command of a trial, how it ended, and what its log tells of that."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pathlib
+import os
 import re
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
-from tfdist.strategies.cluster import environment
+from tfdist.errors import EXIT_BUG, EXIT_USER_ERROR, UserError
+from tfdist.launch.processes import OUT_OF_MEMORY
+from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 
 LOG = "output.log"
-EXIT_KILLED = 137  # 128 + SIGKILL
-OUT_OF_MEMORY = "the kernel killed a process here for want of memory: out of memory"
-# cgroups(7), version 2: this container's own count. Else proc(5): the machine's, since Linux 4.13.
-_COUNTERS = (pathlib.Path("/sys/fs/cgroup/memory.events"), pathlib.Path("/proc/vmstat"))
+_PLACED = re.compile(r"^\[launch\] Ray placed worker \d+ on ([^\s,]+?)(?:,|\.$)", re.MULTILINE)
 _CAUSE = re.compile(r"^\[launch\] worker (\d+) ended with", re.MULTILINE)
+_LOST = re.compile(r"^\[launch\] (worker \d+ (?:was lost|could not be started): .*)", re.MULTILINE)
 _SHOWN_BYTES = 1 << 14
 
 
@@ -31,7 +26,7 @@ class TrialCommand:
 
     Attributes:
       arguments: of tfdist.main, but for what differs between trials.
-      launch: flags of tfdist.launch, for trials of several workers.
+      launch: flags of tfdist.launch, for trials of several workers, or on a cluster.
     """
 
     arguments: Sequence[str]
@@ -39,16 +34,31 @@ class TrialCommand:
 
     def build(self, directory: RunDirectory, parameters: Sequence[str]) -> list[str]:
         """Returns what follows `python -m` for the run of this directory with these gin statements."""
-        own = [*self.arguments, *(f"--gin_param={each}" for each in parameters), f"--run_dir={directory.path}"]
+        path = directory.path
+        if self.launch and not files.is_remote(path):
+            path = os.path.abspath(path)  # a worker may start elsewhere
+        own = [*self.arguments, *(f"--gin_param={each}" for each in parameters), f"--run_dir={path}"]
         return ["tfdist.launch", *self.launch, "--", *own] if self.launch else ["tfdist.main", *own]
 
-    def find_cause(self, log: str) -> str:
-        """The end of a log as it tells why the trial ended: of several workers, the lines of the one to blame."""
+    def find_cause(self, status: int, log: str) -> tuple[str, str]:
+        """Why a trial ended: the lines of its log that tell it, of several workers those of the one to blame.
+
+        Where only the end of a worker, or of the launcher, is known and not its reason, the second text says so.
+
+        Raises:
+          UserError: the launcher cannot start the workers of any trial.
+        """
         if not self.launch:
-            return log
-        cause = _CAUSE.findall(log)
+            return log, ""
+        cause, lost = _CAUSE.findall(log), _LOST.findall(log)
         prefix = f"[worker {cause[-1]}] " if cause else "[launch] "
-        return "\n".join(line.removeprefix(prefix) for line in log.splitlines() if line.startswith(prefix))
+        lines = [line.removeprefix(prefix) for line in log.splitlines() if line.startswith(prefix)]
+        if not cause and status == EXIT_USER_ERROR:
+            raise UserError("\n".join(lines))
+        if not cause and status == EXIT_BUG:
+            lost = [f"its launcher ended with status {status}"]
+        is_explained = not lost or OUT_OF_MEMORY in lost[-1]
+        return "\n".join([*lines, *lost]), "" if is_explained else lost[-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +70,7 @@ class TrialExit:
       status: as a shell gives it, 128 + N for signal N.
       log: the end of what it wrote, and what is known of its end.
       lost: where nothing is known of its end: why.
+      host: the node of a cluster that it ran on; None is this machine.
     """
 
     name: str
@@ -67,62 +78,22 @@ class TrialExit:
     log: str
     seconds: float
     lost: str = ""
+    host: str | None = None
 
 
-class Slots(Protocol):
-    """A number of slots, each of which runs one trial at a time."""
-
-    @property
-    def num_free(self) -> int:
-        """The number of trials that could be started now."""
-
-    @property
-    def next_host(self) -> str | None:
-        """The node where the next trial will run, of a free slot; None is this machine."""
-
-    def start(self, directory: RunDirectory, parameters: Sequence[str]) -> None:
-        """Starts a training of this directory, with these gin statements, in the next free slot."""
-
-    def stop(self, name: str) -> None:
-        """Lets a trial save and leave; does nothing where it has ended."""
-
-    def wait(self, seconds: float) -> None:
-        """Waits so long at most for a trial to end."""
-
-    def collect(self) -> Iterator[TrialExit]:
-        """The trials that ended since; does not wait. Raises TfdistError where no trial can be started any more."""
-
-    def close(self) -> None:
-        """Kills what still runs."""
+def read_log(path: str, begin: int) -> str:
+    """Reads the end of what a process has written behind `begin`."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as log:
+        log.seek(0, 2)
+        log.seek(max(begin, log.tell() - _SHOWN_BYTES))
+        return log.read().decode(errors="replace")
+    return ""
 
 
-def trial_environment() -> dict[str, str]:
-    """The variables of this process as trials need them: a trial is none of the tasks that Slurm started."""
-    return {name: value for name, value in environment.current().items() if name != environment.SLURM_TASKS}
-
-
-def count_memory_kills() -> int:
-    """How often this container, or the machine, killed a process for want of memory since it was started."""
-    for path in _COUNTERS:
-        with contextlib.suppress(OSError):
-            counts = dict(line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line)
-            if "oom_kill" in counts:
-                return int(counts["oom_kill"])
-    return 0
-
-
-def explain_kill(status: int, log: str, kills_before: int) -> str:
-    """The log of a process, which ends with the reason where the kernel killed it for want of memory."""
-    was_for_memory = status == EXIT_KILLED and count_memory_kills() > kills_before
-    return f"{log.rstrip()}\n{OUT_OF_MEMORY}" if was_for_memory else log
-
-
-def read_log(path: str) -> str:
-    """Reads the end of a process's output."""
-    try:
-        with open(path, "rb") as log:
-            log.seek(0, 2)
-            log.seek(max(0, log.tell() - _SHOWN_BYTES))
-            return log.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
+def find_host(path: str, begin: int) -> str | None:
+    """The node on which Ray has put a trial, by what its launcher has written behind `begin`; None for no cluster."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as log:
+        log.seek(begin)
+        if placed := _PLACED.search(log.read(_SHOWN_BYTES).decode(errors="replace")):
+            return placed[1]
+    return None

@@ -8,23 +8,23 @@ TensorFlow.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from tfdist.checkpoint import catalog
+from tfdist.checkpoint.preemption import SIGNALS, Preemption
 from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PeerLostError, PreemptedError, TfdistError, UserError
 from tfdist.storage import files
 from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.execution.trials import Slots, TrialExit
+from tfdist.tuning.execution.local_slots import LocalSlots
+from tfdist.tuning.execution.trials import TrialExit
 from tfdist.tuning.schedule import journal as journals
-from tfdist.tuning.schedule.journal import FAILED, INFEASIBLE, INTERRUPTED, Journal
-from tfdist.tuning.schedule.trial import DISK_FAILED, ActiveTrial, Report, TuneObjective
+from tfdist.tuning.schedule.journal import FAILED, INFEASIBLE, INTERRUPTED, Journal, TrialPoint
+from tfdist.tuning.schedule.trial import DISK_FAILED, ActiveTrial, TuneObjective
 from tfdist.tuning.search import hypermodel
 from tfdist.tuning.search.space import Space
 from tfdist.tuning.tune_settings import TuneSettings
@@ -103,7 +103,7 @@ class Chief:
       slots: where trials run.
     """
 
-    def __init__(self, plan: SweepPlan, oracle: OracleClient, journal: Journal, slots: Slots) -> None:
+    def __init__(self, plan: SweepPlan, oracle: OracleClient, journal: Journal, slots: LocalSlots) -> None:
         self._plan = plan
         self._oracle = oracle
         self._journal = journal
@@ -114,7 +114,7 @@ class Chief:
         self._names: dict[str, str] = {}  # of the trials, by their names in the oracle
         self._failures = 0
         self._interruptions = Interruptions(plan.settings.num_workers)
-        self._signal: int | None = None
+        self._preemption = Preemption(tell=lambda message: None, signals=(*SIGNALS, signal.SIGINT))
         self._is_closing = False
         self._started = time.monotonic()
         self._next_poll = 0.0
@@ -131,7 +131,7 @@ class Chief:
         """
         self._replay(events)
         try:
-            with self._handling_signals():
+            with self._preemption:  # a first Ctrl-C lets trials save, a second raises KeyboardInterrupt
                 while True:
                     while not self._is_closing and self._slots.num_free and (trial := self._next_trial()) is not None:
                         if trial.status is None:
@@ -147,34 +147,11 @@ class Chief:
             for trial in self._running.values():
                 self._record_end(trial, INTERRUPTED, "the sweep ended")
             raise
-        if self._signal is not None:
+        if self._preemption.reason is not None:
             raise PreemptedError(
                 "Left after the running trials had saved. The same command resumes from there.",
-                exit_status=EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_PREEMPTED,
+                exit_status=EXIT_INTERRUPTED if self._preemption.is_interrupt else EXIT_PREEMPTED,
             )
-
-    @contextlib.contextmanager
-    def _handling_signals(self) -> Iterator[None]:
-        """Has trials save at SIGTERM, SIGHUP and Ctrl-C before the sweep leaves. SIGHUP stays ignored, as under nohup.
-
-        A Ctrl-C behind any of them does not wait.
-        """
-
-        def note(number: int, _frame: FrameType | None) -> None:
-            if self._signal is not None and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self._signal = number
-
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
-        before = {number: signal.signal(number, note) for number in numbers}
-        if getattr(before[signal.SIGINT], "was_called", False):  # and a library ate the exception
-            note(signal.SIGINT, None)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     # What was before
 
@@ -222,7 +199,7 @@ class Chief:
         """Tells the trial and the oracle of an event, be it of now or of an earlier start."""
         kind, trial = event["event"], self._trials.get(event.get("trial", ""))
         if kind == journals.TRIAL_REPORTED and trial is not None:
-            report = Report(event["epoch"], event["step"], float(event["objective"]), event["metrics"])
+            report = TrialPoint(event["epoch"], event["step"], float(event["objective"]))
             trial.reports[report.step] = report
             if self._plan.settings.search.STOPS:
                 self._oracle.replay(event["asked"])
@@ -269,9 +246,7 @@ class Chief:
 
     def _begin(self, trial: ActiveTrial) -> list[str]:
         """Records a start of a trial; the gin statements that it is trained with."""
-        host = self._slots.next_host
-        where = {} if host is None else {"host": host}
-        self._record(journals.TRIAL_STARTED, trial, values=trial.values, rung=trial.rung, epochs=trial.epochs, **where)
+        self._record(journals.TRIAL_STARTED, trial, values=trial.values, rung=trial.rung, epochs=trial.epochs)
         self._running[trial.name] = trial
         statements = self._plan.space.statements(trial.values)
         return statements + ([f"train.stop_after_epochs = {trial.epochs}"] if trial.is_partial else [])
@@ -281,6 +256,7 @@ class Chief:
     def _process_exit(self, ended: TrialExit) -> None:
         trial = self._running.pop(ended.name)
         trial.active_seconds += ended.seconds
+        trial.host = ended.host
         self._read_reports(trial, anew=True)
         if not trial.end(ended.status, ended.log, self._plan.objective, lost=ended.lost):
             why = trial.message or "it was told to leave, and has saved"
@@ -330,6 +306,7 @@ class Chief:
             epochs=trial.epochs_done,
             seconds=seconds,
             message=message,
+            **({} if trial.host is None else {"host": trial.host}),
             **more,
         )
 
@@ -350,7 +327,7 @@ class Chief:
     def _check_time(self) -> None:
         limit = self._plan.settings.max_seconds
         is_late = limit is not None and time.monotonic() - self._started > limit
-        if (is_late or self._signal is not None) and not self._is_closing:
+        if (is_late or self._preemption.reason is not None) and not self._is_closing:
             self._is_closing = True
             for trial in self._running.values():
                 self._slots.stop(trial.name)

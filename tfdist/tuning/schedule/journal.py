@@ -40,7 +40,7 @@ _VALUES = Mapping[str, Any]
 _FIELDS: dict[str, dict[str, Any]] = {
     STARTED: {"objective": str, "direction": str, "search": str, "space": Mapping[str, _VALUES]},
     TRIAL_STARTED: {"trial": str, "rung": int, "values": _VALUES, "epochs": int | None, "asked": int},
-    TRIAL_REPORTED: {"trial": str, "epoch": int, "step": int, "objective": float, "metrics": _VALUES, "asked": int},
+    TRIAL_REPORTED: {"trial": str, "epoch": int, "step": int, "objective": float, "asked": int},
     TRIAL_ENDED: {"trial": str, "rung": int, "status": str, "objective": float | None, "epochs": int, "seconds": float}
     | {"message": str, "values": _VALUES | None, "asked": int},
 }
@@ -193,7 +193,7 @@ class Trial:
     def start(self, event: Mapping[str, Any]) -> None:
         """Records that the trial runs."""
         self.values, self.status, self.message = event["values"], RUNNING, ""
-        self.rung, self.target_epochs, self.host = event["rung"], event.get("epochs"), event.get("host")
+        self.rung, self.target_epochs = event["rung"], event.get("epochs")
 
     def report(self, event: Mapping[str, Any]) -> None:
         """Records an evaluation."""
@@ -207,6 +207,7 @@ class Trial:
         """Takes in the end of a stretch; what an interrupted one reported may still be overtaken."""
         self.status, self.message, seconds = event["status"], event["message"], event.get("seconds", 0.0)
         objective = finite(event["objective"]) if self.status in (DONE, PAUSED, STOPPED) else None
+        self.host = event.get("host")
         self.ends.append(End(objective, seconds, at_seconds))
         self.values, self.rung = event.get("values", self.values), event.get("rung", self.rung)
         self.epochs, self.seconds = max(self.epochs, event.get("epochs", 0)), self.seconds + seconds

@@ -28,6 +28,7 @@ from tfdist.training.recovery.survival import check_start_from
 from tfdist.training.run.claim import check_kind, select_fixed_settings
 from tfdist.training.run.request import Request
 from tfdist.training.run.train_settings import TrainSettings
+from tfdist.tuning.execution.local_slots import LocalSlots, find_gpus
 from tfdist.tuning.execution.trials import TrialCommand
 from tfdist.tuning.report.progress import SweepProgress, write_hparams
 from tfdist.tuning.report.sweep_page import write_sweep_report
@@ -104,9 +105,8 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
 
         journal = leaving.enter_context(contextlib.closing(Journal(plan.run_dir, on_event, held.check)))
         past = _load_journal(plan, identity, journal)
-        slots = settings.executor.open(
-            command, settings.num_workers, run_dir=plan.run_dir, notify=lambda text: console.message(text, "warning")
-        )
+        shares_gpus = settings.executor.shares_gpus and (settings.num_workers > 1 or command.launch)
+        slots = LocalSlots(command, settings.num_workers, gpus=find_gpus() if shares_gpus else ())
         with contextlib.closing(slots):
             for event in past:
                 progress.on_event(event, is_replay=True)
@@ -150,17 +150,15 @@ def _prepare(
     space = Space(settings.space, model.find_space(), model.values) if model else Space(settings.space)
     objective = build_objective(settings.objective, settings.direction)
     plan = SweepPlan(RunDirectory(request.run_dir).path, settings, space, objective, training.epochs)
-    launch = []
-    if (workers := settings.workers_per_trial) > 1:
-        strategy = request.settings().get("train.strategy", "")
-        name = strategy.removeprefix("@").partition("(")[0]
-        if name.endswith((".OneDevice", ".Mirrored", ".Pipelined", ".TPU")):
-            raise UserError(
-                f"tune.workers_per_trial asks for trials of several processes, and train.strategy is {strategy}, which "
-                "is of one. Write @multi_worker.MultiWorker(), @horovod.Horovod() or @auto.choose(), or remove "
-                "tune.workers_per_trial."
-            )
-        launch = [f"--workers={workers}", *settings.executor.launcher(is_horovod=name.endswith(".Horovod"))]
+    strategy, workers = request.settings().get("train.strategy", ""), settings.workers_per_trial
+    name = strategy.removeprefix("@").partition("(")[0]
+    if workers > 1 and name.endswith((".OneDevice", ".Mirrored", ".Pipelined", ".TPU")):
+        raise UserError(
+            f"tune.workers_per_trial asks for trials of several processes, and train.strategy is {strategy}, which "
+            "is of one. Write @multi_worker.MultiWorker(), @horovod.Horovod() or @auto.choose(), or remove "
+            "tune.workers_per_trial."
+        )
+    launch = settings.executor.launcher(workers, is_horovod=name.endswith(".Horovod"))
     return plan, TrialCommand([*experiment.arguments, f"--gin_param={_require_objective(settings)}"], launch), sample
 
 

@@ -24,6 +24,7 @@ from tfdist.errors import (
     EXIT_USER_ERROR,
     UserError,
 )
+from tfdist.launch.processes import EXIT_KILLED, OUT_OF_MEMORY
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
 from tfdist.storage.troubles import DISK_FAILURES, is_disk_full
@@ -32,8 +33,7 @@ from tfdist.telemetry.registry import larger_is_better
 from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.best import OBJECTIVE, VALIDATION, not_evaluated, not_reported
-from tfdist.tuning.execution.trials import EXIT_KILLED
-from tfdist.tuning.schedule.journal import DONE, FAILED, INFEASIBLE, PAUSED, STOPPED
+from tfdist.tuning.schedule.journal import DONE, FAILED, INFEASIBLE, PAUSED, STOPPED, TrialPoint
 
 DISK_FAILED = "its disk failed: "  # begins why a trial was interrupted
 MAX_CRASHES = 3  # of one trial, by its own doing, without an evaluation in between
@@ -49,7 +49,7 @@ _INTERRUPTIONS = (
     _EXIT_HUNG_UP,
     EXIT_KILLED,
 )
-_OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", "out of memory", "std::bad_alloc")
+_OUT_OF_MEMORY = ("ResourceExhaustedError", "OOM when allocating", "MemoryError", OUT_OF_MEMORY, "std::bad_alloc")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +75,9 @@ class TuneObjective:
         """The error for metrics of its split that do not have it."""
         if not metrics:
             return not_evaluated(OBJECTIVE, self.name)
-        known = [name for name, value in self.rename(metrics).items() if isinstance(value, int | float)]
+        prefix = VALIDATION if self.split == "eval" else ""
+        known = [f"{prefix}{name}" for name, value in metrics.items() if isinstance(value, int | float)]
         return not_reported(OBJECTIVE, self.name, known)
-
-    def rename(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Metrics of its split, by the names that an objective has."""
-        return {f"{VALIDATION if self.split == 'eval' else ''}{name}": value for name, value in metrics.items()}
 
 
 def build_objective(name: object, direction: object) -> TuneObjective:
@@ -101,16 +98,6 @@ def build_objective(name: object, direction: object) -> TuneObjective:
     return TuneObjective(name, direction)
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """An evaluation; the metrics bear `val_` where they are of the evaluation."""
-
-    epoch: int
-    step: int
-    objective: float
-    metrics: dict[str, Any]
-
-
 @dataclasses.dataclass
 class ActiveTrial:
     """A trial in the hands of the chief; `history.Trial` is what became of it.
@@ -126,6 +113,7 @@ class ActiveTrial:
       status: how it ended in this rung; None while it is to be run.
       message: why, or why its process was interrupted last; empty where that saved and left as it was told to.
       crashes: how often its process died by its own doing (a crash) since the last evaluation.
+      host: the node of a cluster that its process ran on; None is this machine.
       is_stop_requested: whether the oracle has told it to end.
     """
 
@@ -137,11 +125,12 @@ class ActiveTrial:
     epochs: int | None = None
     is_partial: bool = False
     active_seconds: float = 0.0
-    reports: dict[int, Report] = dataclasses.field(default_factory=dict)
+    reports: dict[int, TrialPoint] = dataclasses.field(default_factory=dict)
     status: str | None = None
     objective: float | None = None
     message: str = ""
     crashes: int = 0
+    host: str | None = None
     is_stop_requested: bool = False
     _seen: FileVersion | None = None
     _num_bytes: int = 0  # of metrics.jsonl that were read
@@ -156,7 +145,7 @@ class ActiveTrial:
         self.suggestion, self.rung, self.epochs, self.active_seconds = suggestion, rung, epochs, 0.0
         self.status, self.objective, self.message = None, None, ""
 
-    def new_reports(self, objective: TuneObjective, *, anew: bool = False) -> Iterator[Report]:
+    def new_reports(self, objective: TuneObjective, *, anew: bool = False) -> Iterator[TrialPoint]:
         """The evaluations since, each step once, whatever a resumed run does again.
 
         Args:
@@ -186,7 +175,7 @@ class ActiveTrial:
             value = objective.find_value(point.metrics)
             if value is None:
                 raise objective.build_error(point.metrics)
-            report = Report(point.epoch, point.step, value, objective.rename(point.metrics))
+            report = TrialPoint(point.epoch, point.step, value)
             self.reports[point.step] = report
             self.crashes = 0
             yield report
@@ -215,13 +204,18 @@ class ActiveTrial:
           lost: where nothing is known of the end of the process: why.
 
         Raises:
-          UserError: the run has ended well and does not have the objective.
+          UserError: the run has ended well and does not have the objective, or has left nothing at all.
         """
         self.message, error = lost, _find_error(log) if status in (EXIT_BUG, EXIT_USER_ERROR) else None
         if lost:
             return False
         is_done = files.exists(self.directory.result)
         is_paused = self.epochs is not None and self.epochs_done >= self.epochs
+        if status == EXIT_DONE and not (is_done or self.reports or files.exists(self.directory.starts)):
+            raise UserError(
+                f"Trial {self.name} has ended well and left nothing in {self.directory.path}: the nodes do not share "
+                "this directory. Give --run_dir=gs://BUCKET/DIRECTORY, or a directory of a file system that all have."
+            )
         if status == EXIT_DONE and (is_done or is_paused):
             self.status = DONE if is_done else PAUSED
             self._score(self._final(objective), objective)
