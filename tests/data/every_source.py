@@ -161,6 +161,13 @@ def images(folder: pathlib.Path, **settings: Any) -> Make:
     return lambda: ImageFolder(str(folder), size=(4, 4), channels=1, **settings)
 
 
+def mixed_images(folder: pathlib.Path) -> Make:
+    """Augmented images, labeled 0 … 28, and zeros of a file."""
+    np.savez(folder / "x.npz", x=np.zeros((5, 4, 4, 1), np.float32), y=np.full(5, 99, np.int32))
+    augmented, zeros = images(folder, augmentation=[brighter]), ArrayFiles(f"{folder}/x.npz", inputs="x", targets="y")
+    return lambda: Mixture([augmented, zeros], weights=(3, 1), examples_per_epoch=EXAMPLES)
+
+
 def brighter() -> keras.layers.Layer:
     return keras.layers.RandomBrightness(0.2)
 
@@ -301,6 +308,7 @@ CASES: dict[str, Case] = {
     "dataset generated": fixed(lambda: DatasetFunction(generated), **NO_ORDER),
     "dataset of unknown length": fixed(lambda: DatasetFunction(unknown_length), **NO_ORDER),
     "mixture": mixed(lambda: Mixture([some(3), some(19), some(7)], weights=(5, 1, 2))),
+    "mixture of images": Case(mixed_images, has_numbers=False),
     "mixture by epoch": mixed(lambda: Mixture([some(3), some(26)], weights={0: (1, 1), 1: (1, 0.5)})),
     "mixup": mixed(lambda: MixUp(pictures, num_classes=4)),
     "cutmix": mixed(lambda: CutMix(pictures, num_classes=4, alpha=1.0)),

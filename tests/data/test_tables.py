@@ -128,14 +128,14 @@ def test_inputs_are_stacked_in_the_order_of_their_names(tmp_path: pathlib.Path) 
 def test_csv_rows_may_hold_line_ends_empty_lines_and_other_signs(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_bytes('\ufeffname\tn\r\n"a\nb"\t1\r\n\r\n"say ""x"""\t2\r\nü\t3'.encode())
-    found = read_table(file_version(str(path))).rows.to_pydict()
+    found = read_table(file_version(str(path))).to_pydict()
     assert found == {"name": ["a\nb", 'say "x"', "ü"], "n": [1, 2, 3]}
 
 
 @pytest.mark.parametrize("cells", [['5" pipe'], ['5" pipe', '6" pipe'], ['5" x 6" pipe', 'a"'], ["é", 'b"']])
 def test_a_quote_within_a_cell_of_csv_is_text(tmp_path: pathlib.Path, cells: list[str]) -> None:
     path = text(tmp_path / "a.csv", 'name,y\n"say ""5""",0\n' + "".join(f"{cell},1\n" for cell in cells))
-    assert read_table(file_version(path)).rows["name"].to_pylist() == ['say "5"', *cells]
+    assert read_table(file_version(path))["name"].to_pylist() == ['say "5"', *cells]
 
 
 def text(path: pathlib.Path, content: str) -> str:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from data_streams import global_batches
 from support import REPOSITORY, run_python
 
-from tfdist.data.formats.tfds_source import batch_decoder, load_tfds
+from tfdist.data.formats.tfds_source import build_decoder, load_tfds
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order, Source
 from tfdist.errors import UserError
@@ -90,7 +90,7 @@ def test_features_of_every_kind_decode_as_tfds_decodes_them(tmp_path: pathlib.Pa
         features = tfds.features.FeaturesDict(described)
         record = features.serialize_example({name: example[name] for name in described})
         expected = features.deserialize_example(record)
-        found = tf.function(batch_decoder(features))(tf.constant([record, record]))
+        found = tf.function(build_decoder(features))(tf.constant([record, record]))
         for one, both in zip(tf.nest.flatten(expected), tf.nest.flatten(found), strict=True):
             assert one.dtype == both.dtype
             np.testing.assert_array_equal(np.stack([one, one]), both)

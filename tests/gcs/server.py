@@ -35,12 +35,10 @@ SLOW_PIECE = 1 << 16  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """A request that came, with the bytes of it and of the answer; `status` is None where none was sent."""
+    """A request that came, the kind of its fault, and the bytes of the answer."""
 
     method: str
     target: str
-    num_bytes: int
-    status: int | None
     fault: str | None
     num_answered: int = 0
 
@@ -149,10 +147,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         owner = self.server.owner
         fault = owner.faults.meet(self.command, self.path)
         kind = fault.kind if fault else None
-        asked = Asked(self.command, self.path, 0, None, kind)
+        asked = Asked(self.command, self.path, kind)
         try:
             body = self._read_body(fault)
-            asked = dataclasses.replace(asked, num_bytes=len(body))
             whole = kind not in (faults.RESET_UPLOAD, faults.STALL_UPLOAD)
             request = self._request(body)
             if kind == faults.STATUS:
@@ -162,8 +159,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 answer = owner.answer(request)
             lost = not whole or kind == faults.LOST_REPLY
             if whole:
-                status = None if lost else answer.status
-                asked = dataclasses.replace(asked, status=status, num_answered=len(answer.body))
+                asked = dataclasses.replace(asked, num_answered=len(answer.body))
         finally:  # before the client can know, so that it finds itself counted
             owner.record(asked)
         if lost:

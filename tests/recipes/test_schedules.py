@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pathlib
 from collections.abc import Callable
@@ -114,10 +113,6 @@ def cosine(done: float) -> float:
             schedules.WarmupStableDecay(0.2, "0.1 of run", "0.4 of run", end=0.1),
             lambda t: 0.2 * min(t / 10, 1) * (0.1 + 0.9 * (1 - min(max((t - 60) / 40, 0), 1))),
         ),
-        (
-            schedules.WarmupStableDecay(0.2, 0, "0.4 of run", shape="square root"),
-            lambda t: 0.2 * (1 - math.sqrt(min(max((t - 60) / 40, 0), 1))),
-        ),
         (schedules.ForBatch(0.1, 256), lambda t: 0.1 * 32 / 256),
         (
             schedules.ForBatch(schedules.CosineDecay(0.1, "1 of run"), 128, rule="square root"),
@@ -184,12 +179,3 @@ def test_validate_draws_the_rates(tmp_path: pathlib.Path) -> None:
     assert "learning rate: 0.004 at step 0, 0.00218 at step 139, 0.0004 at step 275" in told.stdout
     drawn = [line for line in told.stdout.splitlines() if "█" in line]
     assert len(drawn) == 4 and len(drawn[0].strip()) < len(drawn[1].strip()) < len(drawn[-1].strip()) == 72
-
-
-def test_points_of_a_run_tell_the_rate(tmp_path: pathlib.Path) -> None:
-    def optimizer() -> keras.optimizers.Optimizer:
-        return keras.optimizers.SGD(schedules.PolynomialDecay(0.1, "1 of run", 0.0))
-
-    trained = run(tmp_path, optimizer=optimizer, epochs=2, eval_data=None)
-    assert json.loads((tmp_path / "result.json").read_text())["steps"] == 2 * STEPS_PER_EPOCH
-    assert float(trained.optimizer.learning_rate) == pytest.approx(0.0)

@@ -58,23 +58,6 @@ def test_every_format_computes_what_the_model_does(exported: Path) -> None:
         assert Path(found["path"]).exists()
 
 
-def test_a_saved_model_runs_without_tfdist_or_keras(exported: Path, tmp_path: Path) -> None:
-    images, _ = load_digits(split="test")
-    np.save(tmp_path / "images.npy", images)
-    program = (
-        "import sys, numpy as np, tensorflow as tf\n"
-        f"model = tf.saved_model.load({str(exported / 'export/saved_model')!r})\n"
-        f"images = np.load({str(tmp_path / 'images.npy')!r})\n"
-        "found = model.signatures['serving_default'](inputs=tf.constant(images))['output'].numpy()\n"
-        "assert 'tfdist' not in sys.modules\n"
-        f"np.save({str(tmp_path / 'found.npy')!r}, found)"
-    )
-    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    expected = keras.models.load_model(exported / "export" / "model.keras")(images)
-    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), expected, atol=1e-4)
-
-
 def test_int8_is_smaller_and_its_difference_is_said(trained: Path, exported: Path) -> None:
     plain = report_of(exported)["exports"]["litert"]
     export(trained, "export.formats = ['saved_model', 'onnx', 'litert']", "export.quantize = 'int8'").check()

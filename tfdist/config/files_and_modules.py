@@ -42,6 +42,9 @@ REMOVED = {  # what gin files of an earlier version include, import and set, wit
     "train.start_from_names": "Write train.start_from = ('runs/a', {'encoder/(.*)': 'backbone/\\\\1'}).",
     "train.partial_restore": "Write train.accept_changes = True.",
     "schedules.Warmup.shape": "The rise is linear: remove the line.",
+    "schedules.WarmupStableDecay.shape": "The fall is linear: remove the line.",
+    "convnet.build_convnet.batch_normalization": "Write a model of your own, or @resnet.build_resnet.",
+    "tables.Table.null_values": "A missing value is an empty cell, NA, NaN, nan or null: write one of these.",
     "tune.seeds_per_trial": "Search 'train.seed' too, by @search.Grid(), and average the rows of trials.csv.",
     "tune.max_failures": "Three trials in a row that fail by a bug of tfdist end a sweep: remove the line.",
     "mirrored.Mirrored.num_gpus": "Set CUDA_VISIBLE_DEVICES=0,1 to use these two.",
@@ -106,20 +109,16 @@ def _suggest_files(name: str, directories: Iterable[Path]) -> str:
     return ""
 
 
-def read_text(path: Path) -> str:
-    """The text of a gin file, without the byte order mark that some editors write. Raises UserError where it fails."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the gin file {shorten_path(path)} cannot be read: {error}") from error
+def read_text(path: str) -> str:
+    """The text of a gin file, local or in a bucket, without the byte order mark that some editors write.
 
-
-def read_url(url: str) -> str:
-    """Reads the text of a gin file in a bucket."""
+    Raises:
+      UserError: it cannot be read.
+    """
     try:
-        return stored.read(url).decode("utf-8-sig")
+        return stored.read(path).decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The gin file {url!r} cannot be read: {' '.join(str(error).split())}") from error
+        raise UserError(f"the gin file {path} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def shorten_path(path: Path) -> str:

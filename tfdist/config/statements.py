@@ -118,8 +118,9 @@ class Reader:
         """The text of a file, how messages call it, and its path unless it is read from a URL."""
         if "://" not in name:
             path = files_and_modules.find_gin_file(name, including=including)
-            return files_and_modules.read_text(path), files_and_modules.shorten_path(path), path
-        return files_and_modules.read_url(name), name, None
+            shown = files_and_modules.shorten_path(path)
+            return files_and_modules.read_text(shown), shown, path
+        return files_and_modules.read_text(name), name, None
 
     def _add_file(self, text: str, shown: str, path: Path | None) -> None:
         if path is not None:

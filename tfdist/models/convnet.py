@@ -14,7 +14,6 @@ def build_convnet(
     filters: Sequence[int] = (32, 64),
     dense_units: int = 128,
     dropout: float = 0.0,
-    batch_normalization: bool = False,
 ) -> keras.Model:
     """A classifier: for each of `filters` a 3×3 convolution and 2×2 max pooling, then a dense layer.
 
@@ -24,7 +23,6 @@ def build_convnet(
       filters: the width of each convolution.
       dense_units: the width of the dense layer before the output.
       dropout: the share of the dense layer's units left out in training.
-      batch_normalization: normalizes after each convolution.
 
     Returns:
       An uncompiled model from [n, height, width, channels] to logits [n, num_classes].
@@ -32,10 +30,7 @@ def build_convnet(
     inputs = keras.Input(tuple(input_shape))
     x = inputs
     for width in filters:
-        x = keras.layers.Conv2D(width, 3, padding="same", use_bias=not batch_normalization)(x)
-        if batch_normalization:
-            x = keras.layers.BatchNormalization()(x)
-        x = keras.layers.ReLU()(x)
+        x = keras.layers.ReLU()(keras.layers.Conv2D(width, 3, padding="same")(x))
         x = keras.layers.MaxPooling2D()(x)
     x = keras.layers.Flatten()(x)
     x = keras.layers.Dense(dense_units, activation="relu")(x)

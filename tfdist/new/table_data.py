@@ -7,14 +7,14 @@ their types.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfdist.data.formats.input_files import file_version
-from tfdist.data.tables.table_files import BOOLEAN, FLOAT, INTEGER, NUMERIC, STRING, TableFile, read_table
+from tfdist.data.tables.table_files import BOOLEAN, FLOAT, INTEGER, NUMERIC, STRING, find_kinds, read_table
 from tfdist.errors import UserError
 from tfdist.new.description import DataDescription, DataRequest, draw_test_mask, find_classes, find_target
 
@@ -27,24 +27,27 @@ def inspect(request: DataRequest) -> DataDescription:
     import pyarrow
     from pyarrow import compute
 
-    names = [name for name, kind in table.kinds.items() if kind in (*NUMERIC, STRING)]
-    if not table.rows.num_rows:
+    kinds = find_kinds(table)
+    names = [name for name, kind in kinds.items() if kind in (*NUMERIC, STRING)]
+    if not table.num_rows:
         raise UserError(f"{request.file} has no rows below the names of its columns. Write a table with some.")
-    if len(table.kinds) == 1 and (other := set(";\t|").intersection(*table.kinds)):
+    if len(kinds) == 1 and (other := set(";\t|").intersection(*kinds)):
         raise UserError(
-            f"{request.file} has one column, {', '.join(table.kinds)!r}: {min(other)!r} separates no columns here. "
+            f"{request.file} has one column, {', '.join(kinds)!r}: {min(other)!r} separates no columns here. "
             "Write the file with commas between columns and points in numbers, or, named .tsv, with tabs."
         )
     target = find_target(request.target, names, request.file)
-    rows = table.rows.select(names)
+    rows = table.select(names)
     rows = rows.filter(compute.is_valid(rows[target]))
-    if table.kinds[target] == FLOAT and _are_whole(rows[target].to_numpy()):
+    if kinds[target] == FLOAT and _are_whole(rows[target].to_numpy()):
         rows = rows.set_column(rows.column_names.index(target), target, rows[target].cast(pyarrow.int64()))
     classes = find_classes(target, rows[target].to_numpy(), request.predict)
     test = draw_test_mask(len(rows))
     parts = {"train": rows.filter(pyarrow.array(~test)), "test": rows.filter(pyarrow.array(test))}
-    columns = _columns(table, parts["train"], target)
+    columns = _columns(kinds, parts["train"], target)
     inputs = [*columns["numbers"], *columns["categories"]]
+    if not inputs:
+        raise UserError(f"{request.file} has no column besides {target!r} that could tell it.")
     written = _written_names([*inputs, target])
 
     def write_data(directory: Path) -> None:
@@ -56,7 +59,7 @@ def inspect(request: DataRequest) -> DataDescription:
             parquet.write_table(chosen, directory / f"{split}.parquet", row_group_size=4096)
 
     known = parts["train"][target].to_numpy()
-    left_out = sorted(set(table.kinds) - {target, *inputs})
+    left_out = sorted(set(kinds) - {target, *inputs})
     return DataDescription(
         kind="table",
         summary=f"{len(inputs)} columns of {len(rows):,} rows",
@@ -80,23 +83,17 @@ def _are_whole(values: np.ndarray) -> bool:
     return bool((np.abs(values) < 2**53).all() and (values == np.floor(values)).all())
 
 
-def _columns(table: TableFile, training: Any, target: str) -> dict[str, Any]:
-    """The inputs: `numbers`, and `categories` with how many indices each has. Texts that differ in most rows are none.
-
-    Raises:
-      UserError: there is none.
-    """
+def _columns(kinds: Mapping[str, str], training: Any, target: str) -> dict[str, Any]:
+    """The inputs: `numbers`, and `categories` with how many indices each has. Texts that mostly differ are none."""
     numbers, categories = [], {}
     for name in training.column_names:
         known = training[name].drop_null().unique()
         if name == target or len(known) < 2:
             continue
-        if table.kinds[name] in (INTEGER, FLOAT):
+        if kinds[name] in (INTEGER, FLOAT):
             numbers.append(name)
-        elif table.kinds[name] == BOOLEAN or 2 * len(known) <= len(training):
+        elif kinds[name] == BOOLEAN or 2 * len(known) <= len(training):
             categories[name] = len(known) + OTHER_INDICES
-    if not numbers and not categories:
-        raise UserError(f"{table.path} has no column besides {target!r} that could tell it.")
     return {"numbers": numbers, "categories": categories}
 
 

@@ -172,25 +172,16 @@ class WarmupStableDecay(Schedule):
     Args:
       peak: the rate in between.
       warmup: the length of the rise, which is linear.
-      decay: the length of the fall, which ends with the run.
+      decay: the length of the fall, which is linear too and ends with the run.
       end: the last rate ÷ peak.
-      shape: of the fall: "linear", "cosine" or "square root" (1 − √done).
     """
 
-    SHAPES = ("linear", "cosine", "square root")
-
     def __init__(
-        self,
-        peak: float,
-        warmup: str | int = "0.02 of run",
-        decay: str | int = "0.2 of run",
-        end: float = 0.0,
-        shape: str = "linear",
+        self, peak: float, warmup: str | int = "0.02 of run", decay: str | int = "0.2 of run", end: float = 0.0
     ) -> None:
         number(0)("WarmupStableDecay.peak", peak)
         number(0, 1)("WarmupStableDecay.end", end)
-        one_of(*self.SHAPES)("WarmupStableDecay.shape", shape)
-        self.peak, self.warmup, self.decay, self.end, self.shape = peak, warmup, decay, end, shape
+        self.peak, self.warmup, self.decay, self.end = peak, warmup, decay, end
         self._warmup = parse_length("WarmupStableDecay.warmup", warmup)
         self._decay = parse_length("WarmupStableDecay.decay", decay)
 
@@ -206,8 +197,7 @@ class WarmupStableDecay(Schedule):
     def _value(self, step: Any) -> Any:
         rising = ops.minimum(step / max(self._rise, 1), 1.0) if self._rise else 1.0
         done = ops.clip((step - (self._total - self._fall)) / max(self._fall, 1), 0.0, 1.0)
-        left = {"linear": 1.0 - done, "cosine": _compute_cosine(done), "square root": 1.0 - ops.sqrt(done)}[self.shape]
-        return self.peak * rising * (self.end + (1.0 - self.end) * left)
+        return self.peak * rising * (1.0 - (1.0 - self.end) * done)
 
 
 @keras.saving.register_keras_serializable(PACKAGE)
@@ -238,8 +228,3 @@ class ForBatch(Schedule):
 
 def _evaluate_rate(schedule: Rate, step: Any) -> Any:
     return ops.cast(schedule(step), "float32") if callable(schedule) else ops.convert_to_tensor(schedule, "float32")
-
-
-def _compute_cosine(done: Any) -> Any:
-    """Falls from 1 to 0 while `done` goes from 0 to 1."""
-    return 0.5 * (1.0 + ops.cos(math.pi * ops.clip(done, 0.0, 1.0)))

@@ -46,9 +46,7 @@ def check_writable(run_dir: files.StrPath) -> None:
         files.write_atomic(probe, b"")
         files.remove(probe)
     except OSError as error:
-        is_remote = files.is_remote(path)
-        why = explain_bucket(error) if is_remote else explain_local(path, error)
-        raise UserError(f"The run directory {path!r} cannot be written: {why}") from error
+        raise UserError(f"The run directory {path!r} cannot be written: {_explain(path, error)}") from error
 
 
 def is_disk_full(path: str) -> bool:
@@ -69,26 +67,20 @@ def explain_failure(error: BaseException) -> UserError | None:
     if error.errno not in _OF_A_DISK and not any(frame.filename.startswith(_STORES) for frame in frames):
         return None
     path = error.filename if isinstance(error.filename, str) else ""
+    return UserError(f"{path or 'A file'} cannot be used: {_explain(path, error)}")
+
+
+def _explain(path: str, error: OSError) -> str:
+    """Reason and hint for what a run asked of a path."""
+    reason = " ".join((error.strerror or str(error)).split())
     if path and files.is_remote(path):
-        return UserError(f"{path} cannot be used: {explain_bucket(error)}")
-    reason = " ".join((error.strerror or str(error)).split())
-    advice = _LOCAL_ADVICE.get(error.errno or 0, "Mend that, or choose another run directory.")
-    return UserError(f"{path or 'A file'} cannot be used: {reason}. {advice}")
-
-
-def explain_bucket(error: OSError) -> str:
-    """Reason and hint, for a bucket that was asked for a directory."""
-    reason = " ".join((error.strerror or str(error)).split())
-    return f"{reason}. {_BUCKET_ADVICE.get(error.errno or 0, _BUCKET_UNREACHABLE)}"
-
-
-def explain_local(path: str, error: OSError) -> str:
-    """Reason and hint, for a directory that was to be made and written."""
+        return f"{reason}. {_BUCKET_ADVICE.get(error.errno or 0, _BUCKET_UNREACHABLE)}"
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         file = _find_ancestor(path, os.path.lexists)
         return f"{file!r} is a file. Choose another run directory, or move that file away."
     advice = _LOCAL_ADVICE.get(error.errno or 0, "Choose another run directory.")
-    return f"{error.strerror or error} (in {_find_ancestor(path, os.path.isdir)!r}). {advice}"
+    place = f" (in {_find_ancestor(path, os.path.isdir)!r})" if path else ""
+    return f"{reason}{place}. {advice}"
 
 
 def _find_ancestor(path: str, accepts: Callable[[str], bool]) -> str:

@@ -34,14 +34,6 @@ POLICIES = {
     "off": "every worker reads its own stream; in an epoch some examples come more than once and others not at all",
 }
 ALL = Topology(0, 1, 1)  # a worker that reads everything
-_RANDOM_OPERATIONS = (
-    "RandomUniform",
-    "RandomStandardNormal",
-    "TruncatedNormal",
-    "RandomShuffle",
-    "RandomGamma",
-    "Multinomial",
-)
 _SEED_STRIDE = 1_000_003  # keeps epochs of one run's seed apart from those of the next
 _LOG = logging.getLogger(__name__)
 
@@ -107,7 +99,6 @@ class DatasetFunction(StreamSource):
         self.has_same_batches = policy == "data"
         self._parameters = [name for name in ("epoch", "seed") if _has_parameter(function, name)]
         dataset = self._call_function(0, None)
-        self._is_random = is_random(dataset)
         self._is_endless = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
         self.structure = _batched_structure(dataset)
         self._is_counted = num_examples is None
@@ -115,11 +106,11 @@ class DatasetFunction(StreamSource):
 
     def describe(self) -> list[str]:
         """Describes how it resumes, and how workers share the examples."""
-        resumes = "resumes by skipping in the epoch"
+        resumes = "resumes by skipping from the first epoch on"
         if self._parameters:
-            resumes = f"made anew each epoch with its {' and '.join(self._parameters)}; {resumes}"
-        elif self._is_random:
-            resumes = "resumes by skipping from the first epoch on"
+            resumes = (
+                f"made anew each epoch with its {' and '.join(self._parameters)}; resumes by skipping in the epoch"
+            )
         return [f"a tf.data.Dataset: {resumes}; policy {self._policy!r}: {POLICIES[self._policy]}"]
 
     def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
@@ -162,7 +153,7 @@ class DatasetFunction(StreamSource):
         dataset = self._call_function(0, plan.shuffle_seed)
         if self._is_endless:
             return dataset.batch(plan.global_batch_size).skip(first_step)
-        return batch_epoch(dataset).repeat().skip(first_step if self._is_random else step)
+        return batch_epoch(dataset).repeat().skip(first_step)  # a dataset that shuffles has other epochs each time
 
     def _chain_epochs(
         self, first: int, seed: int, batch_epoch: Callable[[tf.data.Dataset], tf.data.Dataset]
@@ -315,30 +306,6 @@ def find_batching(dataset: Any) -> Any:
         return dataset
     inputs = dataset._inputs()
     return find_batching(inputs[0]) if inputs else None
-
-
-def is_random(dataset: Any) -> bool:
-    """True where a dataset, its inputs or the functions that it maps shuffle or draw, so that its epochs differ.
-
-    It is read from TensorFlow's private classes: what is not recognized counts as not there.
-    """
-    names = getattr(dataset, "_filenames", None)  # which not every reader counts among its inputs
-    inputs = [*dataset._inputs(), *([names] if isinstance(names, tf.data.Dataset) else [])]
-    return (
-        any(each in type(dataset).__name__ for each in ("Shuffle", "Random"))
-        or any(each in _RANDOM_OPERATIONS or "ShuffleDataset" in each for each in _list_operations(dataset))
-        or any(map(is_random, inputs))
-    )
-
-
-def _list_operations(dataset: Any) -> set[str]:
-    """The types of operations of the function that a dataset maps, and of the functions that those call."""
-    mapped = getattr(dataset, "_map_func", None)
-    graphs = [] if mapped is None else [mapped.function.graph]
-    for graph in graphs:
-        inner = [each.graph for each in getattr(graph, "_functions", {}).values() if hasattr(each, "graph")]
-        graphs += [each for each in inner if each not in graphs]
-    return {operation.type for graph in graphs for operation in graph.get_operations()}
 
 
 def batch_size(batching: Any) -> int | None:

@@ -5,7 +5,6 @@ Invariant: every byte comes through `read_whole`; what is wrong with a file is a
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import re
@@ -13,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfdist.data.formats.input_files import read_whole
+from tfdist.data.sources.columns import Columns
 from tfdist.errors import UserError, missing_extra
 from tfdist.storage.contents import FileVersion
 
@@ -23,38 +23,17 @@ INTEGER, FLOAT, STRING, BOOLEAN, NULL = "whole numbers", "numbers", "strings", "
 NUMERIC = (INTEGER, FLOAT, BOOLEAN)
 PARQUET_SUFFIXES = (".parquet", ".pq")
 CSV_SUFFIXES = (".csv", ".tsv", ".txt")
-NULL_VALUES = ("", "NA", "NaN", "nan", "null")
+NULL_VALUES = ["", "NA", "NaN", "nan", "null"]
 CSV_BLOCK_BYTES = 1 << 30  # types are found in the first block; Arrow's limit is twice this
 
 
-@dataclasses.dataclass(frozen=True)
-class TableFile:
-    """A file of a table, read.
-
-    Attributes:
-      path: where it lies.
-      kinds: what each column of the file holds, by name; NOTHING where all its values are missing.
-      rows: the columns that were asked for.
-    """
-
-    path: str
-    kinds: Mapping[str, str]
-    rows: pyarrow.Table
-
-
-def read_table(
-    file: FileVersion,
-    names: Sequence[str] | None = None,
-    *,
-    delimiter: str | None = None,
-    null_values: Sequence[str] = NULL_VALUES,
-) -> TableFile:
+def read_table(file: FileVersion, columns: Columns | None = None, *, delimiter: str | None = None) -> pyarrow.Table:
     """Reads a file, by its ending.
 
     Args:
-      file: Parquet, or CSV with a first row of names.
-      names: the columns to keep; None keeps all. A file without columns has no rows.
-      delimiter, null_values: as in `Table`.
+      file: Parquet, or CSV with a first row of names. A CSV file that is quite empty has neither columns nor rows.
+      columns: those to keep; None keeps all.
+      delimiter: as in `Table`.
 
     Raises:
       UserError: it cannot be read, or lacks a column.
@@ -62,15 +41,17 @@ def read_table(
     check_arrow()
     suffix = os.path.splitext(file.path)[1].lower()
     if suffix in PARQUET_SUFFIXES:
-        return _read_parquet(file, names)
+        return _read_parquet(file, columns)
     if suffix not in CSV_SUFFIXES:
         raise UserError(
             f"{file.path} is no table that can be read: files end in {', '.join((*PARQUET_SUFFIXES, *CSV_SUFFIXES))}, "
             "and CSV files are not compressed."
         )
-    rows = _read_csv(file, delimiter or ("\t" if suffix == ".tsv" else ","), null_values)
-    kinds = {field.name: _find_kind(field.type) for field in rows.schema}
-    return TableFile(file.path, kinds, rows.select([name for name in names or kinds if name in kinds]))
+    rows = _read_csv(file, delimiter or ("\t" if suffix == ".tsv" else ","))
+    if columns is None or not rows.num_columns:
+        return rows
+    columns.check(rows.column_names, file.path)
+    return rows.select(columns.names)
 
 
 def check_arrow() -> None:
@@ -81,16 +62,21 @@ def check_arrow() -> None:
         raise missing_extra("pyarrow", "tables", "Reading Parquet and CSV tables") from error
 
 
-def find_common_kinds(tables: Sequence[TableFile], names: Sequence[str]) -> dict[str, str]:
-    """Finds the kind of each column in all files.
+def find_kinds(rows: pyarrow.Table) -> dict[str, str]:
+    """What each column holds, by name: NULL where all its values are missing."""
+    return {field.name: _find_kind(field.type) for field in rows.schema}
+
+
+def find_common_kinds(tables: Mapping[str, pyarrow.Table], names: Sequence[str]) -> dict[str, str]:
+    """Finds the kind of each column in all tables, which are given by the paths of their files.
 
     Raises:
       UserError: a column is of one kind here and of another there.
     """
-    found = {}
+    found, kinds = {}, {path: find_kinds(rows) for path, rows in tables.items()}
     for name in names:
         # The first file of each kind.
-        files = {t.kinds[name]: t.path for t in reversed(tables) if t.kinds.get(name, NULL) != NULL}
+        files = {kinds[path][name]: path for path in reversed(kinds) if kinds[path].get(name, NULL) != NULL}
         if FLOAT in files:
             files.pop(INTEGER, None)
         if len(files) > 1:
@@ -103,21 +89,22 @@ def find_common_kinds(tables: Sequence[TableFile], names: Sequence[str]) -> dict
     return found
 
 
-def _read_parquet(file: FileVersion, names: Sequence[str] | None) -> TableFile:
+def _read_parquet(file: FileVersion, columns: Columns | None) -> pyarrow.Table:
     import pyarrow
     from pyarrow import parquet
 
     try:
         with parquet.ParquetFile(io.BytesIO(read_whole(file))) as opened:
-            kinds = {field.name: _find_kind(field.type) for field in opened.schema_arrow}
-            columns = None if names is None else [name for name in names if name in kinds]
-            return TableFile(file.path, kinds, opened.read(columns=columns))
+            if columns is None:
+                return opened.read()
+            columns.check(opened.schema_arrow.names, file.path)
+            return opened.read(columns=columns.names)
     except (pyarrow.ArrowException, OSError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(f"{file.path} is no readable Parquet file: {reason}") from error
 
 
-def _read_csv(file: FileVersion, delimiter: str, null_values: Sequence[str]) -> pyarrow.Table:
+def _read_csv(file: FileVersion, delimiter: str) -> pyarrow.Table:
     import pyarrow
 
     data = read_whole(file)
@@ -125,16 +112,14 @@ def _read_csv(file: FileVersion, delimiter: str, null_values: Sequence[str]) -> 
         return pyarrow.table({})
     if data.count(b'"') % 2 and _ends_in_quotes(data, delimiter):
         raise UserError(f"{file.path}: a quote is not closed.")
-    rows = _parse_csv(data, delimiter, null_values, file.path, {})
+    rows = _parse_csv(data, delimiter, file.path, {})
     strange = [field.name for field in rows.schema if _find_kind(field.type) == str(field.type)]
     if strange:  # dates and times stay the texts that they are in the file
-        rows = _parse_csv(data, delimiter, null_values, file.path, dict.fromkeys(strange, pyarrow.string()))
+        rows = _parse_csv(data, delimiter, file.path, dict.fromkeys(strange, pyarrow.string()))
     return rows
 
 
-def _parse_csv(
-    data: bytes, delimiter: str, null_values: Sequence[str], path: str, types: Mapping[str, Any]
-) -> pyarrow.Table:
+def _parse_csv(data: bytes, delimiter: str, path: str, types: Mapping[str, Any]) -> pyarrow.Table:
     import pyarrow
     from pyarrow import csv as arrow_csv
 
@@ -146,7 +131,7 @@ def _parse_csv(
             parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=arrow_csv.ConvertOptions(
                 column_types=types,
-                null_values=list(null_values),
+                null_values=NULL_VALUES,
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=False,
                 timestamp_parsers=[],

@@ -35,11 +35,8 @@ from tfdist.data.tables.table_files import (
     FLOAT,
     INTEGER,
     NULL,
-    NULL_VALUES,
     NUMERIC,
     STRING,
-    TableFile,
-    check_arrow,
     find_common_kinds,
     read_table,
 )
@@ -81,7 +78,6 @@ class Table(RandomAccessSource):
         all that are numbers.
       stack_inputs: makes one float32 matrix [n, number of inputs] of the inputs.
       delimiter: between the values of a CSV file; None takes a tab for .tsv and a comma for others.
-      null_values: what a missing value looks like in a CSV file, unless in quotes.
 
     Raises:
       UserError: files or columns are missing, contradict each other, or cannot be done what is asked with.
@@ -100,20 +96,21 @@ class Table(RandomAccessSource):
         standardize: bool | Sequence[str] = False,
         stack_inputs: bool = False,
         delimiter: str | None = None,
-        null_values: Sequence[str] = NULL_VALUES,
     ) -> None:
-        check_arrow()
         self._columns = columns
         self._stack = stack_inputs
-        read = functools.partial(_read_tables, columns, delimiter=delimiter, null_values=null_values)
+
+        def read(patterns: Patterns, setting: str) -> dict[str, pyarrow.Table]:
+            return {f.path: read_table(f, columns, delimiter=delimiter) for f in find_files(patterns, setting)}
+
         self._tables = read(files, "Table.files")
-        self._starts = [0, *itertools.accumulate(table.rows.num_rows for table in self._tables)]
+        self._starts = [0, *itertools.accumulate(rows.num_rows for rows in self._tables.values())]
         self.num_examples = self._starts[-1]
         if not self.num_examples:
             raise build_user_error(
                 f"The table {files!r} has no rows, in {len(self._tables)} files.", error_id="no-examples"
             )
-        self._fit_tables = self._tables if fitted_on == files else []
+        self._fit_tables = self._tables if fitted_on == files else {}
         if fitted_on is not None and fitted_on != files:
             self._fit_tables = read(fitted_on, "Table.fitted_on")
         self._kinds = _find_kinds(self._fit_tables, self._tables, columns.names)
@@ -164,7 +161,7 @@ class Table(RandomAccessSource):
         """Describes the encoding of each column."""
         lines = [f"{len(self._tables)} files, {self.num_examples:,} rows in memory"]
         for name, rule in self._rules.items():
-            missing = sum(table.rows[name].null_count for table in self._tables if table.kinds)
+            missing = self._rows[name].null_count
             what = f"{name}: {rule.kind} → {rule.dtype}, {missing:,} missing ({rule.missing})"
             if rule.is_category:
                 known = [str(value) for value in vocabulary(rule, self.fitted)]
@@ -187,7 +184,7 @@ class Table(RandomAccessSource):
             return self._columns.select_inputs(columns)
 
         def first(count: int) -> dict[str, np.ndarray]:
-            rows = _join(self._tables, names).slice(0, count)
+            rows = self._rows.slice(0, count)
             return {name: raw_values(self._rules[name], rows[name]) for name in names}
 
         specs = {name: raw_spec(self._rules[name]) for name in names}
@@ -209,7 +206,7 @@ class Table(RandomAccessSource):
 
     def _describe_row(self, row: int) -> str:
         table = bisect.bisect_right(self._starts, row) - 1
-        return f"{self._tables[table].path}, row {row - self._starts[table] + 1}"
+        return f"{list(self._tables)[table]}, row {row - self._starts[table] + 1}"
 
     def _nest(self, columns: Mapping[str, Any], stack: Any) -> Any:
         """The nest of an example; `stack` makes one of the inputs where that is asked for."""
@@ -219,33 +216,26 @@ class Table(RandomAccessSource):
         return (x, *rest)
 
 
-def _read_tables(columns: Columns, patterns: Patterns, setting: str, **form: Any) -> list[TableFile]:
-    """The tables, each of which has the columns, unless it is quite empty."""
-    tables = [read_table(file, columns.names, **form) for file in find_files(patterns, setting)]
-    for table in tables:
-        if table.kinds:
-            columns.check(list(table.kinds), table.path)
-    return tables
-
-
-def _join(tables: Sequence[TableFile], names: Sequence[str]) -> pyarrow.Table:
+def _join(tables: Mapping[str, pyarrow.Table], names: Sequence[str]) -> pyarrow.Table:
     import pyarrow
 
-    parts = [table.rows.select(list(names)) for table in tables if table.kinds]
+    parts = [rows.select(list(names)) for rows in tables.values() if rows.num_columns]
     return pyarrow.concat_tables(parts, promote_options="permissive").unify_dictionaries()
 
 
-def _find_kinds(fitted: Sequence[TableFile], tables: Sequence[TableFile], names: Sequence[str]) -> dict[str, str]:
+def _find_kinds(
+    fitted: Mapping[str, pyarrow.Table], tables: Mapping[str, pyarrow.Table], names: Sequence[str]
+) -> dict[str, str]:
     """The kinds of the columns: those of the training files, or splits would differ in their types."""
-    everywhere = find_common_kinds([*fitted, *tables], names)
+    everywhere = find_common_kinds({**fitted, **tables}, names)
     if not fitted:
         return everywhere
     counted = find_common_kinds(fitted, names)
     for name, kind in counted.items():
         if everywhere[name] != kind:
             raise UserError(
-                f"The column {name!r} holds {everywhere[name]} in {tables[0].path}, but {kind} in the training "
-                f"files, {fitted[0].path} and so on. Write the same type in all."
+                f"The column {name!r} holds {everywhere[name]} in {next(iter(tables))}, but {kind} in the training "
+                f"files, {next(iter(fitted))} and so on. Write the same type in all."
             )
     return counted
 
