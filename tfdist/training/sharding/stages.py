@@ -43,8 +43,8 @@ def layers_by_device(
     begins = [names.index(name) for name in stages]
     if begins != sorted(set(begins)) or begins[0] == 0:
         raise UserError(
-            f"Pipelined.stages = {list(stages)} are to be layers in their order in the model, each once, and not its "
-            f"first; that is {', '.join(names[:20])}."
+            f"pipelined.Pipelined.stages = {list(stages)} are to be layers in their order in the model, each once, and "
+            f"not its first; that is {', '.join(names[:20])}."
         )
     return [(layer, devices[sum(begin <= place for begin in begins)]) for place, layer in enumerate(layers)]
 
