@@ -20,7 +20,7 @@ BANNED = {
     "held": "what holds it: buffer, arrays_in_memory",
     "hold": "store, keep alive, assign",
     "apart": "sharded, separate process",
-    "placed": "place_variable, with_device",
+    "placed": "shard_variables, with_device",
     "made": "build_record, instance_of",
 }
 PREPOSITIONS = {*("of", "in", "at", "by", "over", "between", "beside", "behind", "after", "before", "than", "under")}

@@ -147,7 +147,7 @@ def test_each_replica_holds_its_share() -> None:
     for count in (2, 3, 4):
         strategy._topology = type(strategy.topology)(0, count, 1)
         shards = Shards(strategy, model.trainable_variables, "optimizer")
-        shards.place_variables()
+        shards.shard_variables()
         sizes = {id(v): int(np.prod(v.shape)) for v in model.trainable_variables}
         shares = [sum(sizes[id(v)] for v in model.trainable_variables if shards.owner(v) == r) for r in range(count)]
         assert sum(shares) == model.count_params() and max(shares) - min(shares) <= max(sizes.values())
