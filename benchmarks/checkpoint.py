@@ -32,7 +32,7 @@ from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.policy import CheckpointPolicy, CheckpointSchedule
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.write.manager import CheckpointManager
-from tfdist.checkpoint.write.snapshot import views
+from tfdist.checkpoint.write.snapshot import view_arrays
 from tfdist.strategies.one_device import OneDevice
 from tfdist.training.recovery.recovery import Recovery, load_checkpoint
 from tfdist.training.step.state import TrainingState
@@ -145,7 +145,7 @@ def stall(rounds: str) -> list[Figure]:
 
 def _build_copies(tensors: Mapping[str, Any]) -> list[Callable[[], float]]:
     """Copies of as many bytes as these tensors have, into memory that exists, by 1, 2 and 4 threads."""
-    num_bytes = sum(view.nbytes for view in views(tensors).values())
+    num_bytes = sum(view.nbytes for view in view_arrays(tensors).values())
     source, target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
 
     def copying(num_threads: int) -> Callable[[], float]:

@@ -27,7 +27,7 @@ _NAMES = {
     "models.mlp": ("build_mlp",),
     "models.resnet": ("build_resnet",),
     "models.text_classifier": ("build_text_classifier",),
-    "models.transformer": ("build_encoder", "build_transformer"),
+    "models.transformer": ("build_transformer_classifier", "build_transformer"),
     "recipes.groups": ("Group", "Grouped", "LayerwiseDecay"),
     "recipes.lora": ("adapted",),
     "recipes.optimizers": ("Lars",),

@@ -437,7 +437,7 @@ def is_installed(module: str) -> bool:
 
 
 def command() -> None:
-    """The command `tfdist`."""
+    """Runs the modes, as `python -m tfdist.main`."""
     command_line.start(main)
 
 

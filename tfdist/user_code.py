@@ -136,13 +136,13 @@ def _graph_frames(text: str) -> list[re.Match[str]]:
 
 
 def _reason(text: str) -> str:
-    """What an operation says, without the names of nodes that follow."""
+    """Returns an operation's message, without the names of nodes that follow."""
     reason = re.split(r"\n\s*\[\[", text)[0].strip()
     return f"{reason[:_MAX_REASON]} …" if len(reason) > _MAX_REASON else reason
 
 
 def _python_traceback(error: BaseException) -> str:
-    """From TensorFlow's message, the traceback of Python code that it ran; empty where it did not."""
+    """Extracts from TensorFlow's message the traceback of Python code that it ran; empty where it did not."""
     _, found, text = str(error).rpartition("Traceback (most recent call last):\n")
     return text if found and _is_graph_failure(error) else ""
 

@@ -17,7 +17,7 @@ from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format.tensor_files import FilePlan
 from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write import snapshot
-from tfdist.checkpoint.write.snapshot import HostBuffer, SnapshotBuffer, views
+from tfdist.checkpoint.write.snapshot import HostBuffer, SnapshotBuffer, view_arrays
 
 
 def test_every_kind_of_variable_and_tensor_is_saved(tmp_path: pathlib.Path) -> None:
@@ -59,8 +59,8 @@ def test_a_variable_is_updated_in_place_after_a_snapshot_of_it() -> None:
     variable = tf.Variable(tf.zeros(1000))
     pool = SnapshotBuffer(max_file_bytes=2**20)
     address = _address(variable)
-    assert views({"weights": variable})["weights"].__array_interface__["data"][0] == address
-    buffer, _ = pool.take(views({"weights": variable}))
+    assert view_arrays({"weights": variable})["weights"].__array_interface__["data"][0] == address
+    buffer, _ = pool.take(view_arrays({"weights": variable}))
     variable.assign_add(tf.ones(1000))
     assert _address(variable) == address
     assert (buffer.contents[0].view(np.float32) == 0).all()
@@ -75,7 +75,7 @@ def test_mirrored_variables_are_read_without_a_collective() -> None:
         counter = tf.Variable(
             4.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
         )
-    found = views({"mirrored": mirrored, "kernel": model.variables[0], "counter": counter})
+    found = view_arrays({"mirrored": mirrored, "kernel": model.variables[0], "counter": counter})
     np.testing.assert_array_equal(found["mirrored"], [1.0, 2.0])
     np.testing.assert_array_equal(found["kernel"], model.get_weights()[0])
     assert found["counter"] == 4.0

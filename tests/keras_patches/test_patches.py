@@ -126,7 +126,7 @@ def test_attributes_are_put_back_in_reverse_order_after_an_exception_too() -> No
     with pytest.raises(KeyError), Patches() as patches:
         patches.replace(owner, a=2, b=3)
         patches.replace(owner, a=4)
-        patches.keep(owner, "c")
+        patches.restore_at_end(owner, "c")
         owner.c = 5
         assert vars(owner) == {"a": 4, "b": 3, "c": 5}
         raise KeyError

@@ -172,8 +172,8 @@ def test_a_heartbeat_shows_what_a_process_does_and_what_it_told(tmp_path: pathli
     mine.beat(heartbeat.TRAINING, 7)
     mine.beat(heartbeat.BETWEEN)
     mine.beat(heartbeat.TRAINING, 8)
-    mine.set_storing(True, writer=1)
-    mine.set_storing(False, writer=2)
+    mine.set_writing_checkpoint(True, writer=1)
+    mine.set_writing_checkpoint(False, writer=2)
     shown = read(path)
     assert (shown.phase, shown.step, shown.turn, shown.is_storing) == (heartbeat.TRAINING, 8, 4, True)
     assert before <= shown.moment <= time.monotonic() and 0 < shown.recent_seconds <= shown.longest_seconds < 60
@@ -207,7 +207,7 @@ def test_a_worker_has_one_line_and_one_that_stood_still_its_stacks_once() -> Non
     second = f'Current thread 0x7f02 (most recent call first):\n{library * 3}  File "/a/loop.py", line 2 in run\n'
     dump = f"{first}\n{second}"
     vitals = [vital(index, reading(moment=90.0)) for index in range(3)] + [vital(3, reading(), "T"), vital(4, None)]
-    shown = stacks.summarize(vitals, dict.fromkeys(range(3), dump), still={0, 2, 3}, now=100.0)
+    shown = stacks.format_stacks(vitals, dict.fromkeys(range(3), dump), still={0, 2, 3}, now=100.0)
     lines = [line.strip() for line in shown.splitlines()]
     assert lines[0] == "worker 0 (host here, process 100): training for 10 s, last step 10"
     assert lines[1:5] == ["main thread:", library.strip(), 'File "/a/loop.py", line 2 in run', "Thread:"]
@@ -220,7 +220,7 @@ def test_a_worker_has_one_line_and_one_that_stood_still_its_stacks_once() -> Non
         "worker 4: has not shown itself",
     ]
     assert stacks.is_input_blocked(dump) and not stacks.is_input_blocked(dump.split("\n\n")[1])
-    many = stacks.summarize([vital(index, reading()) for index in range(1000)], {}, still={999}, now=100.0).splitlines()
+    many = stacks.format_stacks([vital(i, reading()) for i in range(1000)], {}, still={999}, now=100.0).splitlines()
     assert many[0].startswith("worker 999 (host here") and many[-1] == "983 more workers" and len(many) == 19
 
 
@@ -241,12 +241,12 @@ def test_what_the_supervisor_does_goes_behind_the_events_of_the_run(tmp_path: pa
     for place in (str(tmp_path / "run"), "gs://bucket/run"):
         said: list[str] = []
         journal = LaunchJournal(said.append)
-        journal.note("warning", "worker_failed", worker=1, step=7, status=KILLED)
+        journal.add("warning", "worker_failed", worker=1, step=7, status=KILLED)
         journal.store(place)
         assert not files.exists(f"{place}/events.jsonl")  # the run has not made its directory
         files.make_dirs(place)
         files.write_atomic(f"{place}/events.jsonl", '{"event": "training_started"}\n')
-        journal.note("info", "restarted", restart=1)
+        journal.add("info", "restarted", restart=1)
         journal.store(place)
         journal.store(place)
         events = [json.loads(line) for line in files.read(f"{place}/events.jsonl").decode().splitlines()]

@@ -270,7 +270,7 @@ def test_a_model_of_which_nothing_has_a_value_yet_gets_the_same_ones() -> None:
     with LateValues() as values:
         late = build()
     left_out = late.layers[-1].kernel
-    values.give(but=lambda variable: variable is left_out or variable.path == "first/bias")
+    values.assign(but=lambda variable: variable is left_out or variable.path == "first/bias")
     for ours, theirs in zip(late.variables, at_once.variables, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
     assert left_out._value is None and keras.Variable(1.0).numpy() == 1.0

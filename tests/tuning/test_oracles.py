@@ -143,4 +143,4 @@ def test_the_same_calls_get_the_same_answers_and_no_file_is_written(
 )
 def test_a_search_says_what_it_lacks(chosen: search.Search, limits: dict[str, Any], expected: str) -> None:
     with pytest.raises(UserError, match=expected):
-        chosen.check(**limits)
+        chosen.validate(**limits)

@@ -36,7 +36,7 @@ class _Variable(NamedTuple):
 
 
 class Baseline:
-    """What the attributes of callbacks were when training began.
+    """Attributes of callbacks when training began.
 
     Args:
       callbacks: in their order; the n-th of a class is the n-th of that class in a later run.
@@ -90,7 +90,7 @@ class Baseline:
 
 
 def _is_state(callback: Any, attribute: str) -> bool:
-    """Whether `changes` may have given it: what a class defines, such as a method, is none."""
+    """Returns whether `changes` may contain an attribute: what a class defines, such as a method, is no state."""
     is_name = attribute.isidentifier() and not attribute.startswith("__")
     return is_name and attribute not in NO_STATE and not callable(getattr(type(callback), attribute, None))
 
@@ -113,7 +113,7 @@ def _read_plain_attributes(callback: Any, *, copied: bool = True) -> dict[str, A
 
 
 def _find_unkept(callback: Any) -> dict[str, tuple[int, int]]:
-    """Which data no checkpoint keeps, by attribute: the object, and how much it holds."""
+    """Finds data that no checkpoint stores, by attribute: the object's id, and how much it holds."""
     kept = _read_plain_attributes(callback, copied=False)
     found = {name: value for name, value in vars(callback).items() if name not in kept and isinstance(value, _DATA)}
     found = {name: value for name, value in found.items() if name not in NO_STATE + SET_UP_ONCE}
@@ -147,7 +147,7 @@ def _is_of_model(callback: Any, variable: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it comes back as what it was; of a subclass, only its base would."""
+    """Returns whether a value, read back, is what it was; an instance of a subclass would be one of its base."""
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind in "biufc" or value.dtype.name.startswith(("bfloat16", "float8"))
     if type(value) in (list, tuple, *_SEQUENCES.values()):

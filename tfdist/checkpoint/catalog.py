@@ -41,11 +41,11 @@ class Entry:
 
     @property
     def is_leftover(self) -> bool:
-        """Whether it has no manifest: half-written, half-removed, or being written just now."""
+        """Whether the checkpoint has no manifest: half-written, half-removed, or being written just now."""
         return self.problem == NO_MANIFEST
 
     def check_format(self) -> None:
-        """Raises UserError where a newer tfdist wrote it."""
+        """Raises UserError if a newer tfdist wrote the checkpoint."""
         if self.is_newer:
             raise UserError(f"{self.path}: {self.problem}")
 
@@ -72,7 +72,7 @@ def list_checkpoints(directory: str) -> list[Entry]:
 
 
 def read_newest_first(directory: str) -> Iterator[Entry]:
-    """The same from the newest on; a manifest is read when its turn comes."""
+    """Yields every checkpoint, newest first, half-written ones too; reads a manifest when its turn comes."""
     for _, same_step in itertools.groupby(reversed(list_paths(directory)), key=lambda pair: pair[0]):
         entries = [read_entry(path) for _, path in same_step]
         yield from sorted(entries, key=lambda entry: entry.age_order, reverse=True)
@@ -128,7 +128,7 @@ def remove(path: str) -> None:
 
 
 def find_expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: Entry) -> list[Entry]:
-    """Those of `entries` that the policy does not keep.
+    """Returns those of `entries` that the policy does not keep.
 
     Args:
       entries: of one directory; leftovers are not judged, nor what a newer tfdist wrote.
@@ -150,7 +150,7 @@ def find_expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: 
 
 
 def find_best(candidates: Sequence[Entry], policy: CheckpointPolicy) -> Entry | None:
-    """The one with the best value of the policy's metric; of equal ones the newest, which comes first."""
+    """The checkpoint with the best value of the policy's metric; of equal ones the newest, which comes first."""
     if policy.keep_best is None:
         return None
     whole = [(entry.manifest, entry) for entry in candidates if entry.manifest is not None]

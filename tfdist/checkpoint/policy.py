@@ -145,7 +145,7 @@ class CheckpointSchedule:
 
     @property
     def interval_seconds(self) -> float | None:
-        """From one checkpoint to the next by the clock; None: only steps count."""
+        """Seconds between checkpoints; None if only steps count."""
         if self._policy.every_seconds is not None:
             return self._policy.every_seconds
         if self._periods:
@@ -157,13 +157,13 @@ class CheckpointSchedule:
         return max(best, wait / LARGEST_SHARE, self._write_seconds)
 
     def note_save(self, step: int, now: float, *, cost_seconds: float) -> None:
-        """A checkpoint of `step` was taken by `now` and kept the training waiting for `cost_seconds`."""
+        """Records that a checkpoint of `step` was taken by `now` and made the training wait for `cost_seconds`."""
         self._step = step
         self._time = now
         self._costs = [*self._costs, cost_seconds][-REMEMBERED_COSTS:]
 
     def note_write(self, seconds: float) -> None:
-        """The last checkpoint took `seconds` from its copy in memory to its commit."""
+        """Records that the last checkpoint took `seconds` from its copy in memory to its commit."""
         self._write_seconds = seconds
 
 

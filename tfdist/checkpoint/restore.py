@@ -23,7 +23,7 @@ from tfdist.telemetry.events import EventLog
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """The state of a run between two steps.
+    """Tensors and JSON values of a run between two steps, as a checkpoint stores and restores them.
 
     Attributes:
       step: optimizer updates that were done.
@@ -136,7 +136,7 @@ def _describe(shape: tuple[int, ...], dtype: Any) -> str:
 
 
 def _type_name(dtype: Any) -> str:
-    """Of a dtype of NumPy, TensorFlow or Keras, whose dtypes are strings."""
+    """The name of a dtype of NumPy, TensorFlow or Keras, whose dtypes are strings."""
     return getattr(dtype, "name", None) or (dtype if isinstance(dtype, str) else np.dtype(dtype).name)
 
 
@@ -163,7 +163,7 @@ def cut_slice(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def whole_shape(shape: tuple[int, ...], name: str) -> tuple[int, ...]:
-    """The shape of the whole, of that of a slice with a marked name."""
+    """Returns a variable's full shape from the shape and name of its slice; other names keep their shape."""
     found = _MARK.search(name)
     if found is None or not shape:
         return shape

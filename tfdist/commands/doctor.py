@@ -113,10 +113,10 @@ class Doctor:
         }
 
     def examine(self) -> None:
-        """Looks at everything, and tells what it finds."""
+        """Runs all checks and reports their findings."""
         from tfdist.doctor import versions  # whose `packaging` may be missing, which is a message then
 
-        settings = self._settings()
+        settings = self._read_settings()
         self._read_cluster()
         is_horovod = self.cluster is None and marks.first_set(marks.HOROVOD_MARKS, self.environment) is not None
         needs = ["horovod"] * is_horovod
@@ -124,10 +124,10 @@ class Doctor:
         self.report(*versions.check_versions(needs, driver=versions.driver_version()))
         adapters = network.list_adapters()
         self.report(*check_machine(has_rdma=bool(adapters)))
-        num_gpus = self._devices()
+        num_gpus = self._check_devices()
         peers = network.list_other_hosts(self.cluster) if self.cluster else []
         self.report(*network.check_network(self.environment, num_gpus=num_gpus or 0, peers=peers, adapters=adapters))
-        self._storage()
+        self._check_storage()
         if num_gpus is None:
             return  # without TensorFlow there is nothing more to see
         facts = facts_of.collect(versions=versions.list_versions(), settings=settings, num_devices=num_gpus)
@@ -142,8 +142,8 @@ class Doctor:
                 )
             )
 
-    def _settings(self) -> dict[str, str] | None:
-        """What the gin files state; their mistakes end the doctor as they would end the run."""
+    def _read_settings(self) -> dict[str, str] | None:
+        """The statements of the gin files, None without any; a mistake ends the doctor as it would end the run."""
         if not self.options.gin_file:
             return None
         from tfdist.config import loading
@@ -151,6 +151,7 @@ class Doctor:
         return loading.read_statements(gin_files=self.options.gin_file, gin_params=self.options.gin_param)
 
     def _read_cluster(self) -> None:
+        """Reads TF_CONFIG; reports a finding if it is wrong."""
         try:
             self.cluster = read_tf_config(self.environment)
         except UserError as error:
@@ -159,8 +160,8 @@ class Doctor:
         if self.cluster is not None:
             self.worker = self.cluster.worker_index
 
-    def _devices(self) -> int | None:
-        """The number of GPUs; None where TensorFlow cannot be imported."""
+    def _check_devices(self) -> int | None:
+        """Imports TensorFlow, reports its devices; returns the number of GPUs, None if the import fails."""
         from tfdist.storage import gcs
         from tfdist.telemetry.console.quiet import quiet_import, quiet_tensorflow
 
@@ -178,7 +179,7 @@ class Doctor:
         self.report(*found)
         return num_gpus
 
-    def _storage(self) -> None:
+    def _check_storage(self) -> None:
         for place in self.options.run_dir:
             self.report(check_storage(place))
         if not self.options.run_dir:

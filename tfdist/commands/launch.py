@@ -170,7 +170,7 @@ def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Dead
     options, command = _parse_options(list(arguments))
     if sys.platform != "linux":
         raise UserError(f"tfdist.launch starts workers on Linux only; this is {sys.platform!r}.")
-    on_this_host, start = options.launcher == "host", _launcher(options)
+    on_this_host, start = options.launcher == "host", _choose_start_function(options)
     variables, first_index = dict(os.environ), 0
     if options.hosts is not None:
         addresses, first_index = own_host.find_own_host(options.hosts)
@@ -192,7 +192,7 @@ def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Dead
     return options, plan, start, deadlines, _rules(options)
 
 
-def _launcher(options: flags.FlagValues) -> Start:
+def _choose_start_function(options: flags.FlagValues) -> Start:
     if options.launcher not in ON_RAY:
         for name in ("cpus", "gpus", "memory_gb", "placement", "working_dir"):
             if options[name].present:
@@ -273,7 +273,7 @@ def _is_flag(argument: str) -> bool:
 
 
 def _find_command(options: flags.FlagValues, arguments: list[str], operands: list[str]) -> list[str]:
-    """What each worker runs: a script, a verb of tfdist, or a module with what follows `--`.
+    """Finds what each worker runs: a script, a verb of tfdist, or a module with what follows `--`.
 
     Raises:
       UserError: it is none of these.

@@ -27,7 +27,7 @@ saved, 6 the directory is in use, 7 a store does not answer, 130 Ctrl-C, 143 pre
 
 @dataclasses.dataclass(frozen=True)
 class Verb:
-    """What one verb does.
+    """A verb of the command `tfdist`.
 
     Attributes:
       summary: in a line.
@@ -125,7 +125,7 @@ complete -o filenames -F _tfdist tfdist
 
 
 def start() -> None:
-    """The command `tfdist`."""
+    """Runs the command `tfdist`; dispatches `tfdist launch` before all else, so that it catches signals."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name == "launch":
         # It takes note of signals before anything else.
@@ -189,7 +189,7 @@ def translate(name: str, arguments: Sequence[str]) -> list[str]:
 
 
 def _format_flags(values: flags.FlagValues, defined: flags.FlagValues) -> list[str]:
-    """What was typed of the flags, so that it can be read once more."""
+    """Formats the flags that were typed, so that they can be parsed once more."""
     written: list[str] = []
     for name in defined:
         value = values[name].value if values[name].present else []

@@ -185,7 +185,7 @@ def _explain_missing(statement: str, missing: str) -> str:
 
 
 def _explain_failure(statement: str, error: BaseException) -> UserError:
-    """What the failure of a module of the user's own is reported as: with the lines that led to it."""
+    """Describes the failure of a module of the user's own, with the lines that led to it."""
     if isinstance(error, SyntaxError):
         lines = [f"{error.filename}:{error.lineno}: {(error.text or '').strip()}"]
     else:

@@ -125,7 +125,7 @@ def explanation(settings: Sequence[Setting], used: Sequence[Setting], functions:
 
 
 def settings(used: Iterable[Setting], functions: Mapping[str, Function]) -> dict[str, str]:
-    """The settings by Python's own names, with macros expanded; what repeats a default is left out."""
+    """Formats values as text by full name, with macros expanded; those that repeat a default are left out."""
     macros = {setting.scope: setting.value for setting in used if setting.target == MACRO}
 
     def expand_macros(reference: Reference) -> Any:

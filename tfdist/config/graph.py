@@ -48,7 +48,7 @@ class Reference:
 
     @property
     def is_required(self) -> bool:
-        """Whether it is `%gin.REQUIRED`."""
+        """Whether the reference is `%gin.REQUIRED`."""
         return self.target == CONSTANT and self.scope == ("gin.REQUIRED",)
 
 

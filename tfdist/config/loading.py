@@ -130,7 +130,7 @@ class Config:
         """`text()` and, for the functions that runs of this configuration have called, the defaults they used."""
         with gin_config._OPERATIVE_CONFIG_LOCK:
             called = {call: dict(parameters) for call, parameters in self._operative.items()}
-        reached = self._reached_targets()
+        reached = self._list_reachable_targets()
         defaults = {}
         for (scope, target), parameters in sorted(called.items()):
             within = tuple(scope.split("/")) if scope else ()
@@ -144,14 +144,14 @@ class Config:
         return formatting.explanation(self._settings, self._used, self._functions)
 
     def settings(self) -> dict[str, str]:
-        """The settings by Python's own names: the same when `text()` or `operative_text()` is loaded."""
+        """Values as text by full name, macros expanded, defaults omitted; the same after loading `text()` again."""
         return formatting.settings(self._used, self._functions)
 
     def configured_roots(self) -> set[str]:
         """The roots that some statement gives a value."""
         return {name for name, root in self._roots.items() if any(s.target == root.selector for s in self._settings)}
 
-    def _reached_targets(self) -> set[str]:
+    def _list_reachable_targets(self) -> set[str]:
         starts = [Call(root.selector) for root in self._roots.values()]
         return {call.target for call, _ in Graph(self._used, shadowing=True).walk(starts)} - {MACRO, CONSTANT}
 
@@ -182,7 +182,7 @@ def load(
 
 
 def read_statements(*, gin_files: Sequence[str], gin_params: Sequence[str]) -> dict[str, str]:
-    """What files and params state, as text by name, the later winning; nothing that they name is imported.
+    """Reads the values of files and params, as text by name, the later winning; nothing that they name is imported.
 
     Raises:
       UserError: a file is missing or cannot be read, or a macro that is used has no definition.
@@ -212,7 +212,7 @@ def _read(gin_files: Sequence[str], gin_params: Sequence[str]) -> Reader:
 def _gin_state(
     bindings: dict[tuple[str, str], dict[str, Any]], operative: dict[tuple[str, str], dict[str, Any]]
 ) -> Iterator[None]:
-    """Puts a configuration in gin's place for it, and afterwards the one that was there."""
+    """Sets gin's configuration while the context lasts, and then restores the one before."""
     state = {"_CONFIG": bindings, "_OPERATIVE_CONFIG": operative, "_SINGLETONS": {}, "_CONFIG_IS_LOCKED": False}
     before = {name: getattr(gin_config, name) for name in state}
     vars(gin_config).update(state)
@@ -225,7 +225,7 @@ def _gin_state(
 def _substitute_run_directory(
     bindings: dict[tuple[str, str], dict[str, Any]], run_dir: str | None
 ) -> dict[tuple[str, str], dict[str, Any]]:
-    """gin's bindings with %RUN_DIR in its place; raises UserError where it is used and there is none."""
+    """Returns gin's bindings with %RUN_DIR replaced; raises UserError where it is used and there is none."""
     if not run_dir_macro.is_used(list(bindings.values())):
         return bindings
     if run_dir is None:
@@ -260,7 +260,7 @@ class _Loader:
         check_macros(self._statements, is_constant=_is_constant, imported=True)
         assignments = [(s, s.content) for s in self._statements if isinstance(s.content, Assignment)]
         # All left sides first: a method that is configured makes gin register its class anew.
-        targets = [self._target(statement, content) for statement, content in assignments]
+        targets = [self._resolve_target(statement, content) for statement, content in assignments]
         settings = []
         for (statement, content), target in zip(assignments, targets, strict=True):
             if content.parameter is not None:
@@ -299,7 +299,8 @@ class _Loader:
                     with name_source(statement.source):
                         context.run_import(content)
 
-    def _target(self, statement: Statement, content: Assignment) -> str:
+    def _resolve_target(self, statement: Statement, content: Assignment) -> str:
+        """Returns the selector of the configurable that an assignment sets; UserError if it lacks the parameter."""
         if content.macro:
             return MACRO
         with name_source(statement.source):

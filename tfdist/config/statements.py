@@ -67,7 +67,7 @@ class Assignment:
 
     @property
     def macro(self) -> tuple[str, ...] | None:
-        """The macro that it defines; None where it sets a parameter."""
+        """The macro that the assignment defines; None where it sets a parameter."""
         return (*self.scope, self.function) if self.parameter == "" else None
 
 
@@ -202,7 +202,7 @@ def _syntax_hint(message: str, line: str) -> str:
 
 
 def _value_hint(word: str, reason: str) -> str:
-    """What was probably meant by a value that Python cannot read, for the `reason` that it gives."""
+    """Says what was probably meant by a value that Python cannot read, for the `reason` that Python gives."""
     shown = word if len(word) <= _MAX_WORD else f"{word[:_MAX_WORD]}…"
     if re.match(r"[A-Za-z]*['\"]", word) or word[0].isdigit():
         return f"cannot read the value {shown}: {reason.removesuffix(' (<unknown>, line 1)')}."
@@ -214,7 +214,7 @@ def _value_hint(word: str, reason: str) -> str:
 
 
 def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str], bool], imported: bool) -> None:
-    """Every macro that is used has a definition or is a constant, and none needs itself.
+    """Raises UserError for an undefined macro, one that needs itself, or one that redefines RUN_DIR.
 
     Args:
       is_constant: whether gin knows a constant of this name.

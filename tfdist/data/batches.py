@@ -132,7 +132,7 @@ class BatchPlan:
         of_size = {"may_be_short": self._has_short_microbatch, "are_even": self.width is not None}
         return {"epoch": epoch, **self._slice_exactly(microbatches, replica, **of_size)}
 
-    def slice_batch(self, size: tf.Tensor, replica: tf.Tensor) -> dict[str, tf.Tensor]:
+    def replica_slice_of_batch(self, size: tf.Tensor, replica: tf.Tensor) -> dict[str, tf.Tensor]:
         """The rows of `replica` in a batch of `size` examples, both int64 scalars; for batches of any size.
 
         Returns:

@@ -71,7 +71,7 @@ def _locked_memory(soft: int) -> Finding:
 
 
 def check_devices(variables: Mapping[str, str]) -> tuple[list[Finding], int]:
-    """Which devices TensorFlow, which the caller has quieted, finds; findings, and the number of GPUs."""
+    """Compares TensorFlow's devices with the driver's and the environment's; returns findings and number of GPUs."""
     import tensorflow as tf
 
     found = {kind: tf.config.list_physical_devices(kind) for kind in ("CPU", "GPU", "TPU")}

@@ -21,7 +21,7 @@ MUST_AGREE = ("python", "tensorflow", "keras", "numpy", "horovod")
 
 
 def collect(*, versions: Mapping[str, str], settings: Mapping[str, str] | None, num_devices: int) -> dict[str, Any]:
-    """This worker's facts; `settings` is None where no gin file was given."""
+    """Collects this worker's facts; `settings` is None where no gin file was given."""
     return {
         "host": socket.gethostname(),
         "versions": dict(versions),

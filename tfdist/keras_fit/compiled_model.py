@@ -66,7 +66,7 @@ def restored_after_training(model: keras.Model, strategy: Strategy) -> Iterator[
     policy, scope = keras.config.dtype_policy(), scope_of(model)
     is_moved = scope is None and not isinstance(strategy, OneDevice)
     try:
-        with _moved_into(strategy, model) if is_moved else contextlib.nullcontext():
+        with _move_to_strategy(strategy, model) if is_moved else contextlib.nullcontext():
             yield
     finally:
         keras.config.set_dtype_policy(policy)
@@ -77,8 +77,8 @@ def restored_after_training(model: keras.Model, strategy: Strategy) -> Iterator[
 
 
 @contextlib.contextmanager
-def _moved_into(strategy: Strategy, model: keras.Model) -> Iterator[None]:
-    """Has the variables of model and optimizer be the strategy's; at the end they are the model's own, of new values.
+def _move_to_strategy(strategy: Strategy, model: keras.Model) -> Iterator[None]:
+    """Moves variables of model and optimizer to the strategy; at the end moves them back, with their new values.
 
     They stay the same objects of Keras, whose private `_value` is TensorFlow's variable.
 
@@ -173,10 +173,10 @@ def identity_of(model: keras.Model, source: Source) -> dict[str, str]:
     return found
 
 
-def note_end(model: keras.Model, began: Mapping[str, str]) -> None:
-    """Notes what a call that had the identity `began` leaves of its optimizer."""
-    if "fit.optimizer" in began and model.optimizer is not None:
-        _began[model.optimizer] = (_text(model.optimizer), began["fit.optimizer"])
+def remember_optimizer_config(model: keras.Model, identity: Mapping[str, str]) -> None:
+    """Records the optimizer's config after a call, so that callbacks' changes make the next no other experiment."""
+    if "fit.optimizer" in identity and model.optimizer is not None:
+        _began[model.optimizer] = (_text(model.optimizer), identity["fit.optimizer"])
 
 
 def _text(part: Any) -> str:

@@ -60,9 +60,9 @@ class EpochLines(WarningsOnly):
 
 
 def flatten_callbacks(callbacks: Any) -> tuple[list[keras.callbacks.Callback], bool]:
-    """The callbacks of one, a nest of several, or a CallbackList; and whether the run should show itself.
+    """Flattens one callback, a nest, or a CallbackList; also returns whether to show the run's progress.
 
-    A CallbackList says itself what is shown: by the ProgbarLogger that is in it, or not.
+    A CallbackList decides itself what is shown, by a ProgbarLogger in it: for one the second value is False.
 
     Raises:
       UserError: one of them is no callback, or cannot work here.

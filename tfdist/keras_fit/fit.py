@@ -28,8 +28,8 @@ from tfdist.keras_fit.compiled_model import (
     build_compiled,
     check_compiled,
     identity_of,
-    note_end,
     precision_of,
+    remember_optimizer_config,
     restored_after_training,
     scope_of,
 )
@@ -173,7 +173,7 @@ def fit(
         _train(model, trained, kept, known_by, console_for(verbose if shows else 0), initial_epoch)
         if not has_own_steps(model):
             build_compiled(model, data.source.structure)
-        note_end(model, known_by)
+        remember_optimizer_config(model, known_by)
     return history
 
 
@@ -250,7 +250,7 @@ OMITTED = ("model", "train_data", "eval_data", "optimizer", "task", "hyperparame
 
 @contextlib.contextmanager
 def _raising_as_fit() -> Iterator[None]:
-    """What a training raises, as fit would: what a callback or the data raised, a ValueError, KeyboardInterrupt."""
+    """Raises a training's errors as Keras's fit: those of a callback or the data, ValueError, KeyboardInterrupt."""
     try:
         yield
     except CallbackError as error:

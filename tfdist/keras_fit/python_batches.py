@@ -35,7 +35,7 @@ class OneShotGenerator:
 
 
 class BatchError(UserError):
-    """What the user's data raised instead of a batch, in one message; `raised` is the exception itself."""
+    """An error that the user's data raised instead of a batch, in one message; `raised` is the exception itself."""
 
     def __init__(self, raised: Exception) -> None:
         super().__init__(str(user_code.build_error("The data", raised)))
@@ -156,7 +156,7 @@ class PythonBatches:
         """The batches from a step on, without end."""
         batches = self._read_once if isinstance(self._given, OneShotGenerator) else self._read_again
         return tf.data.Dataset.from_generator(
-            lambda: _noting_errors(batches(first)), output_signature=self.element_spec
+            lambda: _record_batch_errors(batches(first)), output_signature=self.element_spec
         )
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class PythonBatches:
         if self._per_pass is None or self._length is None or now == self._length:
             return
         if now < self._per_pass:
-            record_errors(_shrank)(self._per_pass, now)
+            record_errors(_refuse_shorter_pass)(self._per_pass, now)
         if not self._has_grown:
             self._has_grown = True
             _LOG.warning(
@@ -206,32 +206,32 @@ class PythonBatches:
             if count == self._total:
                 break
         else:
-            record_errors(_ran_out)(count, self._total)
+            record_errors(_refuse_early_end)(count, self._total)
         yield from itertools.repeat(batch)  # read ahead by the pipeline, and never trained on
 
 
-def _noting_errors(batches: Iterator[Any]) -> Iterator[Any]:
-    """The batches; TensorFlow would turn what the user's code raises into errors of its own."""
+def _record_batch_errors(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yields the batches; records errors of the user's code, which TensorFlow would turn into its own."""
     try:
         yield from batches
     except TfdistError:
         raise
     except Exception as error:
-        record_errors(_fail)(error)
+        record_errors(_raise_batch_error)(error)
 
 
-def _fail(raised: Exception) -> None:
+def _raise_batch_error(raised: Exception) -> None:
     raise BatchError(raised) from raised
 
 
-def _shrank(first: int, now: int) -> None:
+def _refuse_shorter_pass(first: int, now: int) -> None:
     raise UserError(
         f"The data had {first:,} batches for an epoch at first, and has {now:,} now. Give as many in every epoch, "
         f"or no more than the shortest has: steps_per_epoch (or validation_steps) = {now}."
     )
 
 
-def _ran_out(count: int, total: int | None) -> None:
+def _refuse_early_end(count: int, total: int | None) -> None:
     needed = f"{total:,} are needed" if total else "more are needed"
     raise UserError(
         f"The generator ended after {count:,} batches, and {needed} (steps of an epoch × epochs). Let it run without "

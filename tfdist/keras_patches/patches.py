@@ -22,13 +22,13 @@ _NOT_THERE = object()
 class Patches(contextlib.ExitStack):
     """A context that restores, at its end, the attributes that it replaced, the last first."""
 
-    def keep(self, owner: object, *names: str) -> None:
+    def restore_at_end(self, owner: object, *names: str) -> None:
         """Puts an object's own attributes back at the end, whatever changes them until then."""
         held = vars(owner)
         self.callback(_put_back, held, {name: held.get(name, _NOT_THERE) for name in names})
 
     def replace(self, owner: object, **values: Any) -> None:
-        """Sets an object's own attributes until the end, past what its class does when one is set; properties by it."""
+        """Replaces attributes until the end, past `__setattr__` but for properties and the attributes of a class."""
         for name, value in values.items():
             if isinstance(owner, type):
                 undo = setattr if name in vars(owner) else (lambda owner, name, _: delattr(owner, name))
@@ -38,7 +38,7 @@ class Patches(contextlib.ExitStack):
                 self.callback(setattr, owner, name, getattr(owner, name))
                 setattr(owner, name, value)
             else:
-                self.keep(owner, name)
+                self.restore_at_end(owner, name)
                 vars(owner)[name] = value
 
 

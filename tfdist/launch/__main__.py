@@ -5,12 +5,12 @@ Invariant: from here to the end of the process no signal raises or prints a trac
 
 from __future__ import annotations
 
-from tfdist.launch.supervise.signals import note_signals
+from tfdist.launch.supervise.signals import record_signals
 
 
 def command() -> None:
     """The command `tfdist-launch`."""
-    noted = note_signals()
+    noted = record_signals()
     from tfdist.command_line import start
     from tfdist.commands.launch import main  # its imports take some tenths of a second
 

@@ -30,8 +30,8 @@ from tfdist.launch.supervise.output import Output
 ASK_SECONDS = 1.0
 ANSWER_SECONDS = 30.0  # for the command
 LOOPBACK = ("localhost", "127.0.0.1")
-# What belongs to a host; a worker elsewhere has its own.
-OF_HOST = ("HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PATH", "PWD", "SHELL", "SHLVL", "TMPDIR", "USER", "_")
+# Environment variables of one host; a worker elsewhere has its own.
+HOST_VARIABLES = ("HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PATH", "PWD", "SHELL", "SHLVL", "TMPDIR", "USER", "_")
 _END_SECONDS = 10.0
 _STATUS_SECONDS = 1.0  # from the end of a process's output to its own
 
@@ -143,7 +143,7 @@ def start(plan: Plan, output: Output, *, remote_shell: str, is_horovod: bool = F
 
 
 class _ShellHost:
-    """The `worker_host` on a host, through a remote shell."""
+    """Client of a `worker_host` process, which a remote shell starts on a host."""
 
     def __init__(self, host: str, remote_shell: str, environment: Mapping[str, str]) -> None:
         agent = [sys.executable, "-m", "tfdist.launch.worker_host"]
@@ -152,7 +152,7 @@ class _ShellHost:
             agent = [*shlex.split(remote_shell), host, line]
         self._host = host
         self.inherited: Mapping[str, str] = (
-            {} if is_here(host) else {n: v for n, v in environment.items() if not _is_of_host(n)}
+            {} if is_here(host) else {n: v for n, v in environment.items() if not _is_host_specific(n)}
         )
         self._popen = subprocess.Popen(agent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._writing = threading.Lock()
@@ -210,8 +210,8 @@ def is_here(host: str) -> bool:
     return host in (*LOOPBACK, socket.gethostname())
 
 
-def _is_of_host(name: str) -> bool:
-    return name in OF_HOST or name.startswith(("SSH_", "XDG_", "LC_", "BASH_FUNC_"))
+def _is_host_specific(name: str) -> bool:
+    return name in HOST_VARIABLES or name.startswith(("SSH_", "XDG_", "LC_", "BASH_FUNC_"))
 
 
 def _find_address(hosts: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ def build_transformer(
     causal: bool = True,
     dropout: float = 0.0,
 ) -> keras.Model:
-    """Blocks of self-attention and two dense layers; they are called block_0, block_1, ….
+    """Builds a transformer language model: blocks named block_0, block_1, …; logits of each position's token.
 
     Args:
       vocabulary_size: tokens are 0 … vocabulary_size - 1.
@@ -41,7 +41,7 @@ def build_transformer(
     return keras.Model(inputs, logits, name="transformer")
 
 
-def build_encoder(
+def build_transformer_classifier(
     *,
     vocabulary_size: int,
     length: int,
@@ -51,7 +51,7 @@ def build_encoder(
     num_heads: int = 4,
     dropout: float = 0.0,
 ) -> keras.Model:
-    """A classifier of texts by the mean over the positions of the last block. Padding, token 0, counts for nothing.
+    """Builds a text classifier: transformer encoder, mean over the tokens but the padding, logits. Token 0 is padding.
 
     Args:
       vocabulary_size: tokens are 0 … vocabulary_size - 1.

@@ -15,7 +15,7 @@ from tfdist.new.description import DataDescription, DataRequest, draw_test_mask,
 
 
 def inspect(request: DataRequest) -> DataDescription:
-    """The examples of an `.npz` file of two arrays, or of two `.npy` files, of which `--target` is one."""
+    """Describes the examples of an `.npz` file of two arrays, or of two `.npy` files, of which `--target` is one."""
     arrays = _load(request.file)
     if isinstance(arrays, np.ndarray):
         if request.target is None:

@@ -27,7 +27,7 @@ _MIN_EXAMPLES_PER_CLASS = 10
 
 @dataclasses.dataclass(frozen=True)
 class DataRequest:
-    """The user's flags: `--data`, `--file`, `--target` and `--predict`."""
+    """Flags that name the data and the target: `--data`, `--file`, `--target` and `--predict`."""
 
     kind: str
     file: str

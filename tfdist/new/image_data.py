@@ -16,7 +16,7 @@ TEST_NAMES = ("test", "validation", "val")
 
 
 def inspect(request: DataRequest) -> DataDescription:
-    """The images; those that are not split already are split by links to them."""
+    """Describes images by class; `write_data` of the description links those without a split into train and test."""
     request.refuse_target()
     root = Path(request.file).resolve()
     names = _directories(root)

@@ -129,8 +129,8 @@ def _settings(description: DataDescription) -> dict[str, Any]:
     epochs = min(max(round(STEPS * batch_size / description.num_training), 5), 90)
     return {
         "kind": description.kind,
-        "summary": _prose(description.summary),
-        "target": _prose(description.target),
+        "summary": _escape_for_docstring(description.summary),
+        "target": _escape_for_docstring(description.target),
         "classes": description.classes,
         "batch_size": batch_size,
         "epochs": epochs,
@@ -138,8 +138,8 @@ def _settings(description: DataDescription) -> dict[str, Any]:
     }
 
 
-def _prose(text: str) -> str:
-    """A name for a comment, or within a docstring, neither of which it ends, whatever the data call it."""
+def _escape_for_docstring(text: str) -> str:
+    """Replaces characters that could end a docstring or comment of the generated module."""
     printable = "".join(each if each.isprintable() else " " for each in text)
     return printable.replace("\\", "/").replace('"', "'")
 

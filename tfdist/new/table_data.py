@@ -22,7 +22,7 @@ OTHER_INDICES = 2  # of a category: values that the training rows lack, and miss
 
 
 def inspect(request: DataRequest) -> DataDescription:
-    """The rows of a CSV or Parquet file whose target is known."""
+    """Describes a CSV or Parquet table, without the rows whose target is missing."""
     table = read_table(file_version(request.file))
     import pyarrow
     from pyarrow import compute

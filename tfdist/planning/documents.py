@@ -57,7 +57,7 @@ def build_document(
 ) -> dict[str, Any]:
     """Builds the content of plan.json."""
     first = best[0]
-    checkpoint = _checkpoint(first, training)
+    checkpoint = _describe_checkpoint(first, training)
     distributed = _describe_distribution(first)
     return {
         "version": 1,
@@ -66,12 +66,12 @@ def build_document(
         "from_run": None if measured is None else measured.path,
         "basis": {"step_seconds": first.basis[0], "memory_bytes": first.basis[1]},
         "strategy": first.strategy,
-        "model": _model(first),
-        "batch_configuration": _batch(first, training),
+        "model": _describe_model(first),
+        "batch_configuration": _describe_batch(first, training),
         "distributed_config": distributed,
         "distributedConfig": distributed,
-        "resourceAllocation": _resources(first),
-        "rdma_config": _rdma(first),
+        "resourceAllocation": _describe_resources(first),
+        "rdma_config": _describe_rdma(first),
         "checkpoint_strategy": checkpoint,
         "checkpointStrategy": checkpoint,
         "faultTolerance": {
@@ -96,8 +96,10 @@ def build_document(
             "tfdist train EXPERIMENT.gin plan.gin train.fast_check=True",
             "tfdist plan EXPERIMENT.gin --from_run=RUN_DIR, after a short training",
         ],
-        "cost_estimate": {"total_steps": training.total_steps, **_cost(first)},
-        "alternatives": [_resources(each) | {"strategy": each.strategy, **_cost(each)} for each in best[1:]],
+        "cost_estimate": {"total_steps": training.total_steps, **_describe_cost(first)},
+        "alternatives": [
+            _describe_resources(each) | {"strategy": each.strategy, **_describe_cost(each)} for each in best[1:]
+        ],
         "assumptions": list(ASSUMPTIONS),
         "uncertain": list_uncertainties(first),
     }
@@ -134,7 +136,7 @@ def format_gin(each: Estimate, settings: TrainSettings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _model(each: Estimate) -> dict[str, Any]:
+def _describe_model(each: Estimate) -> dict[str, Any]:
     step, number = each.step, each.choice.num_microbatches
     return {
         "parameters": sum(step.parameters.values()),
@@ -150,7 +152,7 @@ def _model(each: Estimate) -> dict[str, Any]:
     }
 
 
-def _batch(each: Estimate, training: PlannedTraining) -> dict[str, Any]:
+def _describe_batch(each: Estimate, training: PlannedTraining) -> dict[str, Any]:
     choice, largest = each.choice, each.largest_rows * each.group.count
     return {
         "global_batch_size": training.global_batch_size,
@@ -181,7 +183,7 @@ def _describe_distribution(each: Estimate) -> dict[str, Any]:
     }
 
 
-def _resources(each: Estimate) -> dict[str, Any]:
+def _describe_resources(each: Estimate) -> dict[str, Any]:
     return {
         "device": each.group.device.kind,
         "count": each.group.count,
@@ -190,7 +192,7 @@ def _resources(each: Estimate) -> dict[str, Any]:
     }
 
 
-def _rdma(each: Estimate) -> dict[str, Any]:
+def _describe_rdma(each: Estimate) -> dict[str, Any]:
     is_nccl = each.strategy in ("mirrored", "multi_worker", HOROVOD)
     uses_network = each.group.num_machines > 1
     between = {"NCCL_SOCKET_IFNAME": "", "NCCL_IB_DISABLE": "0"} if is_nccl and uses_network else {}
@@ -203,7 +205,7 @@ def _rdma(each: Estimate) -> dict[str, Any]:
     }
 
 
-def _checkpoint(each: Estimate, training: PlannedTraining) -> dict[str, Any]:
+def _describe_checkpoint(each: Estimate, training: PlannedTraining) -> dict[str, Any]:
     return {
         "state_bytes": each.step.state_bytes,
         "every_seconds": each.interval_seconds,
@@ -212,7 +214,7 @@ def _checkpoint(each: Estimate, training: PlannedTraining) -> dict[str, Any]:
     }
 
 
-def _cost(each: Estimate) -> dict[str, Any]:
+def _describe_cost(each: Estimate) -> dict[str, Any]:
     return {"hours": each.hours, "device_hours": each.device_hours, "usd": each.price}
 
 

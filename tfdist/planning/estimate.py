@@ -64,13 +64,13 @@ class MeasuredRun:
     accelerators: Sequence[str]
 
     def ran_on(self, group: DeviceGroup) -> bool:
-        """Whether it ran on so many of these devices."""
+        """Returns whether the run was on so many of these devices."""
         names = [name for name in group.device.names if any(name in each for each in self.accelerators)]
         return bool(names) and self.num_replicas == group.count
 
 
-def read_measured(path: str) -> MeasuredRun:
-    """Raises UserError where there is no finished run."""
+def read_measured_run(path: str) -> MeasuredRun:
+    """Reads throughput and hardware of a finished run; raises UserError if the directory has none."""
     directory = RunDirectory(path)
     result = read_result(directory)
     if result is None:
@@ -203,7 +203,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The limits that a plan must keep; None is no limit."""
+    """Budget in USD and deadline in hours of a plan; None is no limit."""
 
     budget_usd: float | None = None
     deadline_hours: float | None = None
@@ -255,12 +255,12 @@ def _first_that_fits(
             step = traced.estimate_step(rows)
             if estimate_memory(step, group, microbatches=number > 1, shards=sharding is not None) <= usable:
                 choice = PlannedChoice(precision, step.recomputes, sharding, number, rows)
-                return choice, step, _largest(traced, group, choice, usable)
+                return choice, step, _estimate_largest_rows(traced, group, choice, usable)
     return None
 
 
-def _largest(traced: TracedStep, group: DeviceGroup, choice: PlannedChoice, usable: float) -> int:
-    """The most examples of a microbatch that fit; memory grows along a line."""
+def _estimate_largest_rows(traced: TracedStep, group: DeviceGroup, choice: PlannedChoice, usable: float) -> int:
+    """Estimates the most examples of a microbatch that fit; memory grows along a line."""
 
     def memory(rows: int) -> float:
         shards = choice.sharding is not None

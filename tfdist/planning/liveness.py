@@ -189,7 +189,7 @@ class MemoryTracer:
         return outputs
 
     def _size(self, tensor: Any, inputs: Sequence[Buffer]) -> int:
-        """In bytes. Where the shape depends on values: as much as the largest input, or its rows for all indices."""
+        """Bytes. Where the shape depends on values: as many as of the largest input, or of its rows for all indices."""
         if tensor.dtype in (tf.resource, tf.variant, tf.string):
             return 0
         if tensor.shape.is_fully_defined():

@@ -23,7 +23,7 @@ from tfdist.planning.estimate import (
     PlannedTraining,
     TracedStep,
     estimate_group,
-    read_measured,
+    read_measured_run,
 )
 from tfdist.planning.traced_step import Step, trace_step
 from tfdist.storage import files, lease
@@ -60,7 +60,7 @@ def plan(
     """
     _check(settings)
     wanted = parse_groups(devices, apply_prices(prices, read_devices(hardware)))
-    measured = None if from_run is None else read_measured(from_run)
+    measured = None if from_run is None else read_measured_run(from_run)
     directory = RunDirectory(run_dir)
     directory.create()
     with contextlib.ExitStack() as leaving:

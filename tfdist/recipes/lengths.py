@@ -45,7 +45,7 @@ class Length:
     unit: str
 
     def steps(self, run: RunLength) -> int:
-        """The nearest number of steps; at least one of what is longer than nothing."""
+        """Rounds the length to steps; at least 1 unless the length is 0."""
         steps_each = {
             "steps": 1.0,
             "epochs": run.steps_per_epoch,

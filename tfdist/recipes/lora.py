@@ -102,7 +102,7 @@ def adapter_bytes(adapter: Mapping[str, np.ndarray]) -> bytes:
 
 
 def load_adapter(model: keras.Model, content: bytes) -> None:
-    """Puts an adapter into a model that `adapted` has built, whose own weights are those that it was trained on.
+    """Loads an adapter into a model that `adapted` has built, with the weights that the adapter was trained on.
 
     Raises:
       UserError: it has other variables.

@@ -54,7 +54,7 @@ def choose_layers(model: keras.Model, patterns: Sequence[str] | str) -> list[ker
 def match_layers(
     layers: Sequence[keras.layers.Layer], patterns: Sequence[str], setting: str
 ) -> list[keras.layers.Layer]:
-    """The layers whose names match patterns of file names, pattern after pattern.
+    """Returns the layers whose names match shell-style patterns, in the patterns' order.
 
     Raises:
       UserError: one of the patterns, which `setting` has, matches none.
@@ -107,7 +107,7 @@ def _wrap_dropout_call(dropout: keras.layers.Dropout, inner: Callable[..., Any])
 
 
 class RecomputedCall:
-    """One call of a layer on one replica.
+    """Call of a layer on one replica, whose activations the backward pass recomputes.
 
     Args:
       layer: whose call it is.
@@ -167,7 +167,7 @@ class RecomputedCall:
         return tf.nest.flatten(outputs), backward
 
     def _compute(self, values: Sequence[tf.Tensor]) -> tuple[Any, list[Any]]:
-        """The outputs for such inputs and weights, and what the variables that are not trained become."""
+        """Computes the outputs for inputs and weights, and the new values of the variables that are not trained."""
         inputs = values[: len(self._float_indices)]
         weights = self.gather_weights(inputs, values[len(self._float_indices) :])
         given = list(self._given)

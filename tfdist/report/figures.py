@@ -119,7 +119,7 @@ def draw_curves(
             line = made.scatter("x", "y", source=source, size=7, **look)
         value = f"@y{{{y_format}}}" if y_format else "@y"
         x, formatters = ("@x{%F %T}", {"@x": "datetime"}) if axis.kind == TIME else ("@x{0,0}", {})
-        tooltip = f"{_plain(name)} {value} · {x}"
+        tooltip = f"{_escape_tooltip(name)} {value} · {x}"
         _add_hover(made, line, tooltip, mode="vline", line_policy="nearest", formatters=formatters)
     named = [name for name in drawn if highlighted is None or name == highlighted]
     hidden = dict.fromkeys(a for a, b in itertools.combinations(named, 2) if drawn[a].coincides(drawn[b]))
@@ -148,7 +148,7 @@ def draw_bars(rows: Mapping[str, Mapping[str, float]], colors: Mapping[str, str]
     source = ColumnDataSource({"name": names, **columns})
     bars = made.hbar_stack(shares, y="name", height=0.75, source=source, color=[colors[share] for share in shares])
     for share, bar in zip(shares, bars, strict=True):
-        _add_hover(made, bar, f"@name: {_plain(share)} @{{{share}}}{{0,0.0}} s")
+        _add_hover(made, bar, f"@name: {_escape_tooltip(share)} @{{{share}}}{{0,0.0}} s")
     return made
 
 
@@ -180,6 +180,6 @@ def _new_figure(**options: Any) -> Any:
     return made
 
 
-def _plain(text: str) -> str:
-    """A text in which a tooltip finds no reference and no tag."""
+def _escape_tooltip(text: str) -> str:
+    """Escapes what a tooltip would take for a reference or a tag."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("@", "@\u200b").replace("$", "$\u200b")

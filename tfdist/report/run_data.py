@@ -20,7 +20,7 @@ import numpy as np
 from tfdist.errors import build_user_error
 from tfdist.storage import files
 from tfdist.telemetry.account import goodput
-from tfdist.telemetry.account.goodput import Account, total
+from tfdist.telemetry.account.goodput import Account, sum_accounts
 from tfdist.telemetry.facts import Event, Sample
 from tfdist.telemetry.records import DamagedFileError, Unreadable, load_record, read_events, read_lines, read_samples
 from tfdist.telemetry.result import RunResult, Start, Starts
@@ -159,12 +159,12 @@ class RunData:
     @functools.cached_property
     def accounts(self) -> dict[int, Account]:
         """The account of each worker's wall clock."""
-        return goodput.accounts(self.samples, self.starts)
+        return goodput.compute_accounts(self.samples, self.starts)
 
     @property
     def goodput(self) -> float | None:
-        """None where nothing was sampled."""
-        return total(self.accounts.values()).goodput
+        """Goodput of the run; None where nothing was sampled."""
+        return sum_accounts(self.accounts.values()).goodput
 
 
 def is_metric(name: str) -> bool:
@@ -205,7 +205,7 @@ def read_run(run_dir: str) -> RunData:
 
 
 def _parse_settings(config: str) -> tuple[dict[str, str], dict[str, str]]:
-    """What config.gin states, and the defaults that it lists; a value may go on in indented lines."""
+    """Parses what config.gin states, and the defaults that it lists; a value may go on in indented lines."""
     stated: dict[str, str] = {}
     defaults: dict[str, str] = {}
     into, name = stated, ""
@@ -251,7 +251,7 @@ def _numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
 
 
 def _load(path: str, kind: type[T]) -> T | None:
-    """What a file holds; None where it is missing or damaged."""
+    """Reads a file; None where it is missing or damaged."""
     try:
         return load_record(path, kind)
     except DamagedFileError:

@@ -15,7 +15,7 @@ from bokeh.palettes import Category10_10, Dark2_8
 from tfdist.report.figures import STEPS, TIME, Axis, draw_bars, draw_curves, draw_points, to_milliseconds
 from tfdist.report.page import Cell, PageTable, Plot, Section
 from tfdist.report.run_data import BEGIN, ENDS, GRADIENT_NORM, LEARNING_RATE, Curve, RunData, is_metric
-from tfdist.telemetry.account.goodput import ALL_SHARES, total
+from tfdist.telemetry.account.goodput import ALL_SHARES, sum_accounts
 from tfdist.telemetry.console.console_text import count_text, duration_text, number_text
 from tfdist.telemetry.facts import Event, Sample
 
@@ -136,7 +136,7 @@ def _event_table(events: Sequence[Event]) -> PageTable:
 
 
 def _throughput(run: RunData, axis: Axis) -> list[Plot]:
-    """Of the whole run, by its chief's steps; none where nothing was sampled."""
+    """Throughput of the whole run, by its chief's steps; none where nothing was sampled."""
     batch = run.fact("global_batch_size") or run.settings.get("train.global_batch_size", "")
     examples = int(batch) if str(batch).isdigit() else None
     unit = "steps" if examples is None else "examples"
@@ -150,7 +150,7 @@ def _throughput(run: RunData, axis: Axis) -> list[Plot]:
 
 def _account(run: RunData) -> Section:
     """The wall clock of each worker over all starts, and goodput."""
-    whole = total(run.accounts.values())
+    whole = sum_accounts(run.accounts.values())
     if whole.goodput is None:
         return Section(title="Where the time went")
     shown = {f"worker {worker}": account.seconds for worker, account in list(run.accounts.items())[:MAX_WORKERS]}

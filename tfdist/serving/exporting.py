@@ -172,7 +172,7 @@ def _write_export(
 
 
 def _run_in_process(kind: str, path: str, inputs: Arrays, scratch: str) -> Arrays:
-    """What an export gives in a process without tfdist."""
+    """Runs an export in a process without tfdist; returns its outputs."""
     examples, outputs = os.path.join(scratch, "examples.npz"), os.path.join(scratch, "outputs.npz")
     plain: dict[str, Any] = {n: a.astype(np.bytes_) if a.dtype == object else a for n, a in inputs.items()}
     np.savez(examples, **plain)
@@ -202,7 +202,7 @@ def _compare(expected: Arrays, given: Arrays) -> dict[str, Any]:
 
 
 def _copy(path: str, target: str) -> int:
-    """Copies a file or a tree into the run directory; its bytes."""
+    """Copies a file or a tree into the run directory; returns its size in bytes."""
     if os.path.isfile(path):
         content = pathlib.Path(path).read_bytes()
         files.write_atomic(target, content)

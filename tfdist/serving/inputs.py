@@ -40,7 +40,7 @@ class InputsAlone(Task):
 
 
 def without_compilation(builder: ModelBuilder) -> ModelBuilder:
-    """Builds the same without loss and optimizer, should the model be compiled with some."""
+    """Returns a builder of the same model that is not compiled, so that it has no loss and optimizer."""
 
     def build() -> keras.Model:
         model = builder()

@@ -58,7 +58,7 @@ def predict(settings: PredictSettings, request: Request) -> str:
         )
         written = _open_files(run, settings, found, source, plan)
         predictor = Predictor(run.strategy, model, task, room=plan.global_batch_size)
-        _write(run, predictor, source, plan, written, steps_per_file=_steps_per_file(settings))
+        _predict_remaining(run, predictor, source, plan, written, steps_per_file=_steps_per_file(settings))
         directory = run.directory.predictions
         message = f"{found.describe()}: {source.num_examples:,} examples; {directory}"
         run.events.info("predicted", message=message, num_examples=source.num_examples)
@@ -140,11 +140,13 @@ def _open_files(
     return PredictionFiles(run.directory.predictions, settings.format, about, steps_per_file=steps)
 
 
-def _write(
+def _predict_remaining(
     run: Run, predictor: Predictor, source: Source, plan: BatchPlan, written: PredictionFiles, *, steps_per_file: int
 ) -> None:
-    """Predicts from the first step whose file is not there on."""
-    there = run.strategy.on_chief(lambda: written.begin(run.warn_of_file), "The predictions cannot be written")
+    """Predicts and writes the remaining examples, from the first missing file on."""
+    there = run.strategy.on_chief(
+        lambda: written.resume_or_clear(run.warn_of_file), "The predictions cannot be written"
+    )
     first = min(int(run.strategy.from_chief([there or 0])[0]) * steps_per_file, plan.steps_per_epoch)
     if first and run.topology.is_chief:
         done = plan.num_examples_until(first)

@@ -99,8 +99,8 @@ class PredictionFiles:
         self._held: list[Mapping[str, np.ndarray]] = []
         self._num_examples = 0
 
-    def begin(self, warn: Warn) -> int:
-        """Makes the directory these predictions' own; the number of files that stand there already."""
+    def resume_or_clear(self, warn: Warn) -> int:
+        """Returns how many finished files to resume after; clears a directory whose predictions have other settings."""
         summary = read_record(files.join(self._directory, SUMMARY), Summary, warn)
         if summary is not None and summary.about == self._about:
             for size in summary.sizes:

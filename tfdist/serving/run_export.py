@@ -65,7 +65,7 @@ RUNS = {
 
 
 def main(kind: str, path: str, examples: str, outputs: str) -> None:
-    """Computes and keeps the outputs."""
+    """Runs the exported model at `path` on the inputs in one .npz file; writes its outputs to another."""
     import numpy as np
 
     with np.load(examples) as held:

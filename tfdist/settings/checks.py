@@ -36,7 +36,7 @@ class Check:
     hint: Callable[[Any], str] = lambda value: ""
 
     def __call__(self, name: str, value: Any) -> None:
-        """Raises UserError, with the setting's name, where the value will not do."""
+        """Checks a setting's value; raises UserError, with the setting's name, where it is refused."""
         if not (self.takes_none if value is None else self.accepts(value)):
             raise build_user_error(
                 f"{name} is {format_value(value)}; write {self.described}.{self.hint(value)}", error_id="wrong-value"
@@ -88,7 +88,7 @@ def text(example: str) -> Check:
 
 
 def is_text(value: Any) -> bool:
-    """Whether it is a text that is not empty."""
+    """Returns whether a value is a text that is not empty."""
     return isinstance(value, str) and bool(value.strip())
 
 
@@ -98,7 +98,7 @@ def checked_later(example: str) -> Check:
 
 
 def instance_of(kind: type | tuple[type, ...], example: str) -> Check:
-    """An object of a class, which gin makes."""
+    """Returns a check that accepts an instance of a class, which gin makes."""
     return Check(f"{example}, with parentheses", lambda value: isinstance(value, kind))
 
 
@@ -106,8 +106,8 @@ def _is_above_zero(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def _can_be_called(value: Any) -> bool:
-    """Functions and classes are taken as they are, since gin may give them what they need; a callable object is not."""
+def _is_callable(value: Any) -> bool:
+    """Returns whether a value is a function or class, which gin may configure, or an object that needs no arguments."""
     if callable(value) and not isinstance(value, type) and not inspect.isroutine(value):
         try:
             inspect.signature(value).bind()
@@ -123,7 +123,7 @@ POSITIVE = Check("a number above 0", _is_above_zero)
 SECONDS = Check("a number of seconds above 0", _is_above_zero)
 FUNCTION = Check(
     "a function, @my_module.my_function without parentheses",
-    _can_be_called,
+    _is_callable,
     hint=lambda value: " It is called, without arguments, when the run needs it.",
 )
 

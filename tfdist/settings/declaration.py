@@ -18,7 +18,7 @@ _KEY = "setting"
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """The declaration of a setting, beside its type and default.
+    """Metadata of a setting, beside its type and default.
 
     Attributes:
       meaning: in a line, for the page of all settings.

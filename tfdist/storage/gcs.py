@@ -72,7 +72,7 @@ class GcsFiles:
         upload(path, [memoryview(data)], replaces=None)
 
     def write_new(self, path: str, parts: Iterable[memoryview], crc32c: int | None) -> int:
-        """Uploads an object that must not exist; returns its bytes. Raises FileExistsError."""
+        """Uploads an object that must not exist; returns its size in bytes. Raises FileExistsError."""
         parts = list(parts)
         upload(path, parts, replaces=0, checksum=crc32c)
         return count_bytes(parts)
@@ -182,7 +182,7 @@ def _pages(path: str, prefix: str, *, delimiter: str | None, page_size: int | No
     """The names of objects, and of directories with a `/` behind, page by page; each page is tried again by itself."""
     token: str | None = None
 
-    def ask() -> tuple[list[str], str | None]:
+    def request_page() -> tuple[list[str], str | None]:
         listing: Any = client().list_blobs(
             split_path(path)[0],
             prefix=prefix,
@@ -197,14 +197,14 @@ def _pages(path: str, prefix: str, *, delimiter: str | None, page_size: int | No
         return [*(found.name for found in page), *listing.prefixes], listing.next_page_token
 
     while True:
-        names, token = persist(path, ask)
+        names, token = persist(path, request_page)
         yield names
         if token is None:
             return
 
 
 def _prefix(path: str) -> str:
-    """What the names below a directory begin with."""
+    """Returns the prefix of the names below a directory."""
     name = split_path(path)[1].rstrip("/")
     return f"{name}/" if name else ""
 

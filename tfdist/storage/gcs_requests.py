@@ -90,7 +90,7 @@ def make_blob(path: str, generation: int | None = None) -> Any:
 
 @contextlib.contextmanager
 def limit_patience(seconds: float) -> Iterator[None]:
-    """Within it no request of this context is tried again for longer than that."""
+    """Limits, while the context lasts, for how many seconds its requests are tried again."""
     token = _most_patience_seconds.set(seconds)
     try:
         yield

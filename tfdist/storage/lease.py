@@ -49,7 +49,7 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _now() -> float:
-    """Seconds, those included in which the machine was suspended, as a virtual machine may be."""
+    """Seconds of a clock that also counts while the machine is suspended, as a virtual machine may be."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -84,7 +84,7 @@ class Owner:
 
     @classmethod
     def decode(cls, data: bytes) -> Owner:
-        """Of a lease that cannot be read, someone unknown."""
+        """Decodes a lease's owner; an unknown one if the lease cannot be read."""
         try:
             held = json.loads(data)
             owner = cls(**{**held, "process": tuple(held["process"])})
@@ -98,7 +98,7 @@ class Owner:
             return cls("another run", "unknown", 0, "an unknown time", ("", "", ""))
 
     def is_dead(self) -> bool:
-        """Whether it is known to have ended: a process of this machine that is no more."""
+        """Returns whether the owner has certainly ended: a process of this machine that is no more."""
         boot, namespace, start = self.process
         if self.host != socket.gethostname() or not boot or (boot, namespace) != _identify_process(os.getpid())[:2]:
             return False
@@ -240,7 +240,7 @@ def _read_owner(path: str) -> tuple[int, Owner | None]:
 
 
 class _ObjectLease:
-    """The same by an object, which it renews by compare-and-set on its generation."""
+    """A lease of a directory in a bucket: an object, renewed by compare-and-set on its generation."""
 
     def __init__(self, path: str, me: Owner, generation: int) -> None:
         self._path, self._me = path, me

@@ -36,7 +36,7 @@ def exchange(one: str, other: str) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Makes its names survive a power cut; see fsync(2), which leaves the directory to the caller."""
+    """Makes the names in a directory survive a power cut; see fsync(2), which leaves the directory to the caller."""
     descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -77,7 +77,7 @@ class LocalFiles:
         sync_directory(os.path.dirname(path))
 
     def write_new(self, path: str, parts: Iterable[memoryview], crc32c: int | None) -> int:
-        """Creates a file, durably and whole or not at all; returns its bytes. Raises FileExistsError."""
+        """Creates a file, durably and whole or not at all; returns its size. Raises FileExistsError."""
         del crc32c  # which a store over a network needs
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)

@@ -68,7 +68,7 @@ MakeDataset = Callable[[Topology], tf.data.Dataset]
 
 
 class Strategy(abc.ABC):
-    """Who computes. Subclasses implement `_connect`; the rest follows from the `tf.distribute.Strategy` it returns."""
+    """Devices of a run. Subclasses implement `_connect`; the rest follows from its `tf.distribute.Strategy`."""
 
     name: str
     needs_static_shapes = False

@@ -55,7 +55,7 @@ def ordered_sum(strategy: Strategy, tensors: Sequence[tf.Tensor]) -> list[tf.Ten
 
 
 def ordered_sum_of_vector(strategy: Strategy, vector: tf.Tensor) -> tf.Tensor:
-    """The same sum of one vector, so short that it is quicker sent to all at once than in two collectives."""
+    """Sums one vector as `ordered_sum` does, so short that one collective to all is quicker than two."""
     return _tree(strategy.all_gather(vector, name="short"), strategy.topology.num_replicas)
 
 
@@ -66,7 +66,7 @@ def _ordered_sum_of_one_type(strategy: Strategy, tensors: list[tf.Tensor]) -> li
 
 
 def _tree(rows: tf.Tensor, count: int) -> tf.Tensor:
-    """The sum of so many rows."""
+    """Sums `count` rows, a power of two, as a binary tree."""
     while count > 1:
         lower, upper = tf.split(rows, 2)
         rows, count = lower + upper, count // 2
@@ -97,7 +97,7 @@ def join_rows(tensors: Sequence[tf.Tensor], count: int) -> tf.Tensor:
 
 
 def split_rows(rows: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Splits such rows into the tensors that they hold."""
+    """Splits rows of `join_rows` into the tensors that they hold."""
     *parts, _ = tf.split(tf.reshape(rows, [-1]), [*(math.prod(t.shape) for t in tensors), -1])
     return [tf.reshape(part, t.shape) for part, t in zip(parts, tensors, strict=True)]
 
@@ -132,7 +132,7 @@ def sum_in_16_bits(
 
 
 def pack(rows: tf.Tensor, precision: str) -> tf.Tensor:
-    """What float32 rows [n, m] travel as, [n, m + 0 or 2]: float16, which every collective takes, whatever it means."""
+    """Packs float32 rows [n, m] as [n, m + 0 or 2]: float16, which every collective takes, whatever it means."""
     if precision == BFLOAT16:
         return tf.bitcast(tf.cast(rows, tf.bfloat16), tf.float16)
     largest = tf.reduce_max(tf.abs(rows), axis=1, keepdims=True)

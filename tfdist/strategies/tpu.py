@@ -124,7 +124,7 @@ class TpuProgram(Strategy):
         return self._num_replicas
 
     def check_alone(self) -> None:
-        """Nothing: what is traced alone may be a step of several processes."""
+        """Refuses nothing: what is traced alone may be a step of several processes."""
 
     def distribute(self, make: MakeDataset) -> Iterator[Any]:
         return iter(make(self.topology))

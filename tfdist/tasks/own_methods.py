@@ -49,7 +49,7 @@ def refuse_own_steps(model: keras.Model) -> None:
 
 
 class OwnSteps(Task):
-    """What stands in the place of a task for a model with steps of its own."""
+    """Stand-in for a task, of a model with steps of its own."""
 
     def inputs(self, examples: Any) -> Any:
         """x of (x, y, sample_weight)."""

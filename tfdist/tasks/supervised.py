@@ -316,7 +316,7 @@ class Supervised(Task):
 
 
 def only(nest: Any) -> Any:
-    """Unpacks a nest that has one part at most on each level; a larger one stays as it is."""
+    """Unwraps a nest while it has exactly one part; returns any other nest unchanged."""
     while isinstance(nest, list | tuple | Mapping) and len(nest) == 1:
         (nest,) = nest.values() if isinstance(nest, Mapping) else nest
     return nest
@@ -359,7 +359,7 @@ def _build_term(loss: keras.losses.Loss, parts: dict[str, Any], coefficient: flo
         weights = parts.get("weights")
         if values.shape.num_elements() == 1 and weights is not None:
             values = tf.fill(tf.shape(weights), tf.reshape(values, []))  # as Keras weighs it
-        weights = _check_weights_rank(weights, values.shape.rank)
+        weights = _validate_weights_rank(weights, values.shape.rank)
         return Term(values, weights, coefficient, loss.reduction, mask)
 
     held = {name: part for name, part in parts.items() if part is not None}
@@ -370,6 +370,7 @@ def _build_term(loss: keras.losses.Loss, parts: dict[str, Any], coefficient: flo
 
 
 def _apply_shares(weights: Any, shares: tf.Tensor | None) -> Any:
+    """Multiplies sample weights by this replica's share of each example; no weights count as 1."""
     if shares is None:
         return weights
     if weights is None:
@@ -383,8 +384,8 @@ def _squeeze(weights: Any) -> tf.Tensor:
     return tf.squeeze(weights, -1) if weights.shape.rank == 2 and weights.shape[-1] == 1 else weights
 
 
-def _check_weights_rank(weights: tf.Tensor | None, rank: int) -> tf.Tensor | None:
-    """The weights of values of `rank` axes."""
+def _validate_weights_rank(weights: tf.Tensor | None, rank: int) -> tf.Tensor | None:
+    """Raises UserError if sample weights have more axes than the losses; returns the weights unchanged."""
     if weights is not None and weights.shape.rank > rank:
         raise UserError(
             f"sample_weight has the shape {weights.shape.as_list()}, but the losses have {rank} axes. Give one weight "

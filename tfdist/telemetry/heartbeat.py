@@ -130,7 +130,7 @@ class Heartbeat:
                 longest_seconds=self._longest.get(phase, 0.0),
             )
 
-    def set_storing(self, is_storing: bool, *, writer: int) -> None:
+    def set_writing_checkpoint(self, is_storing: bool, *, writer: int) -> None:
         """A writer has checkpoints to write in the background, or no more; any thread may say so."""
         with self._lock:
             (self._storing.add if is_storing else self._storing.discard)(writer)
@@ -171,16 +171,16 @@ def begin(path: str | None) -> None:
 
 
 def beat(phase: str, step: int | None = None) -> None:
-    """This process begins a turn of `phase`, with `step` steps done; None: as many as before."""
+    """Records that this process begins a turn of `phase`, with `step` steps done; None: as many as before."""
     time_account.current().enter(phase, step)
     if _HEARTBEAT is not None:
         _HEARTBEAT.beat(phase, step)
 
 
-def set_storing(is_storing: bool, *, writer: int) -> None:
-    """One of this process's writers, known by a number, has checkpoints to write in the background, or no more."""
+def set_writing_checkpoint(is_storing: bool, *, writer: int) -> None:
+    """Records whether a writer of this process, known by a number, has checkpoints left to write."""
     if _HEARTBEAT is not None:
-        _HEARTBEAT.set_storing(is_storing, writer=writer)
+        _HEARTBEAT.set_writing_checkpoint(is_storing, writer=writer)
 
 
 def set_exit_info(**info: Any) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 def to_json(value: object, *, indent: int | None = None) -> str:
     """One line of JSON, or several with `indent`; what JSON does not know is written as its `str`."""
-    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+    return json.dumps(_to_plain(value), indent=indent, allow_nan=False)
 
 
 def from_json(data: bytes | str) -> Any:
@@ -34,19 +34,19 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: _to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, datetime.datetime):
         return value.isoformat(timespec="milliseconds")
     if hasattr(value, "__array__"):
-        return _plain(np.asarray(value).tolist())
+        return _to_plain(np.asarray(value).tolist())
     return str(value)

@@ -122,7 +122,7 @@ class MetricsLog(Metrics):
             self._events.warning("log_not_written", message=problem)
 
     def _summarize(self, act: Callable[[Summaries], None]) -> None:
-        """Calls it; after a failure there are no more summaries, since TensorFlow does not say which ones it wrote."""
+        """Calls `act` with the summaries; a failure ends them, since TensorFlow does not say which ones it wrote."""
         if self._summaries is None:
             return
         try:
@@ -195,7 +195,7 @@ class Summaries:
         store_summaries(self._written_to(), f"{FIRST}.config", [summary], time=time.time())
 
     def _written_to(self) -> str:
-        """Where TensorFlow writes; its own gs:// has other limits and credentials than ours, so that is not used."""
+        """The directory for TensorFlow, whose own gs:// has other limits and credentials than ours and is not used."""
         if not files.is_remote(self._directory):
             return self._directory
         if self._mirror is None:
@@ -204,7 +204,7 @@ class Summaries:
 
 
 def _as_array(step: int) -> np.ndarray:
-    """TensorFlow keeps a tensor for every Python number that it is ever given as a step, for good."""
+    """Returns a step as an array: TensorFlow keeps a tensor for every Python number that it is given, for good."""
     return np.array(step, np.int64)
 
 

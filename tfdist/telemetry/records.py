@@ -262,8 +262,8 @@ def _sample(line: dict[str, Any]) -> Sample:
     sample = as_type(Sample, line | fields)
     if sample.start < 0:
         raise ValueError(f"its start is {sample.start}")
-    return dataclasses.replace(sample, seconds=_finite(sample.seconds), values=_finite(sample.values))
+    return dataclasses.replace(sample, seconds=_select_finite(sample.seconds), values=_select_finite(sample.values))
 
 
-def _finite(values: Mapping[str, float]) -> dict[str, float]:
+def _select_finite(values: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}

@@ -18,7 +18,7 @@ _BITS = {"pred": 8}
 
 
 def main() -> None:
-    """Answers jobs until there are no more."""
+    """Compiles jobs read from stdin, one JSON line each; answers on stdout."""
     for line in sys.stdin:
         job = json.loads(line)
         try:

@@ -64,7 +64,7 @@ def read_devices(path: str | None = None) -> dict[str, Device]:
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A slice, whose chips count as one core each.
+    """A TPU slice; each chip counts as one core.
 
     Attributes:
       topology: as in "v5e:2x4".
@@ -76,7 +76,7 @@ class Slice:
 
 
 def parse_slice(topology: str) -> Slice:
-    """Raises UserError where there is no such slice."""
+    """Parses the name of a TPU slice, such as "v5e:2x4"; raises UserError if there is no such slice."""
     kind, _, sizes = topology.partition(":")
     chips = {name: device for name, device in read_devices().items() if device.is_tpu}
     if kind not in chips:

@@ -131,7 +131,7 @@ class Programs:
 
 @contextlib.contextmanager
 def trace_programs(settings: TrainSettings, model: ModelBuilder, num_replicas: int) -> Iterator[Programs]:
-    """The programs of a training on so many cores.
+    """Traces the training and evaluation steps for `num_replicas` cores; the context yields them.
 
     Raises:
       UserError: the experiment cannot be put together, or its batch not shared evenly.

@@ -46,7 +46,7 @@ class StoredFile:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself. `created` is ISO 8601 in UTC; the rest as `CheckpointManager` was given it."""
+    """Description of a checkpoint. `created` is ISO 8601 in UTC; the rest as `CheckpointManager` was given it."""
 
     step: int
     created: str
@@ -96,7 +96,7 @@ def decode(data: bytes) -> Manifest:
 
 
 def _check(manifest: Manifest) -> None:
-    """Raises ValueError for what no writer writes: the checksum says that it is whole, not that it is meant well."""
+    """Raises ValueError for fields that no writer writes: the checksum shows only that the file is whole."""
     counts = [manifest.step, manifest.num_tensors, manifest.num_tensor_bytes]
     for file in manifest.files:
         if not isinstance(file.name, str) or not _FILE_NAME.fullmatch(file.name) or file.name == NAME:

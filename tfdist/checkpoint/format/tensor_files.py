@@ -137,7 +137,7 @@ def _refuse_damage() -> Iterator[None]:
 
 
 def _locate_tensors(data: memoryview) -> dict[str, tuple[dict[str, Any], int, int]]:
-    """Of a file's first bytes by name what is said of each tensor, and where in the file it begins and ends."""
+    """Reads from a file's first bytes each tensor's entry by name, and where its content begins and ends."""
     begin = 8 + int.from_bytes(data[:8], "little")
     entries = {name: each for name, each in from_json(bytes(data[8:begin])).items() if name != "__metadata__"}
     return {name: (each, *(begin + offset for offset in each["data_offsets"])) for name, each in entries.items()}
@@ -197,7 +197,7 @@ def read_files(
 def _read_file(
     path: str, file: StoredFile, verify: bool, wanted: Callable[[str], bool]
 ) -> dict[str, np.ndarray | None]:
-    """None for each that is not wanted."""
+    """Reads a file's tensors by name; None for each that is not wanted."""
     try:
         if not verify and files.is_remote(path):
             return read_wanted(functools.partial(_read_range, path, file), wanted)

@@ -98,7 +98,7 @@ class CheckpointManager:
 
     def prepare(self, tensors: Mapping[str, Any]) -> None:
         """Has the buffer for such tensors allocated, so that the first `save` costs no more than the later ones."""
-        self._buffer.reserve(snapshots.views(tensors))
+        self._buffer.reserve(snapshots.view_arrays(tensors))
 
     def save(self, state: State, *, metrics: Mapping[str, float] | None = None) -> float:
         """Copies `state` to the host and has it written; the seconds that training waited.
@@ -111,10 +111,10 @@ class CheckpointManager:
         begun = time.perf_counter()
         values = manifests.to_plain(state.values, "values")
         scores = {name: float(value) for name, value in (metrics or {}).items()}
-        buffer, waited_seconds = self._buffer.take(snapshots.views(state.tensors))
+        buffer, waited_seconds = self._buffer.take(snapshots.view_arrays(state.tensors))
         with self._counts:
             number, self._num_saved = self._num_saved, self._num_saved + 1
-            heartbeat.set_storing(True, writer=id(self))
+            heartbeat.set_writing_checkpoint(True, writer=id(self))
         self._thread.submit(self._handle, number, Snapshot(int(state.step), buffer, values, scores))
         stalled = time.perf_counter() - begun
         if waited_seconds >= LEAST_WAIT_SECONDS:
@@ -150,7 +150,7 @@ class CheckpointManager:
         self._gives_up = True
 
     def close(self) -> None:
-        """Waits and ends the thread; errors that did not surface yet do, as in `check`. Closing again does nothing."""
+        """Waits for the writer thread and ends it; raises a pending error as `check` does. Works once."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -198,7 +198,7 @@ class CheckpointManager:
         with self._counts:
             self._num_handled += 1
             if self._num_handled == self._num_saved:
-                heartbeat.set_storing(False, writer=id(self))
+                heartbeat.set_writing_checkpoint(False, writer=id(self))
 
     @contextlib.contextmanager
     def _collect_failure(self, step: int | None) -> Iterator[None]:
@@ -209,7 +209,7 @@ class CheckpointManager:
             self._failures.put((step, error))
 
     def _start(self) -> None:
-        """Makes the directory and removes what a crash left in it."""
+        """Makes the directory, lists its checkpoints, and removes what a crash left of others."""
         self._check_ours()
         files.make_dirs(self._directory)
         self._is_started = self._is_helper

@@ -23,8 +23,8 @@ _PAGE_BYTES = 4096
 _MOST_THREADS = 4
 
 
-def views(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Arrays over the memory of variables, tensors and arrays, without a copy where they lie in host memory.
+def view_arrays(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns arrays over the memory of variables, tensors and arrays, without a copy where that is host memory.
 
     A distributed variable is read as its first replica of this worker: what differs between replicas or workers has
     to be brought together before. No collective operation is started.

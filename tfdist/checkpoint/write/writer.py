@@ -46,7 +46,7 @@ class Part:
 
     @property
     def is_chiefs(self) -> bool:
-        """Whether it is the part of the chief, who commits."""
+        """Whether this is the part of the chief, who commits."""
         return self.index == 0
 
     def path(self, directory: str, step: int, number: int) -> str:
@@ -63,12 +63,12 @@ class Part:
         return f"part-{self.index:05d}-"
 
     def note(self, path: str, stored: Sequence[StoredFile], *, num_tensors: int, num_tensor_bytes: int) -> None:
-        """The note that this worker's files are there."""
+        """Writes the note that this worker's files are there."""
         files_of = [dataclasses.asdict(file) for file in stored]
         _write(path, self.index, {"files": files_of, "num_tensors": num_tensors, "num_tensor_bytes": num_tensor_bytes})
 
     def note_failure(self, path: str, error: BaseException) -> None:
-        """The note that this worker's files will not come."""
+        """Writes the note that this worker's files will not come."""
         files.make_dirs(path)
         _write(path, self.index, {"error": f"{type(error).__name__}: {error}"})
 
@@ -174,7 +174,7 @@ def write_checkpoint(
 
 
 def _write_files(path: str, buffer: HostBuffer, prefix: str) -> tuple[StoredFile, ...]:
-    """One after the other on a local disk, several at once to a bucket, whose streams are slow each."""
+    """Writes a buffer's files, several at once to a bucket, as its streams are slow; returns sizes and checksums."""
     most = _MOST_UPLOADS if files.is_remote(path) else 1
     with ThreadPoolExecutor(max(1, min(most, len(buffer.files))), "tfdist-upload") as threads:
         indices = range(len(buffer.files))

@@ -14,7 +14,7 @@ Patterns = str | Sequence[str]
 
 
 def file_version(path: str) -> FileVersion:
-    """Raises UserError where there is no such file."""
+    """Returns the size and version of an input file; raises UserError where there is no such file."""
     try:
         return files.stat(path)
     except IsADirectoryError as error:

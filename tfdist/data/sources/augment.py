@@ -78,13 +78,13 @@ class Augmentation:
             with tf.device("CPU"):
                 layer = builder() if callable(builder) and not isinstance(builder, keras.layers.Layer) else builder
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise UserError(f"The augmentation layer {_describe_builder(builder)} cannot be made: {error}") from error
+            raise UserError(f"The augmentation layer {_builder_name(builder)} cannot be made: {error}") from error
         finally:
             keras.config.set_dtype_policy(policy)
         if not isinstance(layer, keras.layers.Layer):
             raise UserError(
                 "augmentation is a list of builders of Keras layers, such as [@keras.layers.RandomFlip]; received "
-                f"{_describe_builder(builder)}, which gives {type(layer).__name__}."
+                f"{_builder_name(builder)}, which gives {type(layer).__name__}."
             )
         for each in layer._flatten_layers():
             if type(each).__name__ in _REFUSED:
@@ -122,5 +122,5 @@ def _find_generators(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
             yield attribute, value
 
 
-def _describe_builder(builder: Any) -> str:
+def _builder_name(builder: Any) -> str:
     return getattr(builder, "__name__", repr(builder)[:60])

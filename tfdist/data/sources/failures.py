@@ -36,8 +36,8 @@ class InterpreterEnds(Exception):
     """A reader's call is refused, as the interpreter is about to go."""
 
 
-class Calls:
-    """The calls of Python code out of pipelines, in progress and made."""
+class PythonCallTracker:
+    """Tracker of Python calls from pipelines, so that the interpreter waits for them at exit and refuses new ones."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -76,7 +76,7 @@ class Calls:
                 return
 
 
-_CALLS = Calls()
+_CALLS = PythonCallTracker()
 atexit.register(_CALLS.close)
 
 
@@ -122,7 +122,7 @@ def pop_error() -> TfdistError | None:
 
 @contextlib.contextmanager
 def raise_recorded_errors() -> Iterator[None]:
-    """Raises what was recorded in the place of TensorFlow's error."""
+    """Raises, instead of an error of TensorFlow's, the recorded one that caused it."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -133,7 +133,7 @@ def raise_recorded_errors() -> Iterator[None]:
 
 
 def clear_errors() -> None:
-    """Starts again: what was recorded until now has nothing to do with what fails from here on."""
+    """Forgets the recorded errors, which are not the cause of what fails from here on."""
     with _LOCK:
         _RECORDED.clear()
 

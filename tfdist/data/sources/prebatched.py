@@ -78,7 +78,7 @@ class PrebatchedSource(StreamSource):
 
         def local_batch(replica: tf.Tensor, *batch: Any) -> dict[str, Any]:
             size = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
-            piece = plan.slice_batch(size, topology.first_replica + replica)
+            piece = plan.replica_slice_of_batch(size, topology.first_replica + replica)
             rows = piece.pop("positions")
             if plan.num_replicas * plan.num_microbatches == 1:
                 return {"examples": batch}

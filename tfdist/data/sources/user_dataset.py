@@ -63,7 +63,7 @@ class StreamSource(Source):
         )
 
     def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
-        """Builds what `pipeline.build_pipeline` gives, element by element."""
+        """Builds this worker's batches from `first_step` on; `pipeline.build_pipeline` documents their form."""
         raise NotImplementedError
 
 
@@ -123,7 +123,7 @@ class DatasetFunction(StreamSource):
         return [f"a tf.data.Dataset: {resumes}; policy {self._policy!r}: {POLICIES[self._policy]}"]
 
     def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
-        """Builds this worker's batches, by the policy."""
+        """Builds this worker's batches, as `policy` shares the examples out."""
         if self._policy == "data":
             return self._split_global_batches(plan, topology, first_step)
         return self._build_local_stream(plan, topology, first_step)
@@ -167,7 +167,7 @@ class DatasetFunction(StreamSource):
     def _chain_epochs(
         self, first: int, seed: int, batch_epoch: Callable[[tf.data.Dataset], tf.data.Dataset]
     ) -> tf.data.Dataset:
-        """The batches of this epoch and all that follow, whose datasets the user's function makes in their turn."""
+        """The batches of epoch `first` and all later ones; the user's function makes a dataset for each in its turn."""
         spec = self._call_function(first, seed).element_spec
         held: dict[int, tf.data.Dataset] = {}  # what a running iterator may still need
 
@@ -201,12 +201,12 @@ class DatasetFunction(StreamSource):
         def piece(batch: Any, indices: np.ndarray, extra: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
             return {"examples": tf.nest.map_structure(functools.partial(tf.gather, indices=indices), batch), **extra}
 
-        def split(*batch: Any) -> tf.data.Dataset:
+        def split_by_replica(*batch: Any) -> tf.data.Dataset:
             pieces = (piece(_unpack(batch), r, extra) for r, extra in zip(rows, extras, strict=True))
             found = [tf.data.Dataset.from_tensors(each) for each in pieces]
             return functools.reduce(lambda a, b: a.concatenate(b), found)
 
-        return batches.flat_map(split)
+        return batches.flat_map(split_by_replica)
 
     def _call_function(self, epoch: int, seed: int | None, topology: Topology = ALL) -> tf.data.Dataset:
         values = {"epoch": epoch, "seed": ((seed or 0) * _SEED_STRIDE + epoch) & 0x7FFFFFFF}
@@ -245,7 +245,7 @@ class DatasetFunction(StreamSource):
 
 @contextlib.contextmanager
 def _global_seed(seed: int) -> Iterator[None]:
-    """Another global seed of TensorFlow, in this thread alone: other threads draw and trace meanwhile."""
+    """Sets TensorFlow's global seed in this thread alone: other threads draw and trace meanwhile."""
     before = getattr(_THREAD, "seeds", None)
     _THREAD.seeds = seed, random.Random(seed)  # the second gives those of operations that have none
     context.context().clear_kernel_cache()  # as `tf.random.set_seed` does, for operations that have a seed of their own

@@ -75,7 +75,7 @@ class FittedColumns:
     deviations: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def has_all_of(self, rule: Rule) -> bool:
-        """Checks that it has all that a column's rule needs."""
+        """Returns whether the fitted columns have all that a column's rule needs."""
         moments = rule.name in self.means and rule.name in self.deviations
         return (moments or not rule.needs_moments) and (rule.name in self.vocabularies or not rule.needs_vocabulary)
 

@@ -172,13 +172,13 @@ class Watcher:
 
 
 def find_hindmost(vitals: Sequence[Vital]) -> list[Vital]:
-    """Those that the others wait for; all, where they are equally far."""
+    """Finds the workers that the others wait for; all, where they are equally far."""
     least = min(map(_measure_progress, vitals), default=None)
     return [vital for vital in vitals if _measure_progress(vital) == least]
 
 
 def find_stalled(vitals: Sequence[Vital], now: float) -> list[Vital]:
-    """Those that held up the others at `now`: stopped, or hindmost and late for a turn that they have made before."""
+    """Finds workers that hold up the others at `now`: stopped, or hindmost and late for a turn they made before."""
 
     def is_late(reading: Reading | None) -> bool:
         if reading is None or not reading.recent_seconds:
@@ -190,7 +190,7 @@ def find_stalled(vitals: Sequence[Vital], now: float) -> list[Vital]:
 
 
 def find_missing(vitals: Sequence[Vital]) -> Hang | None:
-    """The worker whose peers gave up on it: one that is stopped, or that has not come as far as to meet them."""
+    """Finds the worker whose peers gave up on it: one that is stopped, or that has not come as far as to meet them."""
     stopped = [vital for vital in vitals if vital.is_stopped]
     if stopped:
         return Hang((stopped[0],), STOPPED_WORDS)

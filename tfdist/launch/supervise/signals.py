@@ -19,7 +19,7 @@ PROFILE = signal.SIGUSR2  # heartbeat.PROFILE_SIGNAL, which takes too long to im
 ONE_CTRL_C_SECONDS = 0.2  # timeout(1) signals its child, and then the process group that the child is in
 
 
-def note_signals() -> collections.deque[int]:
+def record_signals() -> collections.deque[int]:
     """Has signals noted from now on, each once, in their order; returns where. SIGHUP stays with nohup, if it is.
 
     PROFILE is ignored, by workers too until they train.
@@ -27,7 +27,7 @@ def note_signals() -> collections.deque[int]:
     noted: collections.deque[int] = collections.deque()
     counted: list[float] = []  # the moments of Ctrl-C
 
-    def note(number: int, _frame: object) -> None:
+    def handle_signal(number: int, _frame: object) -> None:
         if number == signal.SIGINT:
             now = time.monotonic()
             if counted and now - counted[-1] < ONE_CTRL_C_SECONDS:
@@ -39,13 +39,13 @@ def note_signals() -> collections.deque[int]:
 
     for number in NOTED:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, note)
+            signal.signal(number, handle_signal)
     signal.signal(PROFILE, signal.SIG_IGN)
     return noted
 
 
 @contextlib.contextmanager
-def noting_profile_signal() -> Iterator[collections.deque[int]]:
+def recording_profile_signal() -> Iterator[collections.deque[int]]:
     """The moments at which a profile is asked for while the context lasts: PROFILE, each time that it comes."""
     noted: collections.deque[int] = collections.deque()
     before = signal.signal(PROFILE, lambda number, _frame: noted.append(number))

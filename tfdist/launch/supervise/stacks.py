@@ -23,7 +23,7 @@ INPUT_MARKS = ("tensorflow/python/ops/script_ops.py",)  # on the way from a pipe
 
 
 def collect_stacks(workers: Sequence[Worker], vitals: Sequence[Vital]) -> dict[int, str]:
-    """What `faulthandler` wrote in each worker that answered."""
+    """Has workers write their stacks by `faulthandler`, and waits; returns those of each that answered."""
     asked = {v.worker for v in vitals if v.shows_stacks and not v.is_stopped}
     files = {w.index: heartbeat.stacks_path(w.heartbeat) for w in workers if w.index in asked}
     begins = {worker: _size(path) for worker, path in files.items()}
@@ -43,8 +43,8 @@ def collect_stacks(workers: Sequence[Worker], vitals: Sequence[Vital]) -> dict[i
     return {worker: text for worker, text in answers.items() if text}
 
 
-def summarize(vitals: Sequence[Vital], stacks: Mapping[int, str], *, still: Collection[int], now: float) -> str:
-    """A line for each worker, those of `still` first and with their stacks."""
+def format_stacks(vitals: Sequence[Vital], stacks: Mapping[int, str], *, still: Collection[int], now: float) -> str:
+    """Formats workers' positions: stalled ones first, with their stacks, and at most MAX_NAMED others."""
     lines: list[str] = []
     shown: dict[str, int] = {}  # who has which stacks
     for vital in vitals:

@@ -88,7 +88,7 @@ class WorkerSlots:
 
 
 class LaunchJournal:
-    """What a supervisor does, noted in its run's events.jsonl: failures, restarts, waiting, giving up.
+    """Journal of a supervisor in its run's events.jsonl: failures, restarts, waiting, giving up.
 
     Invariant: it writes only while none of its workers runs, and to a file of its own if worker 0 is none of them, so
     that on gs:// too, where a log is rewritten whole, nobody writes at the same time; and never into a directory that
@@ -100,17 +100,17 @@ class LaunchJournal:
         self._worker = worker  # the first of those that are supervised
         self._lines: list[str] = []
 
-    def note(
+    def add(
         self, level: Level, event: str, *, worker: int | None = None, step: int | None = None, **details: object
     ) -> None:
-        """Keeps an event of this moment for `store`."""
+        """Adds an event of this moment, which `store` writes."""
         from tfdist.telemetry.events import event_line
         from tfdist.telemetry.facts import Event
 
         self._lines.append(event_line(Event(name=event, level=level, worker=worker, step=step, details=details)))
 
     def store(self, run_dir: str | None) -> None:
-        """Adds what was noted to the events of the run directory, if there is one."""
+        """Writes the added events to those of the run directory, if there is one."""
         if run_dir is None or not self._lines:
             return
         from tfdist.storage import files
@@ -173,10 +173,10 @@ class Supervisor:
         while True:
             if self.signals:
                 return self._leave()
-            if (status := self._take_slots()) is not None:
+            if (status := self._wait_for_slots()) is not None:
                 return status
             if again is not None:
-                self.journal.note(
+                self.journal.add(
                     "info",
                     "restarted",
                     step=self.restarts.newest_step,
@@ -198,15 +198,15 @@ class Supervisor:
                 self._end(decision)
                 return _status_of(outcome)
             again = decision
-            if (status := self._wait(again, outcome.noticed)) is not None:
+            if (status := self._wait_for_restart(again, outcome.noticed)) is not None:
                 return status
 
     def _run_once(self) -> StartOutcome:
         with self.start(self.plan, self.output) as workers:
             return Watch(workers, self.signals, self.output.report, self.deadlines, self.slots.have_changed).run()
 
-    def _take_slots(self) -> int | None:
-        """Plans a start in the slots that there are; the exit status where the run ends before there are enough."""
+    def _wait_for_slots(self) -> int | None:
+        """Waits for free slots and plans the next start on them; returns an exit status if a signal ends the run."""
         reported_at = float("-inf")
         while not (slots := self.slots.take()):
             if (status := self._pause()) is not None:
@@ -233,7 +233,7 @@ class Supervisor:
             if not has_left or outcome.worker is None:
                 return False
             self.slots.withdrawn.add(self.plan.slots[outcome.worker])
-        self.journal.note(
+        self.journal.add(
             "info",
             "hosts_changed",
             step=outcome.step,
@@ -250,13 +250,13 @@ class Supervisor:
         is_retryable = bool(outcome.exit_info.get("address_taken"))  # a start chooses its ports again
         decision = self.restarts.decide(outcome.status, slot, outcome.step, is_retryable=is_retryable)
         if outcome.status not in FATAL or is_retryable:
-            self._note_failure(outcome)
+            self._record_failure(outcome)
         return decision
 
-    def _note_failure(self, outcome: StartOutcome) -> None:
+    def _record_failure(self, outcome: StartOutcome) -> None:
         reading = outcome.vital.reading if outcome.vital else None
         how = f"hung: {outcome.hang.why}" if outcome.hang else f"ended with {describe(outcome.status)}"
-        self.journal.note(
+        self.journal.add(
             "warning",
             "worker_hung" if outcome.hang else "worker_failed",
             worker=outcome.worker,
@@ -275,11 +275,11 @@ class Supervisor:
     def _end(self, decision: GiveUp) -> None:
         if decision.event is not None:
             self.output.report(decision.reason)
-            self.journal.note("error", decision.event, step=self.restarts.newest_step, message=decision.reason)
+            self.journal.add("error", decision.event, step=self.restarts.newest_step, message=decision.reason)
         self.journal.store(self.run_dir)
 
-    def _wait(self, again: Restart, noticed: float) -> int | None:
-        """Until the next start; the exit status where it does not come to that. `noticed` is when the failure was."""
+    def _wait_for_restart(self, again: Restart, noticed: float) -> int | None:
+        """Waits until a restart is due, counted from `noticed`; returns an exit status if a signal ends the run."""
         ends = noticed + again.seconds
         self.slots.barred = again.left_out
         noun = "slot " if self.slots.is_fixed else ""
@@ -287,7 +287,7 @@ class Supervisor:
         when = f" {again.seconds:g} s after the failure" if again.seconds else ""
         message = f"Starting again{when} (restart {again.number}){words}."
         self.output.report(message)
-        self.journal.note("info", "restart_backoff", message=message, restart=again.number, seconds=again.seconds)
+        self.journal.add("info", "restart_backoff", message=message, restart=again.number, seconds=again.seconds)
         self.journal.store(self.run_dir)
         while time.monotonic() < ends:
             if (status := self._pause()) is not None:
@@ -309,7 +309,7 @@ class Supervisor:
 
 
 def _status_of(outcome: StartOutcome) -> int:
-    """Of the whole; the workers, which got SIGTERM, do not know that it was Ctrl-C that had them save and leave."""
+    """The launcher's exit status; workers that left at SIGTERM do not know that a Ctrl-C was the reason."""
     has_left = outcome.status == EXIT_PREEMPTED or outcome.exit_info.get("left_after_saving")
     return EXIT_INTERRUPTED if outcome.first_signal == signal.SIGINT and has_left else outcome.status
 

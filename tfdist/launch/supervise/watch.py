@@ -41,7 +41,7 @@ from tfdist.launch.supervise.hangs import (
     find_stalled,
     read_vitals,
 )
-from tfdist.launch.supervise.signals import ENDING, noting_profile_signal
+from tfdist.launch.supervise.signals import ENDING, recording_profile_signal
 from tfdist.telemetry import heartbeat
 
 POLL_SECONDS = 0.05
@@ -188,7 +188,7 @@ class Watch:
 
     def run(self) -> StartOutcome:
         """Supervises the workers until all have ended."""
-        with noting_profile_signal() as profiles:
+        with recording_profile_signal() as profiles:
             while self.running:
                 self._pass_on_signals()
                 if profiles:
@@ -197,7 +197,7 @@ class Watch:
                 if not (self.outcome.was_interrupted or self.is_ending) and self.have_hosts_changed():
                     self._leave_hosts()
                 self._collect()
-                self._look(time.monotonic())
+                self._check_for_hang(time.monotonic())
                 self._act(time.monotonic())
                 if self.running:
                     time.sleep(POLL_SECONDS)
@@ -218,8 +218,8 @@ class Watch:
         self.seen |= {vital.worker: vital for vital in vitals}
         return vitals
 
-    def _look(self, now: float) -> None:
-        """Finds out whether a worker hangs, now and then."""
+    def _check_for_hang(self, now: float) -> None:
+        """Checks now and then whether a worker hangs; reports the hang, and may end it."""
         if now - self.last_look < LOOK_SECONDS or self.is_ending or not self.running:
             return
         self.last_look = now
@@ -237,7 +237,7 @@ class Watch:
             self._store_stacks()
 
     def _report_hang(self, hang: Hang, now: float) -> Hang:
-        """Says it with the suspects' stacks; returns the hang with what those gave away."""
+        """Reports a hang with the suspects' stacks; returns it with fewer suspects if the stacks show who is stuck."""
         vitals = read_vitals(self.running)
         shown = stacks.collect_stacks(self.running, vitals)
         if len(hang.suspects) > 1:
@@ -388,9 +388,9 @@ class Watch:
     def _show_stacks(
         self, cause: int, vitals: Sequence[Vital], shown: Mapping[int, str], still: Collection[int], now: float
     ) -> None:
-        """Says where each worker is, with the stacks of those that stood still; all are for `_store_stacks`."""
+        """Reports where each worker is, with the stacks of stalled ones; keeps all for `_store_stacks`."""
         if any(vital.reading for vital in vitals):
-            self.report(stacks.summarize(vitals, shown, still=still, now=now))
+            self.report(stacks.format_stacks(vitals, shown, still=still, now=now))
             self.to_store = functools.partial(stacks.store, cause=cause, vitals=vitals, stacks=shown, now=now)
 
     def _store_stacks(self) -> None:
@@ -406,7 +406,7 @@ class Watch:
             self.report(f"The workers' stacks could not be written to {run_dir}: {error}")
 
     def _exit_info(self) -> dict[str, Any]:
-        """What the workers left for the launcher; of several values that of the first worker."""
+        """Reads what the workers left for the launcher; of several values that of the first worker."""
         info: dict[str, Any] = {}
         for worker in self.workers[::-1]:
             info |= heartbeat.read_exit_info(worker.heartbeat)

@@ -88,7 +88,7 @@ def meet(store: Store, *, timeout_seconds: float, on_wait: Callable[[str], None]
 
 
 def put_failure(store: Store, report: FailureReport) -> None:
-    """Leaves in the store why a worker's run failed; whoever cannot be told has lost the connection."""
+    """Stores why a worker failed, unless a worker has reported earlier; ignores connection errors."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         if get_failure(store) is None:  # the first one is the cause
             _request(store, "PUT", FAILURE, failure_report.encode(report).encode())

@@ -264,7 +264,7 @@ def encode(**message: Any) -> bytes:
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """What a worker says of itself, or worker 0 to the others.
+    """Decodes what a worker says of itself, or worker 0 to the others.
 
     Raises:
       ConnectionResetError: it closed without a word.

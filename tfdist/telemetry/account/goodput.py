@@ -39,8 +39,8 @@ class Account:
         return self.seconds.get(COMPUTE, 0.0) / self.wall_seconds if self.wall_seconds > 0 else None
 
 
-def accounts(samples: Iterable[Sample], starts: Sequence[Start]) -> dict[int, Account]:
-    """Returns the account of each worker.
+def compute_accounts(samples: Iterable[Sample], starts: Sequence[Start]) -> dict[int, Account]:
+    """Returns each worker's wall-clock time by category (compute, input, down, …).
 
     Args:
       samples: of all workers and starts, each worker's by time.
@@ -52,12 +52,12 @@ def accounts(samples: Iterable[Sample], starts: Sequence[Start]) -> dict[int, Ac
         for before, process in itertools.pairwise([[], *processes]):
             pause = (_began(process[0]) - before[-1].time).total_seconds() if before else 0.0
             parts += [Account({DOWN: max(pause, 0.0)}), _count_process(process, starts)]
-        by_worker[worker] = total(parts)
+        by_worker[worker] = sum_accounts(parts)
     return by_worker
 
 
-def total(parts: Iterable[Account]) -> Account:
-    """The account of all parts together; of several workers in worker-seconds."""
+def sum_accounts(parts: Iterable[Account]) -> Account:
+    """Sums accounts to one; of several workers in worker-seconds."""
     seconds: dict[str, float] = {}
     for part in parts:
         for share, value in part.seconds.items():
@@ -67,7 +67,7 @@ def total(parts: Iterable[Account]) -> Account:
 
 def goodput(samples: Iterable[Sample], starts: Sequence[Start]) -> float | None:
     """Computes the goodput of the whole run, all its workers together; None where nothing was sampled."""
-    return total(accounts(samples, starts).values()).goodput
+    return sum_accounts(compute_accounts(samples, starts).values()).goodput
 
 
 def _processes(samples: Iterable[Sample]) -> dict[int, list[list[Sample]]]:
@@ -103,7 +103,7 @@ def _count_steps(first: int, last: int, kept: int) -> float:
 
 
 def _began(sample: Sample) -> datetime.datetime:
-    """When its process began."""
+    """When the process of a worker's sample began."""
     return sample.time - datetime.timedelta(seconds=sum(sample.seconds.values()))
 
 

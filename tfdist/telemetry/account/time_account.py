@@ -130,7 +130,7 @@ def begin(since: float | None = None) -> None:
 
 
 def begin_with_process() -> None:
-    """Begins one with the process, or, where it has done something else since, with now."""
+    """Begins this process's account at the process's start, or now if an account has begun before."""
     global _is_first
     begin(time.monotonic() - _process_age() if _is_first else None)
     _is_first = False

@@ -44,10 +44,10 @@ class Console:
         """Shows that the training begins, or resumes."""
 
     def update(self, progress: Progress) -> None:
-        """The training has come this far; most calls show nothing."""
+        """Takes the newest progress; shows it at intervals."""
 
     def end_epoch(self, summary: EpochSummary) -> None:
-        """An epoch is over and evaluated; most of those that end within seconds are not shown."""
+        """Shows the results of an epoch; most epochs of a few seconds are not shown."""
 
     def message(self, text: str, level: Level = "info") -> None:
         """A sentence; possible before `start` and after `close`, too."""

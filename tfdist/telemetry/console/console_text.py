@@ -26,7 +26,7 @@ class TrainingPlan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a run is. Epochs count from 1, as `step_in_epoch` does; metrics are numbers in the order to show them."""
+    """Position of a run. Epochs count from 1, as `step_in_epoch` does; metrics are numbers in the order shown."""
 
     step: int
     epoch: int
@@ -95,7 +95,7 @@ def _numbers_text(metrics: Mapping[str, Any]) -> str:
 
 
 def number_text(number: float) -> str:
-    """Four decimals where they tell something, else three and an exponent."""
+    """Formats a number with four decimals where they tell something, else with three and an exponent."""
     if not math.isfinite(number) or number == 0 or 1e-3 <= abs(number) < 1e5:
         return f"{number:.4f}"
     return f"{number:.3e}"

@@ -145,7 +145,7 @@ class _SinkThread:
         self._thread.start()
 
     def put(self, fact: Fact | str) -> str | None:
-        """What is wrong with the sink; None: nothing is, and the fact waits for it."""
+        """Queues a fact for the sink; returns what is wrong with the sink, or None."""
         busy_since = self._busy_since
         if self._error is not None:
             return f"{type(self._error).__name__}: {self._error}"
@@ -158,7 +158,7 @@ class _SinkThread:
         return None
 
     def wait(self, deadline: float) -> str | None:
-        """What is wrong with a sink that was to end by a moment; None: it has."""
+        """Waits until the sink has ended, at most until `deadline`; returns what is wrong with it, or None."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._error is not None:
             return f"{type(self._error).__name__}: {self._error}"

@@ -25,7 +25,7 @@ def _are_epochs(value: Any) -> bool:
 
 
 def _steps_in(value: Any) -> int | None:
-    """Of a text, '500 steps'; None of anything else."""
+    """The number of steps in a text, '500 steps'; None for anything else."""
     length = parse_length("", value) if isinstance(value, str) and is_length(value) else None
     return int(length.amount) if length is not None and length.unit == "steps" and length.amount else None
 

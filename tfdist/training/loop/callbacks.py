@@ -104,7 +104,7 @@ class Callbacks:
         self._baseline = Baseline(self._mine)
 
     def changes(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """What the callbacks have come to know since `train_begin`, for JSON, and the arrays that it refers to."""
+        """Returns what the callbacks have learned since `train_begin`, for JSON, and the arrays that this refers to."""
         return self._baseline.changes()
 
     def restore(self, changes: Mapping[str, Any], arrays: Mapping[str, np.ndarray], *, stops: bool) -> None:
@@ -113,7 +113,7 @@ class Callbacks:
         self._model.stop_training = stops
 
     def train_end(self, logs: dict[str, Any]) -> bool:
-        """What `fit` does after its last epoch: the optimizer's averages replace the weights, then callbacks may.
+        """Ends training as `fit` does: the optimizer's averages replace the weights, then callbacks may change them.
 
         Args:
           logs: the last epoch's, as `on_epoch_end` had them.
@@ -287,7 +287,7 @@ def _function(callback: keras.callbacks.Callback, hook: str) -> Any:
 
 
 def _is_idle(callback: keras.callbacks.Callback, hook: str) -> bool:
-    """Whether it is one of Keras's own hooks, of a callback whose settings leave it nothing to do there."""
+    """Returns whether a hook is one of Keras's own, of a callback whose settings leave it nothing to do there."""
     for name, is_idle in _IDLE.items():
         kind = getattr(keras.callbacks, name, None)
         if kind is not None and isinstance(callback, kind) and _function(callback, hook) is getattr(kind, hook):

@@ -169,7 +169,7 @@ class Evaluator:
         return objective.shown[ROWS], objective.term_sums[ROWS]
 
     def _results(self) -> tuple[tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-        """What all examples weigh, the losses, and the metrics."""
+        """Returns the total weight of all examples, the losses, and the metrics. A collective."""
         (sums,) = self._strategy.sum_over_replicas([tf.convert_to_tensor(self._sums.value)])
         weight, loss_sum, count, *terms = tf.unstack(sums)
         losses = {"loss": tf.math.divide_no_nan(loss_sum, count)}

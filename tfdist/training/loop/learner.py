@@ -106,7 +106,7 @@ def build_learner(
 
 
 def _build_with_own_steps(strategy: Strategy, builder: ModelBuilder, structure: Any, patches: Patches) -> Learner:
-    """The same for a model whose own steps train and evaluate it; it stays compiled."""
+    """Builds the learner of a model whose own steps train and evaluate it; the model stays compiled."""
     with strategy.scope():
         model = builder()
         step = trace_step(model, "train_step", structure)
@@ -176,14 +176,14 @@ def _build(
     if strategy.stages:
         layer_devices = layers_by_device(built, strategy.stages, strategy.devices)
         devices = map_variable_devices(layer_devices)
-        values.give(device=lambda variable: devices.get(id(variable)))
+        values.assign(device=lambda variable: devices.get(id(variable)))
         return built, None, functools.partial(compute_in_stages, layer_devices, patches)
     assert sharding is not None
     splits = [] if isinstance(sharding, str) else choose_splits(built, sharding, strategy.topology.num_replicas)
     blocks = choose_layers(built, AUTO) if sharding == WEIGHTS else []
     axes = {id(each.variable): each.axis for each in splits}
     shards = Shards(strategy, built.trainable_variables, sharding, blocks, axes)
-    values.give(but=shards.is_sharded)
+    values.assign(but=shards.is_sharded)
 
     def arrange() -> None:
         shards.shard_variables()
@@ -218,7 +218,7 @@ def build_model(builder: ModelBuilder, task: Task, structure: Any, patches: Patc
             "the place of compile()."
         )
     if patches is not None:
-        patches.keep(model, *COMPILED)
+        patches.restore_at_end(model, *COMPILED)
     # Keras leaves a Sequential without shapes, and without a word, where a layer does not say what it gives.
     is_open = isinstance(model, keras.Sequential) and not hasattr(model, "outputs")
     with explain_errors(structure):
@@ -303,7 +303,7 @@ def trace_loss(model: keras.Model, task: Task, structure: Any, metrics: Sequence
 
 
 def describe_model(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> dict[str, str]:
-    """What the workers compare: the configuration of both, and each variable's shape, type and whether it is trained.
+    """Describes both for a comparison of workers: configurations, and variables' shapes, types and trainability.
 
     The text does not depend on what else a process has built: Keras's own numbers in names are left out.
     """
@@ -321,7 +321,7 @@ def describe_model(model: keras.Model, optimizer: keras.optimizers.Optimizer) ->
 
 
 def _configuration(made: keras.Model | keras.optimizers.Optimizer) -> dict[str, object]:
-    """What Keras knows of it: nothing of a class that does not say it."""
+    """The configuration of a model or an optimizer; empty for a class that has none."""
     try:
         return dict(made.get_config())
     except (NotImplementedError, TypeError, ValueError, AttributeError):

@@ -44,7 +44,7 @@ SHOWN_VARIABLES = 5
 
 @dataclasses.dataclass(frozen=True)
 class _SavedState:
-    """What a checkpoint holds of the loop."""
+    """State of the loop in a checkpoint."""
 
     outcome: Outcome
     sums: Sequence[float]
@@ -211,7 +211,7 @@ class Loop:
             heartbeat.beat(heartbeat.BETWEEN)
 
     def _logs(self) -> dict[str, Any]:
-        """What callbacks get of an epoch that ends here."""
+        """The logs that callbacks get of an epoch that ends here."""
         outcome = self._outcome
         evaluated = outcome.eval_metrics if outcome.evaluated_at == outcome.step else {}
         return outcome.train_metrics | {f"val_{name}": value for name, value in evaluated.items()}
@@ -457,7 +457,7 @@ class Loop:
 
 
 def out_of_memory(step: int, error: tf.errors.ResourceExhaustedError) -> OutOfMemoryError:
-    """What a call that found no memory ends with; `step` steps were done before it."""
+    """Builds the error for a call that found no memory; `step` steps were done before it."""
     lines = [line for line in str(error.message).splitlines() if "OOM when" in line or "out of memory" in line.lower()]
     wanted = f" ({lines[0].strip()[:160]})" if lines else ""
     told = OutOfMemoryError(

@@ -106,7 +106,7 @@ class Recovery:
         return {**tensors, **arrays} if self.strategy.topology.is_chief else tensors
 
     def _share(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What this worker stores of all that it has."""
+        """Returns what this worker stores of all that it has."""
         topology = self.strategy.topology
         if not self.all_write:
             return tensors
@@ -293,7 +293,7 @@ def _read_by_all(
 def _select(
     found: State | None, state: TrainingState | ModelState, *, partial: bool, tell: EventLog, only_model: bool
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What of a checkpoint is to be put in place."""
+    """Selects what of a checkpoint is to be restored."""
     if found is None:
         return {}, {}
     prefixes = (MODEL,) if only_model else OWN_PREFIXES

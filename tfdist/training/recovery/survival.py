@@ -133,7 +133,7 @@ def open_recovery(training: Training) -> Iterator[RecoveryStart]:
 
 
 def _plan_part(run: Run, policy: CheckpointPolicy, *, is_sharded: bool) -> Part | None:
-    """What this worker writes of each checkpoint; None where the chief writes all. A collective.
+    """Plans what this worker writes of each checkpoint; None where the chief writes all. A collective.
 
     Raises:
       UserError: the workers do not share the run directory.
@@ -161,7 +161,7 @@ def _close(manager: CheckpointManager, kind: type[BaseException] | None, error: 
 
 
 def _describe_run(run: Run) -> dict[str, object]:
-    """What a checkpoint says of the run that made it."""
+    """Describes, in a checkpoint, the run that made it."""
     return {
         "settings": dict(run.request.settings()),
         "strategy": run.strategy.name,

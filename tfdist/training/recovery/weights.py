@@ -141,7 +141,7 @@ def _list_steps(run: RunDirectory) -> str:
 
 
 def rename_variables(state: State, own: Iterable[str], names: Mapping[str, str] | None) -> State:
-    """Another run's state with the model's variables under the names in `own`.
+    """Renames the model's variables in another run's state to this program's names.
 
     Args:
       state: of a checkpoint.

@@ -172,7 +172,7 @@ def apply_rollbacks(training: Training, rollbacks: Rollbacks) -> Training:
 
 
 def scale_microbatches(run: Run, learner: Learner, plan: BatchPlan) -> BatchPlan:
-    """The plan with as many microbatches as missing workers ask for.
+    """Returns the plan with more microbatches if workers are missing, so that memory suffices.
 
     A model that takes statistics of its batches keeps its microbatches: they are what it takes the statistics of.
     """
@@ -250,7 +250,7 @@ def _plain_settings(settings: TrainSettings) -> dict[str, object]:
 
 
 def _describe_source(source: Source, split: str) -> dict[str, object]:
-    """What the workers compare of a source."""
+    """Describes what the workers compare of a source."""
     facts = {
         f"examples of the {split} data": source.num_examples,
         f"structure of an example of the {split} data": source.structure,

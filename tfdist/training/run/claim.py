@@ -120,7 +120,7 @@ def lock_run_directory(
 
 
 def _inspect(directory: RunDirectory, request: Request, settings: TrainSettings, last: Starts) -> RunClaim:
-    """What a training finds in its directory, whose `last` start was so."""
+    """Checks a training against its directory and its `last` start; returns the claim, without leases."""
     check_kind(directory, TRAIN)
     result = read_result(directory)
     _check_checkpoint_dir(directory, last.checkpoint_dir)
@@ -190,7 +190,7 @@ def check_kind(directory: RunDirectory, mode: str) -> None:
 
 
 def _kind_of_unfinished(directory: RunDirectory) -> tuple[str | None, str]:
-    """Of which kind an unfinished run is, and the file that shows it."""
+    """The kind of an unfinished run, and the file that shows it."""
     for kind, path in ((TUNE, directory.sweep), (TRAIN, directory.starts), (TRAIN, directory.metrics)):
         if files.exists(path):
             return kind, path

@@ -71,7 +71,7 @@ def _build(
     if is_task_wanted and has_own_steps(built):
         return built, built.optimizer, OwnSteps()
     if patches is not None:
-        patches.keep(built, *COMPILED)
+        patches.restore_at_end(built, *COMPILED)
     optimizer = built.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # which compile() puts around one in float16
         optimizer = optimizer.inner_optimizer
@@ -129,7 +129,7 @@ def _build_task(model: keras.Model, structure: Any) -> Supervised:
 
 
 def _find_loss(given: Any) -> Any:
-    """What `Supervised` takes of what compile() takes; a name stays one, as it may depend on shapes."""
+    """Finds the loss for `Supervised` in what compile() took; a name stays one, as it may depend on shapes."""
     return given if isinstance(given, str) else keras.losses.get(given)
 
 
@@ -176,7 +176,7 @@ def _build_metric(given: Any) -> keras.metrics.Metric:
 
 
 def _filter_config(kind: type[keras.metrics.Metric], config: dict[str, Any]) -> dict[str, Any]:
-    """What of a metric's configuration its class takes: many of users' own leave Keras's `dtype` out."""
+    """Returns what of a metric's configuration its class takes: many of users' own leave Keras's `dtype` out."""
     parameters = inspect.signature(kind).parameters
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
         return config
@@ -201,7 +201,7 @@ class CallbackModel:
         if isinstance(task, OwnSteps):  # which leave the model compiled
             return
         with Patches() as patches:
-            patches.keep(self._model, *COMPILED)
+            patches.restore_at_end(self._model, *COMPILED)
             _compile(learner, task)
             self._compiled = _compiled_state(self._model)
 
@@ -209,7 +209,7 @@ class CallbackModel:
     def compiled_for_hooks(self) -> Iterator[None]:
         """A context in which the model is compiled, for the time that a hook runs."""
         with Patches() as patches:
-            patches.keep(self._model, *COMPILED)
+            patches.restore_at_end(self._model, *COMPILED)
             patches.replace(self._model, **self._compiled)  # Keras's own setting would track metrics once more
             try:
                 yield

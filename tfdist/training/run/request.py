@@ -58,7 +58,7 @@ class ProfiledSteps:
 
     @classmethod
     def parse(cls, text: str) -> ProfiledSteps:
-        """Raises UserError for what is not "steps A-B" or "step A"."""
+        """Parses "steps A-B" or "step A"; raises UserError for anything else."""
         found = re.fullmatch(r"\s*steps?\s+(\d+)(?:\s*-\s*(\d+))?\s*", text)
         if found is None:
             raise UserError(f"--profile={text!r} names no steps. {_RIGHT}")
@@ -77,5 +77,5 @@ class ProfiledSteps:
             )
 
     def next_edge(self, step: int) -> int | None:
-        """Where a call that begins after `step` has to end at the latest, so that these steps are whole calls."""
+        """The step at which a call that begins after `step` has to end, so that the profiled steps are whole calls."""
         return next((edge for edge in (self.first - 1, self.last) if step < edge), None)

@@ -63,7 +63,7 @@ def _are_patterns(value: Any) -> bool:
 
 
 def _are_names(value: object) -> bool:
-    """Whether it maps regular expressions to what `re.sub` takes."""
+    """Returns whether a value maps regular expressions to replacements that `re.sub` takes."""
     if not isinstance(value, Mapping) or not value:
         return False
     try:
@@ -107,7 +107,7 @@ SINKS = Check(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TelemetrySettings(Settings):
-    """Those of the settings of a training that name who gets its events and metrics."""
+    """The settings of a training that name who gets its events and metrics."""
 
     sinks: Sequence[Sink] = setting(
         "receive metrics and events: Prometheus, OpenTelemetry, MLflow, Weights & Biases, or a class of your own",

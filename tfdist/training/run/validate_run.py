@@ -152,7 +152,7 @@ def _trace_own_step(model: keras.Model, method: str, structure: Any, tell: Tell)
 def check_use(
     settings: TrainedSettings, model: ModelBuilder, task: Task, data: Callable[[], Any], strategy: Strategy, tell: Tell
 ) -> None:
-    """The same for what a trained model is used for without targets: `task` takes the inputs out of the examples."""
+    """Checks what a trained model is used for without targets: `task` takes the inputs out of the examples."""
     set_precision(settings.precision)
     replicas = _report_strategy(tell, strategy)
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
@@ -330,7 +330,7 @@ class FirstExamples(Mapped):
 
 
 def shorten(settings: TrainSettings, request: Request) -> tuple[TrainSettings, Request]:
-    """The same training of two steps, with an evaluation of two batches, in a directory of its own below the run's."""
+    """Shortens a training to two steps, with an evaluation of two batches, in a directory below the run's."""
     evaluated = settings.eval_batch_size or settings.global_batch_size
     short = dataclasses.replace(
         settings,

@@ -53,7 +53,7 @@ class ShardedUpdate(Update):
         return done
 
     def _clip_gradients(self, gradients: Gradients) -> Sequence[Any]:
-        """By replica; where a replica has not all gradients, by their global norm alone."""
+        """Clips gradients on each replica; where a replica lacks some, by their global norm alone."""
         optimizer = self._optimizer
         if not self._shards.scatters:
             if not any(getattr(optimizer, name) for name in CLIPPING):

@@ -27,7 +27,7 @@ _pass = threading.local()
 
 @contextlib.contextmanager
 def pieces(shards: Shards | None, variables: Sequence[keras.Variable]) -> Iterator[dict[int, tf.Tensor]]:
-    """What gradients are taken by in place of the sharded ones among these variables, by their ids; in replica context.
+    """Yields, by id, the tensors that gradients are taken by instead of sharded variables; in replica context.
 
     Each is the variable at its owner, and empty elsewhere.
     """
@@ -41,7 +41,7 @@ def pieces(shards: Shards | None, variables: Sequence[keras.Variable]) -> Iterat
 
 
 def piece(shards: Shards, variable: keras.Variable) -> tf.Tensor:
-    """What this replica has of a variable that is apart: what a pass takes its gradient by, within one."""
+    """Returns this replica's part of a sharded variable; within a pass, the tensor that it takes the gradient by."""
     found = getattr(_pass, "pieces", None) or {}
     return found[id(variable)] if id(variable) in found else shards.own_value(variable)
 
@@ -71,7 +71,7 @@ def _build_gathering_call(layer: keras.layers.Layer, inner: Callable[..., Any], 
 def call_with_values(
     variables: Sequence[keras.Variable], values: Sequence[tf.Tensor], inner: Callable[..., Any], args: Any, kwargs: Any
 ) -> Any:
-    """What a layer's call gives with other values in its variables' place."""
+    """Calls a layer with other values in its variables' place."""
     with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
         return inner(*args, **kwargs)
 

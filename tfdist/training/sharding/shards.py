@@ -75,7 +75,7 @@ class Shards:
         self._dtypes = {id(v): v.dtype for v in variables}  # within a layer's call Keras tells those it casts them to
         self.host: str | None = None
         if sharding == HOST:
-            first = tf.DeviceSpec.from_string(self._component(variables[0], 0).device)
+            first = tf.DeviceSpec.from_string(self._replica_variable(variables[0], 0).device)
             self.host = first.replace(device_type="CPU", device_index=0).to_string()
         self._apart: set[int] = set()
         self._owners: dict[int, int] = {}
@@ -128,10 +128,10 @@ class Shards:
                 variable._value = tf.Variable(nothing, shape=tf.TensorShape(None), trainable=False)
 
     def _build_shard(self, variable: keras.Variable, replica: int, value: tf.Tensor | None) -> keras.Variable:
-        """The variable as it lies at one of the local replicas, of which it is apart with that value."""
+        """The Keras variable of a local replica: a view if `value` is None, else a new one with its part of `value`."""
         local = replica - self._strategy.topology.first_replica
         if value is None:
-            return self._on_replica(variable, local)
+            return self._wrap_replica_variable(variable, local)
         with contextlib.ExitStack() as scopes:
             scopes.enter_context(tf.device(self._strategy.distribution.extended.worker_devices[local]))
             if not self.is_split(variable):
@@ -163,7 +163,7 @@ class Shards:
         return tf.zeros([0], self._dtypes[id(variable)]) if here is None else tf.identity(here._value)
 
     def list_stored(self, named: Mapping[str, keras.Variable]) -> dict[str, keras.Variable]:
-        """Of variables that are apart what lies in this process of each, slices by the names of slices."""
+        """Lists this process's parts of sharded variables by name, slices by the names of slices."""
         found = {}
         for name, variable in named.items():
             for replica, here in self._here[id(variable)].items():
@@ -247,7 +247,7 @@ class Shards:
             sizes = self._sizes(some)
             # Where nothing is owned anything may stand but a constant: TensorFlow takes what is constant out of a loop,
             # and Horovod's other workers would wait for this one.
-            anything = tf.reshape(self._component(some[0], local), [-1])[:1]
+            anything = tf.reshape(self._replica_variable(some[0], local), [-1])[:1]
             vector = _pad_rows(mine, max(sizes), dtype) if mine else tf.broadcast_to(anything, [max(sizes)])
             rows = self._strategy.all_gather(vector, name=f"weights.{dtype}")
             # A replica that owns all puts its own value of one in place: of a gathering that nobody uses TensorFlow
@@ -255,7 +255,7 @@ class Shards:
             owns_all = all(self.owner(v) == replica for v in some)
             for index, (variable, value) in enumerate(zip(some, self._values(rows, some), strict=True)):
                 if self.owner(variable) != replica or (owns_all and index == 0):
-                    self._component(variable, local).assign(value)
+                    self._replica_variable(variable, local).assign(value)
 
     def _values(self, rows: tf.Tensor, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """The variables' values out of a row for each replica, where those that it owns follow each other."""
@@ -303,14 +303,14 @@ class Shards:
             sizes[self.owner(variable)] += math.prod(variable.shape)
         return sizes
 
-    def _on_replica(self, variable: keras.Variable, local: int) -> keras.Variable:
-        """The variable of one local replica, as a Keras variable of its own."""
+    def _wrap_replica_variable(self, variable: keras.Variable, local: int) -> keras.Variable:
+        """Returns a local replica's variable as a Keras variable of its own."""
         alone = copy.copy(variable)
-        alone._value = self._component(variable, local)
+        alone._value = self._replica_variable(variable, local)
         return alone
 
-    def _component(self, variable: keras.Variable, local: int) -> tf.Variable:
-        """The same as TensorFlow's."""
+    def _replica_variable(self, variable: keras.Variable, local: int) -> tf.Variable:
+        """Returns the tf.Variable that a local replica holds of a distributed variable."""
         return self._strategy.distribution.experimental_local_results(variable.value)[local]
 
 
@@ -334,7 +334,7 @@ def _pad_rows(parts: Sequence[tf.Tensor], size: int, dtype: tf.DType | str) -> t
 
 
 class LateValues:
-    """A context: the Keras variables that are made within it get their values by `give`.
+    """A context: the Keras variables that are made within it get their values by `assign`.
 
     So a model that does not fit is never whole in one place. A variable gets the value that it would have had at once,
     as an initializer's seed is drawn when it is made.
@@ -359,13 +359,13 @@ class LateValues:
                 "leave these out."
             ) from error
 
-    def give(
+    def assign(
         self,
         *,
         but: Callable[[keras.Variable], bool] = lambda variable: False,
         device: Callable[[keras.Variable], str | None] = lambda variable: None,
     ) -> None:
-        """Gives variables their values, within the strategy's scope.
+        """Assigns variables their values, within the strategy's scope.
 
         Args:
           but: for which it does not, unless they were assigned to.

@@ -103,7 +103,7 @@ class LocalGradients:
         return sums
 
     def _sum_as_tree(self, batch: dict[str, Any], *, counts: bool) -> Sums:
-        """The same, the upper half of the microbatches added to the lower half, and so on."""
+        """Returns the sums over a batch, the upper half of the microbatches added to the lower half, and so on."""
         held: list[tuple[int, Sums]] = []
         for part, found in self._side_by_side(batch) if self._meet else self._compute_in_turn(batch):
             sums, level = self._count_examples(part, found, counts=counts), 0
@@ -129,7 +129,7 @@ class LocalGradients:
             yield part, found
 
     def _side_by_side(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
-        """The same, computed together, as layers need statistics of all; these are moved along once."""
+        """Yields microbatches and passes, computed together, as layers need statistics of all; these move once."""
         numbers = range(self._num_microbatches)
         parts = [_microbatch(batch, i, self._num_microbatches) for i in numbers]
         moving = moving_variables(self._model)
@@ -263,7 +263,7 @@ def _microbatch(batch: dict[str, Any], index: int, count: int) -> dict[str, Any]
 
 
 def _tensors(gradients: dict[str, list[Gradient]]) -> list[tf.Tensor]:
-    """What is there once a backward pass is over."""
+    """Returns the tensors that exist once a backward pass is over."""
     return [tensor for tensor in tf.nest.flatten(gradients, expand_composites=True) if tensor is not None]
 
 
@@ -299,7 +299,7 @@ def add_gradients(a: Gradient, b: Gradient) -> Gradient:
 
 
 def colocate_with(tensor: tf.Tensor) -> contextlib.AbstractContextManager[Any]:
-    """What is made of a tensor is made where it is, if that was said: on the device of its stage."""
+    """Context that places operations on a tensor's device, that of its stage, if it has one."""
     return tf.device(tensor.device) if tensor.device else contextlib.nullcontext()
 
 

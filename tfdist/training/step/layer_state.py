@@ -30,7 +30,7 @@ ADDED, FIRST, NONE = "sum", "only_first_replica", "none"
 
 
 def moving_variables(model: keras.Model) -> list[keras.Variable]:
-    """What a forward pass may change: batch statistics, seeds, a layer's own counts; no frozen weights."""
+    """Returns what a forward pass may change: batch statistics, seeds, a layer's own counts; no frozen weights."""
     own = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
     found = [*own, *(generator.state for generator in seed_generators(model))]
     return list({id(v): v for v in found}.values())
@@ -47,7 +47,7 @@ def layer_losses(model: keras.Model) -> tuple[list[Any], list[Any]]:
 
 
 def map_penalized(model: keras.Model) -> None:
-    """Gives the penalties of weights, within a `keras.StatelessScope`, the weights, of which that knows none."""
+    """Maps weights that have a penalty to themselves in the `keras.StatelessScope`, which computes the penalties."""
     for variable in model.trainable_variables:
         if variable.regularizer is not None:
             variable.assign(variable.value)
@@ -74,7 +74,7 @@ class ThreadLosses(threading.local, collections.UserList[Any]):
 
 
 class ThreadIds(ThreadLosses):
-    """The same for the set of which losses are a layer's, where `keras.StatelessScope` holds them."""
+    """A layer's set of loss ids, of every thread its own, where `keras.StatelessScope` holds them."""
 
     def add(self, identity: int) -> None:
         self.append(identity)

@@ -133,7 +133,7 @@ def _build_metric(spec: MetricSpec) -> keras.metrics.Metric:
 
 
 def _names(specs: Sequence[MetricSpec], metrics: Sequence[keras.metrics.Metric]) -> list[str]:
-    """Their names, with numbers that begin anew; Keras counts on through all that a process builds."""
+    """Returns the metrics' names, with numbers that begin anew; Keras counts on through all that a process builds."""
     names: list[str] = []
     for spec, metric in zip(specs, metrics, strict=True):
         prefix = f"{spec.output}_" if spec.output else ""

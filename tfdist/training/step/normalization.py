@@ -79,14 +79,14 @@ def _bind(name: str, value: tf.Tensor | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def example_weights(shares: tf.Tensor | None) -> Iterator[None]:
-    """Around a forward pass over examples that count so much, float32 [n]; None: one each."""
+    """Sets how much each example counts in a forward pass, float32 [n]; None: one each."""
     with _bind("shares", shares):
         yield
 
 
 @contextlib.contextmanager
 def weighted_reductions(weight: tf.Tensor | None) -> Iterator[None]:
-    """Around a pass whose loss counts so much in the mean of the replicas' losses, float32; None: in their sum."""
+    """Sets how much a pass's loss counts in the mean of the replicas' losses, float32; None: in their sum."""
     with _bind("weight", weight):
         yield
 
@@ -123,7 +123,7 @@ def synchronize(
 
 
 def _moments_of(layer: keras.layers.BatchNormalization, add: Sum, *, pads: bool) -> Moments:
-    """What takes the place of the layer's own method; with `pads`, shares tell padding from examples."""
+    """Builds what replaces the layer's own method; with `pads`, shares tell padding from examples."""
 
     def moments(inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         inputs = tf.convert_to_tensor(inputs)

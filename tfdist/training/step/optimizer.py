@@ -100,7 +100,7 @@ def build_optimizer(
 
 
 def _optimizer_names() -> set[str]:
-    """Those that `keras.optimizers.get` makes of a name alone."""
+    """The optimizers that `keras.optimizers.get` makes of a name alone."""
     found = {name: one for name, one in vars(keras.optimizers).items() if isinstance(one, type)}
     bases = (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer, keras.optimizers.MultiOptimizer)
     return {n.lower() for n, one in found.items() if issubclass(one, bases[0]) and one not in bases}

@@ -119,7 +119,7 @@ class Value(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StepTrace:
-    """What a model's step returns and updates, known by tracing it.
+    """Results and updates of a model's step, known by tracing it.
 
     Attributes:
       values: by the names that the step returns.
@@ -204,7 +204,7 @@ def _unwrap(examples: Any) -> Any:
 
 
 def as_logs(returned: Any) -> dict[str, Any]:
-    """What a step returns, by name; a number alone is the loss, as Keras has it."""
+    """Returns a step's results by name; a number alone is the loss, as Keras has it."""
     if returned is None:
         return {}
     return dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
@@ -239,7 +239,7 @@ class StepMetrics(MetricGroup):
         self.names = list(step.values)
 
     def reported_names(self) -> None:
-        """None: another step of the model may report other names."""
+        """Returns None: another step of the model may report other names."""
         return
 
     def reset(self) -> None:
@@ -346,7 +346,7 @@ def step_on_rows(
     batch: Mapping[str, Any],
     whole_rows: int | None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Runs a step of the model on one replica's rows; in replica context.
+    """Runs the model's own `train_step` or `test_step` on one replica's rows; in replica context.
 
     Args:
       strategy: connected.

@@ -163,7 +163,7 @@ class TrainingState(_NamedVariables):
 
 
 def variables_by_name(learner: Learner) -> dict[str, keras.Variable]:
-    """What a run changes, its metrics aside: "model/dense/kernel", "optimizer/dense/kernel/momentum", …"""
+    """Returns what a run changes, its metrics aside: "model/dense/kernel", "optimizer/dense/kernel/momentum", …"""
     named = model_variables(learner.model)
     held = {} if learner.shards is None else learner.shards.list_stored(_split(learner, named))
     slots = {v.path.replace("/", "_"): name.removeprefix(MODEL) for name, v in (named | held).items()}
@@ -204,7 +204,7 @@ def _stable_layer_names(model: keras.Model) -> dict[str, str]:
 
 
 def _was_named_by_keras(layer: keras.Layer) -> bool:
-    """Whether its name is that of its class, and perhaps a number."""
+    """Returns whether the layer's name is that of its class, and perhaps a number."""
     return _plain(layer.name).replace("_", "") == type(layer).__name__.replace("_", "").lower()
 
 

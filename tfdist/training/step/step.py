@@ -195,7 +195,7 @@ class TrainStep:
             update = functools.partial(tf.cond, _weighs_nothing(result.weight), lambda: tf.constant(False), update)
 
         def skip() -> tf.Tensor:
-            """Undoes what the forward pass moved along: infinite batch statistics would stay infinite."""
+            """Restores batch statistics of before the forward pass, or they stay infinite; lowers the loss scale."""
             for variable, value in zip(self._moving, moving, strict=True):
                 strategy.distribution.extended.update(variable.value, lambda v, new: v.assign(new), args=(value,))
             if loss_scale is not None:
@@ -259,7 +259,7 @@ class TrainStep:
         return summed, scalars, total + tf.add_n([_opaque_zero(each) for each in received])
 
     def _factor(self, divisor: tf.Tensor) -> tf.Tensor:
-        """What a sum of gradients is multiplied with. Where nothing counts it is 0: no update instead of NaN."""
+        """The factor of a sum of gradients. Where nothing counts it is 0: no update instead of NaN."""
         return tf.math.reciprocal_no_nan(divisor) / factor_of(self._learner.loss_scale, self._learner.scale_factor)
 
 

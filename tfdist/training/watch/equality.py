@@ -129,9 +129,9 @@ class Equality:
             self._compare(sums, digests, step)
 
     def _sums(self) -> tf.Tensor:
-        return tf.stack([sum_bits(self._local(variable)) for variable in self._variables.values()])
+        return tf.stack([sum_bits(self._read_local(variable)) for variable in self._variables.values()])
 
-    def _local(self, variable: keras.Variable) -> tf.Tensor:
+    def _read_local(self, variable: keras.Variable) -> tf.Tensor:
         return tf.convert_to_tensor(self._strategy.distribution.experimental_local_results(variable.value)[0])
 
     def _compare(self, sums: np.ndarray, digests: np.ndarray, step: int) -> None:
@@ -141,7 +141,7 @@ class Equality:
         others = np.flatnonzero(digests != digests[0]).tolist()
         apart: list[str] = []
         for index in np.flatnonzero((rows != rows[0]).any(axis=0)).tolist():
-            mine = np.asarray(self._local(self._variables[names[index]]).numpy())
+            mine = np.asarray(self._read_local(self._variables[names[index]]).numpy())
             sent = self._strategy.broadcast(np.ascontiguousarray(mine).reshape(-1).view(np.uint8).data)
             theirs = np.frombuffer(sent, mine.dtype).reshape(mine.shape)
             change = np.max(np.abs(mine.astype(np.float64) - theirs), initial=0.0)
@@ -199,18 +199,18 @@ def check_same_batches(strategy: Strategy, source: Source, plan: BatchPlan, spli
     if num_workers == 1 or not source.has_same_batches:
         return
     whole = dataclasses.replace(plan, num_replicas=1, num_microbatches=1)
-    compare_batches(strategy, strategy.on_every_worker(lambda: summarize_batch(_first(source, whole))), split)
+    compare_batches(strategy, strategy.on_every_worker(lambda: summarize_batch(_read_first(source, whole))), split)
 
 
 def compare_first_batch(strategy: Strategy, source: Source, split: str) -> None:
-    """Raises UserError on every worker where those that were read differ, if the source notes it. A collective."""
+    """Compares the first batches that workers read, if the source notes them; raises UserError on all. A collective."""
     batch = source.first_batch()
     if batch is not None:
         compare_batches(strategy, summarize_batch(batch), split)
 
 
 def compare_batches(strategy: Strategy, summary: np.ndarray, split: str) -> None:
-    """Raises UserError on every worker where they have not summarized the same batch. A collective."""
+    """Compares the workers' summaries of a batch; raises UserError on every worker where they differ. A collective."""
     rows = strategy.gather_from_workers(summary)
     sums, magnitudes = rows[:, 0::2], rows[:, 1::2]
     differ = np.abs(sums - sums[0]) > TOLERANCE * np.maximum(magnitudes, magnitudes[0])
@@ -227,7 +227,7 @@ def compare_batches(strategy: Strategy, summary: np.ndarray, split: str) -> None
         raise error
 
 
-def _first(source: Source, plan: BatchPlan) -> Any:
+def _read_first(source: Source, plan: BatchPlan) -> Any:
     iterator = iter(build_pipeline(source, plan, Topology(0, 1, 1)))
     batch = next(iterator)["examples"]
     dispose(iterator)

@@ -302,13 +302,13 @@ class Chief:
     def _conclude(self, trial: ActiveTrial) -> None:
         """Records the end of a trial that has ended."""
         assert trial.status is not None
-        self._record_end(trial, trial.status, trial.message, **self._read_hyperparameters(trial))
+        self._record_end(trial, trial.status, trial.message, **self._adopt_hyperparameters(trial))
         self._failures = self._failures + 1 if trial.status == FAILED else 0
         if self._failures >= MAX_FAILURES:
             raise TfdistError(f"{self._failures} trials in a row failed; the last, {trial.name}: {trial.message}")
 
-    def _read_hyperparameters(self, trial: ActiveTrial) -> dict[str, Any]:
-        """What its model has asked for that was not known, and the values that it got, which are the trial's now."""
+    def _adopt_hyperparameters(self, trial: ActiveTrial) -> dict[str, Any]:
+        """Adds what a trial's model defined to the space and the trial; returns it as fields for the journal."""
         built = hypermodel.read(trial.directory.path) if self._plan.space.may_grow else None
         if built is None:
             return {}

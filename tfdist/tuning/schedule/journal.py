@@ -187,7 +187,7 @@ class Trial:
 
     @property
     def has_result(self) -> bool:
-        """Whether its objective may be compared: it ended well at least once."""
+        """Whether the trial's objective may be compared: the trial ended well at least once."""
         return self.objective is not None and self.status not in (INFEASIBLE, FAILED)
 
     def start(self, event: Mapping[str, Any]) -> None:
@@ -292,5 +292,5 @@ def read_sweep(run_dir: str) -> Sweep:
 
 
 def finite(value: float | str | None) -> float | None:
-    """An objective as a number; None where there is none, for NaN and the infinities, which JSON has as text."""
+    """Returns an objective as a number; None if there is none, and for NaN and infinities, which JSON has as text."""
     return None if value is None or not math.isfinite(float(value)) else float(value)

@@ -145,7 +145,7 @@ def _prepare(
     _check_alone(environment.current())
     sample = _sample_space(settings, experiment)
     training = experiment.load(sample).run("train", run_dir=request.run_dir)
-    settings.search.check(max_trials=settings.max_trials, epochs=training.epochs)
+    settings.search.validate(max_trials=settings.max_trials, epochs=training.epochs)
     model = _build_hypermodel(training)
     space = Space(settings.space, model.find_space(), model.values) if model else Space(settings.space)
     objective = build_objective(settings.objective, settings.direction)
@@ -179,7 +179,7 @@ def _check_alone(variables: Mapping[str, str]) -> None:
 
 
 def _require_objective(settings: TuneSettings) -> str:
-    """What a trial has to have among its metrics, as a gin statement."""
+    """The gin statement that requires the objective among a trial's metrics."""
     return f"train.must_report = {settings.objective!r}"
 
 
@@ -220,7 +220,7 @@ def _has_stored(run_dir: str, events: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _identify(plan: SweepPlan, request: Request) -> dict[str, Any]:
-    """What makes two starts the same sweep, as the journal's first event has it."""
+    """Identifies a sweep, by what makes two starts the same one, as the journal's first event has it."""
     # 1: how often each set of values was trained; older sweeps had it as a setting.
     configured = [select_fixed_settings(request.settings()), plan.epochs, 1, plan.settings.seed]
     return {

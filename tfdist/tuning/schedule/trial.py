@@ -65,7 +65,7 @@ class TuneObjective:
         return "eval" if self.name.startswith(VALIDATION) else "train"
 
     def find_value(self, metrics: Mapping[str, Any]) -> float | None:
-        """Its value among the metrics of its split; None where they have none, NaN where it is not finite."""
+        """Finds the objective among the metrics of its split; None where they have none, NaN where it is not finite."""
         value = metrics.get(self.name.removeprefix(VALIDATION))
         if isinstance(value, str):  # how json_text writes what is not finite
             return math.nan

@@ -192,7 +192,7 @@ def _wrap(model: Any, values: Mapping[str, Any]) -> HyperModel:
 
 
 def takes_hyperparameters(model: Any) -> bool:
-    """Whether it is a HyperModel, its class, or a function whose first parameter is called `hp` and has no default."""
+    """Whether a model is a HyperModel, its class, or a function whose first parameter is `hp`, without a default."""
     kind = model if inspect.isclass(model) else type(model)
     if any(each.__module__.startswith("keras_tuner.") for each in inspect.getmro(kind)):
         return True

@@ -163,7 +163,7 @@ class _Stopping(RandomOracle):
         raise NotImplementedError
 
     def _costs(self, trial: Trial) -> dict[int, float]:
-        """What a trial reported, by epoch: less is better, and what is not a number is the worst."""
+        """A trial's reports as costs, by epoch: less is better, and what is not a number is the worst."""
         if not trial.metrics.exists(self.objective.name):
             return {}
         sign = -1.0 if self.objective.direction == "max" else 1.0

@@ -38,8 +38,8 @@ class Search(Settings):
     SETS_EPOCHS: ClassVar[bool] = False
     STOPS: ClassVar[bool] = False
 
-    def check(self, *, max_trials: int | None, epochs: int | None) -> None:
-        """Raises UserError where it cannot be used so."""
+    def validate(self, *, max_trials: int | None, epochs: int | None) -> None:
+        """Raises UserError if the search lacks a maximum of trials or epochs, forbids one, or lacks a package."""
         if self.DIVIDES_EPOCHS and epochs is None:
             raise UserError(f"{self.NAME} divides the epochs of a training: write train.epochs = 27, not train.steps.")
         if self.NEEDS_END and max_trials is None:
@@ -98,8 +98,8 @@ class Bayesian(Search):
     alpha: float = setting("added to the kernel's diagonal: how noisy the objective is", _NUMBER, 1e-4)
     beta: float = setting("how much the unknown is preferred to the known good", _NUMBER, 2.6)
 
-    def check(self, *, max_trials: int | None, epochs: int | None) -> None:
-        super().check(max_trials=max_trials, epochs=epochs)
+    def validate(self, *, max_trials: int | None, epochs: int | None) -> None:
+        super().validate(max_trials=max_trials, epochs=epochs)
         if importlib.util.find_spec("sklearn") is None:
             raise missing_extra("scikit-learn", "tuner", self.NAME)
 
@@ -119,8 +119,8 @@ class Hyperband(Search):
     factor: int = setting("of a rung's trials one in so many continues, so many times as long", whole_number(2), 3)
     iterations: int = setting("how often all brackets are gone through", COUNT, 1)
 
-    def check(self, *, max_trials: int | None, epochs: int | None) -> None:
-        super().check(max_trials=max_trials, epochs=epochs)
+    def validate(self, *, max_trials: int | None, epochs: int | None) -> None:
+        super().validate(max_trials=max_trials, epochs=epochs)
         if max_trials is not None:
             raise UserError(
                 "The number of trials of search.Hyperband follows from train.epochs, factor and iterations. Remove "

@@ -336,7 +336,7 @@ def _to_python(value: Any) -> Any:
 
 
 def _identify(entry: Mapping[str, Any]) -> str:
-    """What makes a hyperparameter one of its own: the name and the conditions."""
+    """Returns what makes a hyperparameter one of its own: the name and the conditions."""
     return to_json([entry["config"]["name"], entry["config"].get("conditions") or []])
 
 
