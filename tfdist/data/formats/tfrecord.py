@@ -89,10 +89,7 @@ def _read_descriptions(descriptions: Any) -> dict[str, Any]:
     found = {}
     for name, feature in descriptions.items():
         if not isinstance(feature, KINDS):
-            raise UserError(
-                f"features[{name!r}] is {feature!r}, which is not a feature of tf.io. Write {EXAMPLE}, and "
-                "`import tensorflow as tf`."
-            )
+            raise UserError(f"features[{name!r}] is {feature!r}, which is not a feature of tf.io. Write {EXAMPLE}.")
         stored = STORED_TYPES.get(getattr(feature.dtype, "name", feature.dtype))
         if stored is None:
             raise UserError(

@@ -228,17 +228,13 @@ class DatasetFunction(StreamSource):
 
     def _count(self, dataset: tf.data.Dataset) -> int:
         if self._is_endless:
-            raise UserError(
-                "The dataset has no end. Give its function to @tfdist.DatasetFunction, and write "
-                "tfdist.DatasetFunction.num_examples = N, the examples of an epoch."
-            )
+            raise UserError("The dataset has no end. Write for an epoch: tfdist.DatasetFunction.num_examples = N.")
         known = int(dataset.cardinality())
         if known != tf.data.UNKNOWN_CARDINALITY:
             return known
         count = int(self._call_function(0, None).reduce(np.int64(0), lambda n, *_: n + 1))
         _LOG.warning(
-            "Counted %d examples by reading the whole dataset; tfdist.DatasetFunction.num_examples = %d spares that.",
-            *(count, count),
+            "Counted %d examples by reading all; tfdist.DatasetFunction.num_examples = %d spares that.", count, count
         )
         return count
 
