@@ -128,17 +128,17 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
         source = assembly.open_source(run, settings.data, "evaluation")
         if task is None:
             model, _, task = parts_of(strategy, model, None, None, source.structure)
-        if isinstance(task, OwnSteps):
-            with strategy.scope():
+        metrics = None
+        with strategy.scope():
+            if isinstance(task, OwnSteps):
                 built = model()
-            evaluator = assembly.own_evaluator_of(run, built, source, settings.global_batch_size, Patches())
-        else:
-            with strategy.scope():
+            else:
                 built = build_model(model, task, source.structure)
                 metrics = MetricGroup(task.metric_specs())
                 check_fit(built, task, source.structure, [metrics])
+        if metrics is not None:
             check_metric_sums(built, task, source.structure, run.topology.num_replicas)
-            evaluator = assembly.evaluator_of(run, built, metrics, task, source, settings.global_batch_size)
+        evaluator = assembly.evaluator_of(run, built, metrics, task, source, settings.global_batch_size, Patches())
         put_weights(run, built, found)
         results = evaluator.evaluate()
         assert results is not None  # nothing asks it to leave

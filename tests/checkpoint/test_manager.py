@@ -38,7 +38,7 @@ class Gate(faulty.Calls):
 
 def test_what_was_saved_is_restored_with_its_manifest(tmp_path: pathlib.Path) -> None:
     manager = new_manager(tmp_path)
-    stalled = manager.save(state_of(7), metrics={"val_loss": 0.5, "odd": float("nan")})
+    manager.save(state_of(7), metrics={"val_loss": 0.5, "odd": float("nan")})
     manager.close()
     restored = restore.load_newest(str(tmp_path), tell=Listener())
     assert_same(restored, state_of(7))
@@ -46,8 +46,7 @@ def test_what_was_saved_is_restored_with_its_manifest(tmp_path: pathlib.Path) ->
     assert restored.manifest.metrics["val_loss"] == 0.5
     assert np.isnan(restored.manifest.metrics["odd"])
     assert restored.manifest.created.endswith("+00:00")
-    assert manager.last_committed_step == 7 and stalled > 0
-    assert manager.last_write_seconds > 0
+    assert manager.last_committed_step == 7 and manager.last_write_seconds > 0
 
 
 def test_a_checkpoint_holds_the_values_of_the_moment_of_save(tmp_path: pathlib.Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import queue
 import signal
@@ -16,7 +15,6 @@ from metadata_support import MetadataServer
 
 from tfdist.checkpoint import preemption
 from tfdist.checkpoint.preemption import Preemption
-from tfdist.errors import EXIT_PREEMPTED, PreemptedError
 from tfdist.strategies.cluster import environment
 
 
@@ -154,10 +152,3 @@ def test_only_a_machine_of_googles_has_the_usual_server(tmp_path: pathlib.Path) 
     assert preemption.find_address("10.0.0.1:8080", product_name_file=product) == "10.0.0.1:8080"
     assert environment.metadata_address({}) is environment.metadata_address({"GCE_METADATA_HOST": ""}) is None
     assert environment.metadata_address({"GCE_METADATA_HOST": "127.0.0.1:99"}) == "127.0.0.1:99"
-
-
-@pytest.mark.slow
-def test_the_status_of_a_preempted_run_can_be_set() -> None:
-    assert PreemptedError("saved").exit_status == EXIT_PREEMPTED == 128 + signal.SIGTERM
-    assert PreemptedError("saved", exit_status=75).exit_status == os.EX_TEMPFAIL
-    assert PreemptedError("saved").exit_status == EXIT_PREEMPTED  # the other one's was its own

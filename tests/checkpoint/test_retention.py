@@ -83,18 +83,3 @@ def test_a_bucket_that_refuses_to_delete_holds_nothing_up_and_is_told_once(gcs: 
     manager.close()
     assert steps(list_checkpoints(DIRECTORY)) == [6]
     assert not listener.events("checkpoint_failed")
-
-
-@pytest.mark.slow
-def test_a_save_that_waits_goes_before_what_is_to_be_removed(gcs: GcsServer) -> None:
-    manager = new_manager(DIRECTORY, Listener(), keep_last=1)
-    gcs.faults.add(Fault("status", method="DELETE", count=None))
-    for step in (1, 2):  # the second finds out, while nothing waits
-        manager.save(state_of(step))
-        manager.wait()
-    asked = gcs.count("DELETE", "")
-    for step in range(3, 12):
-        manager.save(state_of(step))
-    manager.close()
-    assert gcs.count("DELETE", "") < 5 * asked  # not once for each of the nine
-    assert steps(list_checkpoints(DIRECTORY)) == list(range(1, 12))

@@ -29,6 +29,7 @@ OF_MODULES = {
     },
     "keras.src.trainers.data_adapters": {"get_data_adapter": "what fit takes as data, read as fit reads it"},
     "keras.src.trainers.data_adapters.array_data_adapter": {"ArrayDataAdapter": "which of them are arrays"},
+    "keras.src.trainers.data_adapters.array_slicing": {"train_validation_split": "validation_split, cut as fit cuts"},
     "tensorflow.compiler.tf2xla.ops.gen_xla_ops": {
         "xla_all_reduce": "the reduction of a program that is compiled for a TPU",
         "xla_replica_id": "the replica's index in such a program",

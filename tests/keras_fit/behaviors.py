@@ -295,7 +295,12 @@ AREAS.append("Data")
 row("arrays with a smaller last batch", epochs=3)
 row("a feature in an array of one axis", x=X[:, 0], model=lambda: layered([keras.Input((1,)), out()]))
 row("TensorFlow tensors", x=lambda: tf.constant(X), y=lambda: tf.constant(Y))
-row("float64, integers, booleans", x=lambda: X.astype(np.float64) > 0, y=lambda: Y.astype(np.int8), batch_size=20)
+row(
+    "float64, integers, booleans",
+    x=lambda: X.astype(np.float64) > 0,
+    y=lambda: Y.astype(np.int8),
+    batch_size=20,
+)
 row("a list of inputs", x=lambda: list(HALVES), model=two_inputs)
 row(
     "a dict of inputs",
@@ -411,7 +416,10 @@ row(
 row("a generator with steps_per_epoch", x=batches, y=None, epochs=3, steps_per_epoch=3)
 
 
-@behavior("a generator that ends, without steps_per_epoch", note="in memory, with a warning")
+@behavior(
+    "a generator that ends, without steps_per_epoch",
+    note="in memory, with a warning",
+)
 def _(fit: Fit) -> Seen:
     found = simply(fit, batches(5))
     return {name: found[name] for name in ("history", "weights")}
@@ -505,7 +513,12 @@ def _(fit: Fit) -> Seen:
 
 row("steps_per_epoch that divides the batches", batch_size=5, epochs=4, steps_per_epoch=5)
 row("steps_per_epoch without batch_size", epochs=2, steps_per_epoch=3)
-row("steps_per_epoch beyond the batches, with a warning", batch_size=10, epochs=2, steps_per_epoch=7)
+row(
+    "steps_per_epoch beyond the batches, with a warning",
+    batch_size=10,
+    epochs=2,
+    steps_per_epoch=7,
+)
 row(
     "steps_per_epoch that does not divide the batches",
     holds=DIFFERS,
@@ -533,7 +546,13 @@ row(
     validation_data=(X[:20], Y[:20], WEIGHTS[:20]),
     validation_batch_size=20,
 )
-row("a list [x, y] with validation_steps", epochs=2, batch_size=8, validation_data=[X[:20], Y[:20]], validation_steps=2)
+row(
+    "a list [x, y] with validation_steps",
+    epochs=2,
+    batch_size=8,
+    validation_data=[X[:20], Y[:20]],
+    validation_steps=2,
+)
 row("a tf.data.Dataset with validation_steps", epochs=2, validation_data=dataset, validation_steps=2)
 row("a PyDataset to validate on", epochs=2, validation_data=Numbered)
 row("a generator with validation_steps, in one epoch", validation_data=batches, validation_steps=2)
@@ -610,50 +629,15 @@ def _(fit: Fit) -> Seen:
     return fit(model, X, Y) is model.history
 
 
-row(
-    "EarlyStopping with restore_best_weights",
-    epochs=8,
-    validation_data=(X[:9], Y[:9]),
-    callbacks=lambda: keras.callbacks.EarlyStopping("val_accuracy", mode="max", patience=1, restore_best_weights=True),
+@behavior(
+    "hooks of batches, with steps_per_execution",
+    holds=DIFFERS,
+    note="called for every batch",
 )
-row(
-    "EarlyStopping on a metric, without mode",
-    epochs=4,
-    validation_data=(X, Y),
-    callbacks=lambda: keras.callbacks.EarlyStopping("val_accuracy", patience=1, min_delta=0.5),
-)
-
-
-@behavior("loss, metrics, evaluate and predict of self.model")
-def _(fit: Fit) -> Seen:
-    uses, model = [], classifier()
-
-    def use(epoch: int, logs: Any) -> None:
-        names = [metric.name for metric in model.metrics]
-        outputs = model.predict(X[:9], batch_size=4, verbose=0)
-        uses.append((model.loss, names, model.evaluate(X[:20], Y[:20], verbose=0), outputs))
-
-    return simply(fit, X, Y, model=model, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=use)) | {"uses": uses}
-
-
-@behavior("hooks of batches")
-def _(fit: Fit) -> Seen:
-    spy = BatchSpy()
-    return simply(fit, X, Y, validation_data=(X, Y), batch_size=9, callbacks=spy) | {"calls": spy.calls}
-
-
-@behavior("hooks of batches, with steps_per_execution", holds=DIFFERS, note="called for every batch")
 def _(fit: Fit) -> Seen:
     spy = BatchSpy()
     model = classifier(steps_per_execution=3)
     return simply(fit, X, Y, model=model, batch_size=9, callbacks=spy) | {"calls": spy.calls}
-
-
-row(
-    "ReduceLROnPlateau",
-    epochs=4,
-    callbacks=lambda: [keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0)],
-)
 
 
 @behavior("stop_training at the end of an epoch")
@@ -685,11 +669,20 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=add)])
 
 
-behavior("exceptions of callbacks", lambda fit: interrupted(fit, KeyError("mine")))
-behavior("KeyboardInterrupt", lambda fit: interrupted(fit, KeyboardInterrupt()))
+behavior(
+    "exceptions of callbacks",
+    lambda fit: interrupted(fit, KeyError("mine")),
+)
+behavior(
+    "KeyboardInterrupt",
+    lambda fit: interrupted(fit, KeyboardInterrupt()),
+)
 
 
-@behavior("keras.callbacks.BackupAndRestore", note="a killed call continues with its next batch")
+@behavior(
+    "keras.callbacks.BackupAndRestore",
+    note="a killed call continues with its next batch",
+)
 def _(fit: Fit) -> Seen:
     with tempfile.TemporaryDirectory() as directory:
         backup = os.path.join(directory, "backup")
@@ -737,7 +730,11 @@ def _(fit: Fit) -> Seen:
     return [names, model.evaluate(X, y, verbose=0, return_dict=True), model.metrics_names]
 
 
-@behavior("get_metrics_result afterwards", holds=DIFFERS, note="the metrics are empty; the History has the results")
+@behavior(
+    "get_metrics_result afterwards",
+    holds=DIFFERS,
+    note="the metrics are empty; the History has the results",
+)
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False)
@@ -920,8 +917,8 @@ mistake(
     class_weight={0: 2.0},
 )
 mistake("class_weight with several outputs", "single output", y=[Y, Y], model=None, class_weight={0: 1.0})
-mistake("a validation_split that leaves no examples", "leaves none", validation_split=0.999)
-mistake("validation_split with a dataset", "Give validation_data", x=dataset, y=None, validation_split=0.2)
+mistake("a validation_split that leaves no examples", "not sufficient to split", validation_split=0.999)
+mistake("validation_split with a dataset", "only supported for tensors", x=dataset, y=None, validation_split=0.2)
 mistake("targets beside a dataset", "should not be passed", x=dataset)
 mistake("a dataset without end, without steps_per_epoch", "has no end", x=lambda: dataset().repeat(), y=None)
 mistake("a generator that gives nothing", "no batch", x=lambda: batches(0), y=None)

@@ -97,10 +97,10 @@ def test_sums_are_those_by_hand(tmp_path: pathlib.Path, strategy: str) -> None:
     ("settings", "words"),
     [
         ({"reduce_precision": "half"}, "train.reduce_precision is 'half'; write one of 'bfloat16', 'float16', or None"),
-        ({"strategy": TPU()}, "is not for the strategy tpu, whose replicas are one program. Leave one of the two out"),
-        ({"deterministic": 4}, "is not for train.deterministic = 4, which is about bits"),
-        ({"sharding": "weights"}, "is not for train.sharding = 'weights'"),
-        ({"sharding": ["dense"]}, "is not for train.sharding = ['dense']"),
+        ({"strategy": TPU()}, "does not work with the strategy tpu. Leave one of the two out"),
+        ({"deterministic": 4}, "does not work with train.deterministic = 4"),
+        ({"sharding": "weights"}, "does not work with train.sharding = 'weights'"),
+        ({"sharding": ["dense"]}, "does not work with train.sharding = ['dense']"),
     ],
 )
 def test_a_mistake_is_one_message(tmp_path: pathlib.Path, settings: dict[str, object], words: str) -> None:

@@ -13,7 +13,7 @@ from training.trainings import one_hot_digits, softmax_model
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.step.normalization import global_moments, synchronize
+from tfdist.training.step.normalization import global_moments
 from tfdist.training.step.randomness import separate_replicas, set_seeds
 
 MANY_METRICS: dict[str, Any] = {
@@ -74,10 +74,6 @@ def moments_data(offset: float, *, masked: bool) -> tuple[np.ndarray, np.ndarray
     return inputs, mask
 
 
-def normalization_layer() -> keras.layers.BatchNormalization:
-    return keras.layers.BatchNormalization(momentum=0.5)
-
-
 def moments(strategy: Strategy, offset: float, masked: bool) -> dict[str, Any]:
     """Mean, variance and the gradient of the sum of their squares over two replicas with 3 and 4 examples."""
 
@@ -90,23 +86,6 @@ def moments(strategy: Strategy, offset: float, masked: bool) -> dict[str, Any]:
 
     mean, variance, gradient = _on_two(strategy, on_replica, offset, masked)
     return {"mean": mean, "variance": variance, "gradient": [row for part in gradient for row in part]}
-
-
-def normalized(strategy: Strategy, masked: bool) -> dict[str, Any]:
-    """What a synchronized layer gives for examples on two replicas, and its weights afterwards."""
-    with strategy.scope():
-        layer = normalization_layer()
-        layer.build((None, 3, 5))
-        model = keras.Sequential([layer])
-
-    def on_replica(x: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor]:
-        return (layer(x, training=True, mask=mask if masked else None),)
-
-    with Patches() as patches:
-        synchronize(model, strategy, patches, wanted=True)
-        (outputs,) = _on_two(strategy, on_replica, 100.0, masked)
-    weights = [w.tolist() for w in layer.get_weights()]
-    return {"outputs": [row for part in outputs for row in part], "weights": weights}
 
 
 def _on_two(strategy: Strategy, on_replica: Any, offset: float, masked: bool) -> list[list[Any]]:

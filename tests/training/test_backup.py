@@ -18,7 +18,7 @@ from tfdist.errors import InUseError, UserError
 from tfdist.storage import lease
 from tfdist.strategies.one_device import OneDevice
 from tfdist.training.loop.callbacks import check_callbacks
-from tfdist.training.recovery.weights import find_checkpoint
+from tfdist.training.recovery.weights import find_by_path
 from tfdist.training.run.train_settings import TrainSettings
 
 pytestmark = pytest.mark.slow
@@ -79,8 +79,7 @@ def test_each_epoch_is_saved_and_one_or_two_checkpoints_stay_where_they_are_not_
     assert steps(tmp_path / "backup") == kept and trained.result.checkpoint_step == STEPS
     for looked_at in ("run", "backup"):
         assert command.main(["list", str(tmp_path / looked_at), "--verify"]) == 0
-        found = find_checkpoint(str(tmp_path / looked_at), "train.start_from", tell=Listener())
-        assert found is not None and found.step == STEPS
+        assert find_by_path(str(tmp_path / looked_at), "train.start_from", tell=Listener()).step == STEPS
 
 
 def test_what_a_kill_left_after_the_end_goes_with_the_next_start(tmp_path: pathlib.Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -176,21 +175,6 @@ def test_only_the_chief_runs_what_writes(tmp_path: pathlib.Path) -> None:
     shared = keras.callbacks.ModelCheckpoint("x.keras")
     shared.chief_only = False
     assert not writes(shared)
-
-
-@pytest.mark.slow
-def test_callbacks_read_save_and_put_back_weights_on_two_replicas(
-    tmp_path: pathlib.Path, mirrored: Callable[[str], Any]
-) -> None:
-    found = mirrored("callbacks")
-    assert found["epochs"] == 2 and len(found["sums"]) == 2
-    assert found["saved"] == found["sums"][:1]
-    assert found["best"] == found["restored"] == found["exported"]
-    assert found["eval"]["loss"] == pytest.approx(found["evaluated"][0], abs=1e-6)
-    assert found["copies"][0::2] == found["copies"][1::2]  # put back on both replicas
-    expected = run(tmp_path, epochs=1).weights()
-    for ours, theirs in zip(found["restored"], expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 from equivalence.cases import ema_sgd
 from training.test_resume import BASE, Once, assert_same, fail, memories
@@ -241,10 +242,19 @@ def test_a_partial_restore_names_what_it_left_out_both_ways(tmp_path: pathlib.Pa
         x = keras.layers.Dense(12, name="middle")(x)
         return keras.Model(inputs, keras.layers.Dense(10, name="head")(x))
 
+    # At a rate of 0 a training leaves what it began with.
+    still = EXACT | {"epochs": 1, "model": other, "optimizer": lambda: keras.optimizers.SGD(0.0)}
+    refused = run(tmp_path / "refused", may_fail=True, **still | {"start_from": str(source.directory)}).error
+    assert isinstance(refused, UserError) and "body" not in str(refused)
+    assert "model/head/kernel: float32[16, 10] in the checkpoint, float32[12, 10] here" in str(refused)
     told = {}
     for name, path in {"checkpoint": source.directory, "file": source.directory / "export" / "model.keras"}.items():
-        settings = EXACT | {"epochs": 1, "model": other, "start_from": str(path), "accept_changes": True}
-        (event,) = run(tmp_path / name, **settings).events("partially_restored")
+        trained = run(tmp_path / name, **still | {"start_from": str(path), "accept_changes": True})
+        for ours, theirs in zip(
+            *(m.get_layer("body").get_weights() for m in (trained.model, source.model)), strict=True
+        ):
+            np.testing.assert_array_equal(ours, theirs)
+        (event,) = trained.events("partially_restored")
         assert event["level"] == "warning"
         told[name] = event["details"]["left_out"]
         assert all(line in event["details"]["message"] for line in told[name])

@@ -20,6 +20,11 @@ pytestmark = pytest.mark.slow
 RARE = CheckpointPolicy(every_steps=1000)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return run(tmp_path_factory.mktemp("undisturbed"), callbacks=memories(), **BASE)
+
+
 def left(directory: pathlib.Path, number: int, **changes: Any) -> Trained:
     """A run that gets a signal at the end of its fourth batch, and so leaves after the fifth."""
     callbacks = [*memories(), Once("on_train_batch_end", 4, send(number))]
@@ -32,15 +37,18 @@ def without_a_store(directory: pathlib.Path) -> pathlib.Path:
     return directory
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGHUP, EXIT_PREEMPTED)])
-def test_a_first_ctrl_c_and_a_hangup_save_as_sigterm_does(tmp_path: pathlib.Path, number: int, status: int) -> None:
-    ended = left(tmp_path / "run", number)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_costs_no_step(tmp_path: pathlib.Path, undisturbed: Trained, number: int) -> None:
+    ended = left(tmp_path, number)
+    status = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
     assert isinstance(ended.error, PreemptedError) and ended.error.exit_status == status
-    assert f"Left at step 5 after saving, because {signal.Signals(number).name} was received" in str(ended.error)
+    said = f"Left at step 5 after saving, because {signal.Signals(number).name} was received"
+    assert said in str(ended.error) and said in ended.events("preempted")[0]["details"]["reason"]
     hint = "A second Ctrl-C ends at once" in ended.events("preemption_noticed")[0]["details"]["message"]
     assert hint == (number == signal.SIGINT)
-    whole = run(tmp_path / "whole", **BASE | {"callbacks": memories(), "checkpoint": RARE})
-    assert_same(interrupted(tmp_path / "run", checkpoint=RARE), whole)
+    trained = interrupted(tmp_path, checkpoint=RARE)
+    assert [event["step"] for event in trained.events("resumed")] == [5]  # all agree to leave in the call after it
+    assert_same(trained, undisturbed)
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_end_of_the_step(tmp_path: pathlib.Path) -> None:
@@ -81,7 +89,7 @@ def test_leaving_without_a_store_says_that_all_is_lost(tmp_path: pathlib.Path) -
 
 
 def test_leaving_says_from_which_checkpoint_a_start_goes_on(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, undisturbed: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, written = manager.write_checkpoint, []
 
@@ -98,8 +106,7 @@ def test_leaving_says_from_which_checkpoint_a_start_goes_on(
     again = left(tmp_path, signal.SIGTERM, checkpoint=CheckpointPolicy(every_steps=1000))  # now of an earlier process
     assert "The newest checkpoint is of step 3" in str(again.error)
     monkeypatch.undo()
-    whole = run(tmp_path / "whole", **BASE | {"callbacks": memories()})
-    assert_same(interrupted(tmp_path), whole)
+    assert_same(interrupted(tmp_path), undisturbed)
 
 
 def test_a_signal_during_the_last_evaluation_leaves_what_is_made_of_the_checkpoint_for_the_next_start(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import pathlib
 from typing import Any
 
@@ -68,16 +67,6 @@ def test_evaluations_and_points_come_at_the_steps_asked_for(tmp_path: pathlib.Pa
     assert [p["step"] for p in trained.points("eval")] == [5, 10, 15, 17]
     assert [p["step"] for p in trained.points("train")] == [3, 6, 7, 9, 12, 14, 15, 17]
     assert [p["epoch"] for p in trained.points("train")] == [1, 1, 1, 2, 2, 2, 3, 3]
-
-
-@pytest.mark.slow
-def test_an_epochs_loss_is_the_mean_over_its_steps_and_starts_anew(tmp_path: pathlib.Path) -> None:
-    trained = run(tmp_path, epochs=2, log_every_steps=1)
-    points = {p["step"]: p["loss"] for p in trained.points("train")}
-    assert all(points[step] < points[step - 1] for step in (2, 3, 4, 5, 6, 9, 10))
-    whole = run(tmp_path / "again", epochs=2)
-    assert points[7] == pytest.approx(whole.points("train")[0]["loss"], abs=1e-6)
-    assert points[8] < points[7] - 0.1  # not mixed with the epoch before
 
 
 def test_boundaries_are_at_fixed_steps() -> None:
@@ -227,17 +216,5 @@ def test_a_run_that_stops_after_some_epochs_goes_on_to_the_same_end(tmp_path: pa
     "changes", [{"stop_after_epochs": 1}, {"num_microbatches": "auto"}, {"on_divergence": Rollback()}]
 )
 def test_what_needs_checkpoints_is_refused_without(tmp_path: pathlib.Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(
-        UserError, match=rf"train\.{next(iter(changes))} needs checkpoints, and train\.checkpoint is 'off'"
-    ):
+    with pytest.raises(UserError, match=rf"train\.{next(iter(changes))} = .* not work with train\.checkpoint = 'off'"):
         run(tmp_path, epochs=3, checkpoint="off", **changes)
-
-
-@pytest.mark.slow
-def test_many_trainings_in_one_process_bring_no_warning(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "tensorflow"):
-        for index in range(6):
-            run(tmp_path / str(index), epochs=1)
-    assert "retracing" not in caplog.text

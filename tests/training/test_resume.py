@@ -21,7 +21,7 @@ from training.trainings import STEPS_PER_EPOCH, Trained, run
 
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.write import manager, snapshot
-from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, PreemptedError, UserError
+from tfdist.errors import EXIT_USER_ERROR, PreemptedError, UserError
 from tfdist.tasks.supervised import Supervised
 
 pytestmark = pytest.mark.slow
@@ -172,20 +172,6 @@ def soft_loss() -> keras.losses.Loss:
 
 
 # Told to leave
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_costs_no_step(tmp_path: pathlib.Path, undisturbed: Trained, number: int) -> None:
-    rare = CheckpointPolicy(every_steps=1000)
-    leaving = [*memories(), Once("on_train_batch_end", 4, send(number))]
-    ended = run(tmp_path, may_fail=True, callbacks=leaving, **BASE | {"checkpoint": rare})
-    assert isinstance(ended.error, PreemptedError) and ended.error.exit_status == EXIT_PREEMPTED
-    trained = interrupted(tmp_path, checkpoint=rare)
-    (resumed,) = trained.events("resumed")
-    said = f"Left at step {resumed['step']} after saving, because {signal.Signals(number).name} was received"
-    assert said in trained.events("preempted")[0]["details"]["reason"]
-    assert resumed["step"] == 5  # the workers agree to leave in the call after the signal, of one step here
-    assert_same(trained, undisturbed)
 
 
 def test_a_signal_during_an_evaluation_ends_it_and_costs_no_step(tmp_path: pathlib.Path) -> None:
@@ -406,22 +392,6 @@ def test_a_checkpoint_of_its_own_goes_before_the_weights_to_start_from(tmp_path:
     run(tmp_path, may_fail=True, callbacks=[Once("on_train_batch_end", 6, fail)], **settings)
     trained = run(tmp_path, **settings)
     assert trained.events("resumed") and len(trained.events("weights_loaded")) == 1
-
-
-def test_of_a_model_with_another_head_what_fits_may_be_taken(tmp_path: pathlib.Path, source: Trained) -> None:
-    other = {"model": lambda: stateful_model(classes=12), "epochs": 1, "start_from": str(source.directory)}
-    refused = run(tmp_path / "whole", may_fail=True, **BASE | other).error
-    assert isinstance(refused, UserError)
-    assert "model/head/kernel: float32[16, 10] in the checkpoint, float32[16, 12] here" in str(refused)
-    assert "body" not in str(refused)
-    # At a rate of 0 a training leaves what it began with.
-    still = other | {"optimizer": lambda: keras.optimizers.SGD(0.0), "accept_changes": True}
-    newest = source.model
-    for place, path in enumerate((source.directory, source.directory / "export" / "model.keras")):
-        trained = run(tmp_path / str(place), **BASE | still | {"start_from": str(path)})
-        taken = trained.model.get_layer("body").get_weights()
-        for ours, theirs in zip(taken, newest.get_layer("body").get_weights(), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
 
 
 def test_a_start_without_weights_is_refused(tmp_path: pathlib.Path) -> None:

@@ -92,11 +92,6 @@ def test_too_many_failures_end_the_run(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "result.json").exists()
 
 
-def test_without_the_policy_the_run_ends(tmp_path: pathlib.Path) -> None:
-    failed = run(tmp_path, **(DIVERGING | {"on_divergence": None}), may_fail=True)
-    assert isinstance(failed.error, DivergedError) and "Training diverged at step 9" in str(failed.error)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -161,7 +161,7 @@ def test_each_replica_holds_its_share() -> None:
             {"sharding": "weight"},
             "train.sharding is 'weight'; write one of 'optimizer', 'host', 'weights', or a list of patterns",
         ),
-        ({"sharding": "weights", "recompute": "auto"}, "Leave train.recompute and train.xla out"),
+        ({"sharding": "weights", "recompute": "auto"}, "train.recompute = 'auto' does not work with train.sharding ="),
         ({"deterministic": 6}, "train.deterministic is 6; write True, False, or a power of two"),
         (
             {"deterministic": 4, "train_data": lambda: digits(447)},
@@ -177,7 +177,7 @@ def test_each_replica_holds_its_share() -> None:
         ),
         (
             {"deterministic": 4, "synchronize_batch_norm": False},
-            "train.synchronize_batch_norm = False would do so otherwise. Leave it out",
+            "train.synchronize_batch_norm = False does not work with train.deterministic = 4. Leave one of the two out",
         ),
         (
             {
@@ -187,9 +187,9 @@ def test_each_replica_holds_its_share() -> None:
             "train.callbacks has EarlyStopping, which copies all weights",
         ),
         ({"sharding": "gradients"}, "write one of 'optimizer', 'host', 'weights', or a list"),
-        ({"sharding": ["dense"], "xla": "on"}, "Leave train.recompute and train.xla out"),
+        ({"sharding": ["dense"], "xla": "on"}, "train.xla = 'on' does not work with train.sharding = ['dense']"),
         ({"sharding": []}, "write one of 'optimizer', 'host', 'weights', or a list of patterns"),
-        ({"sharding": "weights", "log_gradient_norm": True}, "train.log_gradient_norm needs all gradients"),
+        ({"sharding": "weights", "log_gradient_norm": True}, "train.log_gradient_norm = True does not work with"),
     ],
 )
 def test_a_mistake_is_one_message(tmp_path: pathlib.Path, settings: dict[str, object], words: str) -> None:

@@ -75,5 +75,5 @@ def test_what_is_not_for_stages_is_told(tmp_path: pathlib.Path) -> None:
         {"recompute": "auto"},
         {"xla": "on"},
     ):
-        with pytest.raises(UserError, match="is not for the strategy pipelined"):
+        with pytest.raises(UserError, match="does not work with the strategy pipelined"):
             run(tmp_path, strategy=strategy, **changes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -116,13 +115,3 @@ def test_an_evaluation_without_a_loss_is_no_best_one_and_no_misspelling() -> Non
     assert watched.newest(best, {"loss": 2.0, "val_accuracy": 0.5}, step=6, epoch=2) is best
     with pytest.raises(UserError, match="val_los"):
         BestMetric("val_los", False, saves=True).newest(None, {"val_loss": 2.0}, step=6, epoch=2)
-
-
-@pytest.mark.slow
-def test_replicas_skip_alike(mirrored: Callable[[str], Any]) -> None:
-    """In the first batch those of one replica weigh nothing, in the second one those of both."""
-    found = mirrored("weightless")
-    assert found["copies"] == found["left_out"]
-    assert len(set(found["copies"])) == len(found["copies"]) // 2
-    assert found["notes"] == [NOTE]
-    assert found["metrics"] == found["metrics_left_out"]

@@ -15,8 +15,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from equivalence.cases import OVERFLOW, dense_model, digits, overflowing_digits, sgd, with_weightless_batch
-from training.checks import MANY_METRICS, WEIGHTLESS, drawn_masks, moments, normalized
+from equivalence.cases import OVERFLOW, dense_model, digits, overflowing_digits, sgd
+from training.checks import MANY_METRICS, drawn_masks, moments
 from training.trainings import Trained, constrained_model, run
 
 from tfdist.keras_patches.patches import Patches
@@ -54,30 +54,14 @@ def summed_gradients(strategy: Strategy, directory: pathlib.Path) -> dict[str, f
 
 def overflow(strategy: Strategy, directory: pathlib.Path) -> dict[str, Any]:
     """The second of three batches overflows in the last replica's part; and a training without that batch."""
-    results = {}
-    for kind, model in (("plain", dense_model), ("batch_norm", lambda: dense_model(batch_norm=True))):
-        settings = OVERFLOW | {"strategy": strategy, "model": model, "log_every_steps": 1, "steps_per_call": 1}
-        trained = run(directory / kind, **settings, train_data=overflowing_digits)
-        other = run(directory / f"{kind}_left_out", **settings, train_data=lambda: digits(128))
-        results[kind] = {
-            "copies": copies(trained),
-            "left_out": copies(other),
-            "skipped": [{"step": e["step"], **e["details"]} for e in trained.events("gradient_overflow")],
-            "metrics": trained.result.train_metrics,
-            "metrics_left_out": other.result.train_metrics,
-        }
-    return results
-
-
-def weightless(strategy: Strategy, directory: pathlib.Path) -> dict[str, Any]:
-    """The second of three batches weighs nothing; and a training without that batch."""
-    trained = run(directory / "with", strategy=strategy, **WEIGHTLESS)
-    left_out = WEIGHTLESS | {"train_data": lambda: with_weightless_batch(batches=(0, 2))}
-    other = run(directory / "without", strategy=strategy, **left_out)
+    settings = OVERFLOW | {"strategy": strategy, "model": lambda: dense_model(batch_norm=True)}
+    settings |= {"log_every_steps": 1, "steps_per_call": 1}
+    trained = run(directory / "with", **settings, train_data=overflowing_digits)
+    other = run(directory / "left_out", **settings, train_data=lambda: digits(128))
     return {
         "copies": copies(trained),
         "left_out": copies(other),
-        "notes": trained.result.notes,
+        "skipped": [{"step": e["step"], **e["details"]} for e in trained.events("gradient_overflow")],
         "metrics": trained.result.train_metrics,
         "metrics_left_out": other.result.train_metrics,
     }
@@ -95,49 +79,12 @@ def weights(**changes: Any) -> Check:
     return check
 
 
-def callbacks(strategy: Strategy, directory: pathlib.Path) -> dict[str, Any]:
-    """Callbacks that read, save and put back weights."""
-    seen: list[float] = []
-
-    class Reads(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-            self.model.save(directory / f"saved_{epoch}.keras")
-            seen.append(float(np.sum([np.sum(w) for w in self.model.get_weights()])))
-
-    path = directory / "best_{epoch}.keras"
-    trained = run(
-        directory,
-        strategy=strategy,
-        epochs=3,
-        callbacks=[
-            Reads(),
-            keras.callbacks.ModelCheckpoint(str(path), save_best_only=True),
-            keras.callbacks.EarlyStopping(patience=0, min_delta=100.0, restore_best_weights=True),
-        ],
-    )
-    first = keras.models.load_model(directory / "saved_0.keras").get_weights()
-    return {
-        "sums": seen,
-        "saved": [float(np.sum([np.sum(w) for w in first]))],
-        "best": [w.tolist() for w in keras.models.load_model(directory / "best_1.keras").get_weights()],
-        "restored": [w.tolist() for w in trained.weights()],
-        "exported": [w.tolist() for w in trained.exported().get_weights()],
-        "epochs": trained.result.epochs,
-        "eval": trained.result.eval_metrics,
-        "evaluated": [p["loss"] for p in trained.points("eval")],
-        "copies": copies(trained),
-    }
-
-
 CHECKS: dict[str, Check] = {
     "summed_gradients": summed_gradients,
     "overflow": overflow,
-    "weightless": weightless,
     "metrics": metrics,
     "masks": lambda strategy, directory: drawn_masks(strategy),
     "constraint": weights(model=constrained_model, epochs=1),
-    "local_batch_norm": weights(model=lambda: dense_model(batch_norm=True), epochs=1, synchronize_batch_norm=False),
-    "batch_norm": weights(model=lambda: dense_model(batch_norm=True), epochs=1),
     **{
         f"moments_{offset:g}_{masked}": lambda strategy, _, offset=offset, masked=masked: moments(
             strategy, offset, masked
@@ -145,13 +92,10 @@ CHECKS: dict[str, Check] = {
         for offset in (0.0, 100.0, 1000.0)
         for masked in (False, True)
     },
-    "normalized_False": lambda strategy, directory: normalized(strategy, False),
-    "normalized_True": lambda strategy, directory: normalized(strategy, True),
     "xla_off": weights(epochs=1),
     "xla_on": weights(epochs=1, xla="on"),
     "xla_on_microbatches": weights(epochs=1, xla="on", num_microbatches=3, train_data=lambda: digits(301)),
     "xla_off_microbatches": weights(epochs=1, num_microbatches=3, train_data=lambda: digits(301)),
-    "callbacks": callbacks,
     "frozen": weights(model=lambda: _frozen(dense_model()), optimizer=sgd, epochs=1),
 }
 

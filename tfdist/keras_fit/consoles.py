@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -75,9 +75,3 @@ def flatten_callbacks(callbacks: Any) -> tuple[list[keras.callbacks.Callback], b
         if not isinstance(callback, keras.callbacks.Callback):
             raise UserError(f"callbacks holds {callback!r}, which is no keras.callbacks.Callback.")
     return given, shows
-
-
-def find_history(callbacks: Sequence[keras.callbacks.Callback]) -> keras.callbacks.History:
-    """The first History among them, or a new one."""
-    given = next((each for each in callbacks if isinstance(each, keras.callbacks.History)), None)
-    return given or keras.callbacks.History()

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.array_slicing import train_validation_split
 
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.prebatched import PrebatchedSource, missing_input_error
@@ -50,31 +51,18 @@ class Examples:
     close: Callable[[], None] = lambda: None
 
 
-def split(x: Any, y: Any, sample_weight: Any, share: float) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
-    """Arrays to train on, and the last of them, by `share`, to evaluate on.
+def split(arrays: Any, share: float) -> tuple[Any, Any]:
+    """Arrays to train on, and the last of them, by `share`, to evaluate on, as fit cuts them.
 
     Raises:
       UserError: they are no arrays, or one part would be empty.
     """
-    arrays = _arrays((x, y, sample_weight))
     if not isinstance(share, int | float) or not 0 < share < 1:
         raise UserError(f"validation_split is {share!r}; write a number between 0 and 1.")
-    if arrays is None:
-        raise UserError(
-            f"validation_split takes the end of arrays; x is a {type(x).__name__}. Give validation_data instead."
-        )
-    count = len(keras.tree.flatten(arrays)[0])
-    first = math.floor(count * (1 - share))
-    if not 0 < first < count:
-        raise UserError(
-            f"validation_split = {share} of {count} examples leaves none to "
-            f"{'train' if not first else 'evaluate'} on. Give another share, or more examples."
-        )
-
-    def part(begin: int, end: int) -> tuple[Any, Any, Any]:
-        return keras.tree.map_structure(lambda a: None if a is None else a[begin:end], arrays)
-
-    return part(0, first), part(first, count)
+    try:
+        return train_validation_split(arrays, share)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def to_train(
@@ -257,16 +245,6 @@ def _batch_size(adapter: Any, dataset: tf.data.Dataset) -> int:
 
 def _as_tuple(nest: Any) -> tuple[Any, ...]:
     return nest if isinstance(nest, tuple) else (nest,)
-
-
-def _arrays(nest: Any) -> Any:
-    """The nest with arrays that can be cut, None where it holds something else."""
-    leaves = [leaf for leaf in keras.tree.flatten(nest) if leaf is not None]
-    if not leaves or not all(hasattr(leaf, "shape") and len(leaf.shape) for leaf in leaves):
-        return None
-    if len({len(leaf) for leaf in leaves}) > 1:
-        raise UserError(f"The arrays hold {sorted({len(leaf) for leaf in leaves})} examples; give as many in each.")
-    return keras.tree.map_structure(lambda a: a if a is None or isinstance(a, np.ndarray) else np.asarray(a), nest)
 
 
 def _check_values(x: Any, name: str) -> None:

@@ -33,7 +33,7 @@ from tfdist.keras_fit.compiled_model import (
     restored_after_training,
     scope_of,
 )
-from tfdist.keras_fit.consoles import console_for, find_history, flatten_callbacks
+from tfdist.keras_fit.consoles import console_for, flatten_callbacks
 from tfdist.keras_fit.python_batches import BatchError
 from tfdist.keras_patches.patches import Patches
 from tfdist.settings.checks import COUNT, MOST_SEED, whole_number
@@ -126,13 +126,14 @@ def fit(
         _check_arguments(settings, epochs, initial_epoch, validation_freq)
         epochs = _cap_count(epochs, keras.config.max_epochs())
         given, shows = flatten_callbacks(callbacks)
-        history = find_history(given)
+        histories = [each for each in given if isinstance(each, keras.callbacks.History)]
+        history = histories[0] if histories else keras.callbacks.History()
         tuner_dir, values = find_trial(given)
         kept = run_dir or tuner_dir
         resumes = kept is not None or find_backup(given) is not None
         seed = _draw_seed(strategy, resumes, at_end) if seed is None else seed
         if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = examples.split(x, y, sample_weight, validation_split)
+            (x, y, sample_weight), validation_data = examples.split((x, y, sample_weight), validation_split)
         data = examples.to_train(
             x,
             y,
@@ -167,7 +168,7 @@ def fit(
             eval_every=validation_freq,
             shuffle=bool(shuffle),
             seed=seed,
-            callbacks=given if history in given else [*given, history],
+            callbacks=given if histories else [*given, history],
             **({"precision": precision_of(model)} | ({} if resumes else {"checkpoint": "off"}) | settings),
         )
         _train(model, trained, kept, known_by, console_for(verbose if shows else 0), initial_epoch)

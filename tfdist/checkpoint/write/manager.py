@@ -56,7 +56,7 @@ class CheckpointManager:
 
         manager = CheckpointManager(run.directory.checkpoints, policy, identity={"config": digest}, tell=events)
         try:
-            stalled = manager.save(State(step, variables, values), metrics={"val_loss": 0.3})  # between two steps
+            manager.save(State(step, variables, values), metrics={"val_loss": 0.3})  # between two steps
             manager.check()  # at every boundary
         finally:
             manager.close()
@@ -100,15 +100,14 @@ class CheckpointManager:
         """Has the buffer for such tensors allocated, so that the first `save` costs no more than the later ones."""
         self._buffer.reserve(snapshots.view_arrays(tensors))
 
-    def save(self, state: State, *, metrics: Mapping[str, float] | None = None) -> float:
-        """Copies `state` to the host and has it written; the seconds that training waited.
+    def save(self, state: State, *, metrics: Mapping[str, float] | None = None) -> None:
+        """Copies `state` to the host and has it written.
 
         Raises:
           UserError: something in the state cannot be kept.
           What `check` raises, about earlier checkpoints.
         """
         self.check()
-        begun = time.perf_counter()
         values = manifests.to_plain(state.values, "values")
         scores = {name: float(value) for name, value in (metrics or {}).items()}
         buffer, waited_seconds = self._buffer.take(snapshots.view_arrays(state.tensors))
@@ -116,7 +115,6 @@ class CheckpointManager:
             number, self._num_saved = self._num_saved, self._num_saved + 1
             heartbeat.set_writing_checkpoint(True, writer=id(self))
         self._thread.submit(self._handle, number, Snapshot(int(state.step), buffer, values, scores))
-        stalled = time.perf_counter() - begun
         if waited_seconds >= LEAST_WAIT_SECONDS:
             self._tell.warning(
                 "checkpoint_waited",
@@ -125,7 +123,6 @@ class CheckpointManager:
                 "written: they are due more often than the store takes them.",
                 seconds=round(waited_seconds, 3),
             )
-        return stalled
 
     def check(self) -> None:
         """Surfaces the writer's errors as `policy.on_error` says. Never waits.
@@ -278,11 +275,10 @@ class CheckpointManager:
     def _remove_all(self) -> None:
         """Removes what is due, which is nobody's hurry.
 
-        What the store refuses to remove is no failed checkpoint: it is tried again after the next commit, from then on
-        only while nothing waits to be written, and said once until it goes.
+        What the store refuses to remove is no failed checkpoint: it is tried again after the next commit, and said once
+        until it goes.
         """
-        is_busy = self._num_saved > self._num_handled + 1 or self._buffer.is_wanted
-        if self._is_lost or (self._is_refused and is_busy):
+        if self._is_lost:
             return
         try:
             with files.limit_patience(_REMOVE_PATIENCE_SECONDS):

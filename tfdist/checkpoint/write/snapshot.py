@@ -78,11 +78,7 @@ class HostBuffer:
 
 
 class SnapshotBuffer:
-    """The one `HostBuffer` of a run, allocated beside what its owner does. One thread takes, another gives back.
-
-    Attributes:
-      is_wanted: whether training waits for it.
-    """
+    """The one `HostBuffer` of a run, allocated beside what its owner does. One thread takes, another gives back."""
 
     def __init__(self, *, max_file_bytes: int) -> None:
         self._max_file_bytes = max_file_bytes
@@ -91,7 +87,6 @@ class SnapshotBuffer:
         self._allocated: Future[HostBuffer] | None = None
         self._is_free = threading.Event()
         self._is_free.set()
-        self.is_wanted = False
 
     def take(self, arrays: Mapping[str, np.ndarray]) -> tuple[HostBuffer, float]:
         """The buffer, filled with `arrays`, and the seconds that were waited for its last content to be written.
@@ -99,16 +94,13 @@ class SnapshotBuffer:
         Raises UserError for arrays that cannot be stored, MemoryError when there is no room.
         """
         begun = time.perf_counter()
-        self.is_wanted = not self._is_free.is_set()
-        try:
-            self._is_free.wait()
-            waited_seconds = time.perf_counter() - begun if self.is_wanted else 0.0
-            buffer = self._allocate(arrays)
-            buffer.fill(arrays, self._threads)
-            self._is_free.clear()
-            return buffer, waited_seconds
-        finally:
-            self.is_wanted = False
+        has_waited = not self._is_free.is_set()
+        self._is_free.wait()
+        waited_seconds = time.perf_counter() - begun if has_waited else 0.0
+        buffer = self._allocate(arrays)
+        buffer.fill(arrays, self._threads)
+        self._is_free.clear()
+        return buffer, waited_seconds
 
     def reserve(self, arrays: Mapping[str, np.ndarray]) -> Future[HostBuffer]:
         """Has a buffer for arrays of such names, types and shapes allocated, unless it is there already."""

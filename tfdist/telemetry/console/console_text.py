@@ -121,21 +121,6 @@ def in_bytes(count: float) -> str:
     return f"{count:.1f}".removesuffix(".0") + f" {unit}"
 
 
-BLOCKS = " ▁▂▃▄▅▆▇█"
-HEIGHT = 4  # lines
-
-
-def curve(values: Sequence[float]) -> list[str]:
-    """Lines of blocks, a column for each value, from 0 or the least value to the greatest."""
-    low, high = min(0.0, *values), max(0.0, *values)
-    steps = HEIGHT * (len(BLOCKS) - 1)
-    filled = [round((value - low) / ((high - low) or 1.0) * steps) for value in values]
-    lines = []
-    for row in reversed(range(HEIGHT)):
-        lines.append("".join(BLOCKS[min(max(each - row * (len(BLOCKS) - 1), 0), len(BLOCKS) - 1)] for each in filled))
-    return [line.rstrip() for line in lines]
-
-
 def short_names(paths: Sequence[str]) -> dict[str, str]:
     """Returns for each path the shortest end of it that no other of them shares."""
 

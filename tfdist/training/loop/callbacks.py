@@ -49,15 +49,12 @@ class Callbacks:
       are_any: whether there are any, on whichever worker. All three are the same on every worker.
 
     Args:
-      callbacks: of this worker; others may have others.
+      callbacks: of this worker, which `check_callbacks` let pass; others may have others.
       model: which they act on.
       optimizer: of the training.
       strategy: connected.
       params: what they find in `self.params`.
       compiled: what the model is put into while one of them runs.
-
-    Raises:
-      UserError: an entry is no Keras callback, or one that cannot work here.
     """
 
     def __init__(
@@ -70,7 +67,6 @@ class Callbacks:
         params: dict[str, Any],
         compiled: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        check_callbacks(callbacks)
         callbacks = [c for c in callbacks if not is_backup(c)]
         mine = [c for c in callbacks if strategy.topology.is_chief or not writes(c)]
         self._mine = mine

@@ -8,7 +8,6 @@ worker takes part in bringing the state together and in agreeing; the chief alon
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint import restore
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.checkpoint.policy import CheckpointSchedule
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.restore import State
@@ -235,8 +235,7 @@ def load_checkpoint(
     if isinstance(state, TrainingState) and state.is_sharded and strategy.topology.num_workers > 1:
         header, arrays = _read_by_all(strategy, read, choose, lambda name: not state.is_elsewhere(name))
     else:
-        chosen = strategy.on_chief(lambda: choose(read()), "The checkpoints cannot be read")
-        header, arrays = _broadcast(strategy, *(chosen or ({}, {})))
+        header, arrays = _broadcast(strategy, lambda: choose(read()))
     if not header:
         return None
     others = {name: array for name, array in arrays.items() if not name.startswith(OWN_PREFIXES)}
@@ -272,22 +271,17 @@ def _read_by_all(
       UserError: it does not fit a worker, or one does not see it; on every worker.
     """
     found = strategy.on_chief(read, "The checkpoints cannot be read")
-    chiefs = (found.path or "").encode() if found is not None else b""
-    path = bytes(strategy.broadcast(chiefs if strategy.topology.is_chief else None)).decode()
+    path = strategy.read_on_chief(lambda: (found and found.path) or "", "The checkpoints cannot be read")
     if not path:
         return {}, {}
-    problem: Exception | None = None
-    chosen: tuple[dict[str, Any], dict[str, np.ndarray]] = {}, {}
-    try:
-        chosen = choose(found if found is not None else restore.load(path, verify=False, wanted=wanted))
-    except (UserError, OSError) as error:
-        problem = error
-    if strategy.any_worker(problem is not None):
-        raise UserError(
-            f"The checkpoint {path} cannot be restored: {problem or 'another worker says why'}. With "
-            "train.sharding all workers have to see the run directory."
-        ) from problem
-    return chosen
+
+    def choose_here() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        try:
+            return choose(found or restore.load(path, verify=False, wanted=wanted))
+        except DamagedCheckpoint as error:
+            raise UserError(f"{error} With train.sharding all workers have to see the run directory.") from error
+
+    return strategy.on_every_worker(choose_here, f"The checkpoint {path} cannot be read")
 
 
 def _select(
@@ -321,18 +315,20 @@ def log_left_out(tell: EventLog, lines: Sequence[str], source: str) -> None:
 
 
 def _broadcast(
-    strategy: Strategy, header: dict[str, Any], arrays: dict[str, np.ndarray]
+    strategy: Strategy, choose: Callable[[], tuple[dict[str, Any], dict[str, np.ndarray]]]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The chief's, on every worker."""
-    if strategy.topology.num_workers == 1:
-        return header, arrays
-    is_chief = strategy.topology.is_chief
-    specs = [[name, list(a.shape), a.dtype.name] for name, a in arrays.items()]
-    text = json.dumps([header, specs]).encode() if is_chief else None
-    header, specs = json.loads(bytes(strategy.broadcast(text)))
-    received = {}
-    for name, shape, dtype in specs:
-        data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data if is_chief else None
-        kind = tf.dtypes.as_dtype(dtype).as_numpy_dtype
-        received[name] = np.frombuffer(strategy.broadcast(data), kind).reshape(shape)
-    return header, received
+    """What the chief chooses, on every worker."""
+    arrays: dict[str, np.ndarray] = {}
+
+    def read() -> tuple[dict[str, Any], list[Any]]:
+        header, chosen = choose()
+        arrays.update(chosen)
+        return header, [[name, list(a.shape), a.dtype.name] for name, a in arrays.items()]
+
+    header, specs = strategy.read_on_chief(read, "The checkpoints cannot be read")
+    if strategy.topology.num_workers > 1:
+        for name, shape, dtype in specs:
+            data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data if name in arrays else None
+            kind = tf.dtypes.as_dtype(dtype).as_numpy_dtype
+            arrays[name] = np.frombuffer(strategy.broadcast(data), kind).reshape(shape)
+    return header, arrays

@@ -31,8 +31,7 @@ from tfdist.telemetry.result import versions
 from tfdist.training.recovery.recovery import Checkpoint, Recovery, RecoveryStart, load_checkpoint
 from tfdist.training.recovery.weights import (
     FILES,
-    SavedWeights,
-    find_checkpoint,
+    find_by_path,
     find_on_chief,
     list_checkpoint_dirs,
     load_weights,
@@ -243,7 +242,7 @@ def _load_start_weights(
 ) -> None:
     """Loads the model's variables alone; the optimizer begins anew."""
     path = _normalize(path)
-    found = find_on_chief(run, lambda: _find_start(path, run.events))
+    found = find_on_chief(run, lambda: find_by_path(path, "train.start_from", tell=run.events))
     put_weights(run, learner.model, found, state=state, names=names, partial=partial)
     what = path if found.step is None else f"step {found.step:,} of {path}"
     run.events.info("weights_loaded", message=f"Beginning with the weights of {what}.", path=path)
@@ -261,7 +260,7 @@ def check_weights(
       partial: whether what does not fit is left out.
       tell: gets a warning of each damaged checkpoint that is passed over.
     """
-    found = _find_start(_normalize(path), tell)
+    found = find_by_path(_normalize(path), "train.start_from", tell=tell)
     if found.state is None:
         load_weights(model, found.path, partial=partial)
         return
@@ -269,13 +268,6 @@ def check_weights(
     there = rename_variables(found.state, specs, names).tensors
     of_model = {name: array for name, array in there.items() if name.startswith(MODEL)}
     restore.match_tensors(of_model, specs, partial=partial)
-
-
-def _find_start(path: str, tell: EventLog) -> SavedWeights:
-    found = SavedWeights(path) if path.endswith(FILES) else find_checkpoint(path, "train.start_from", tell=tell)
-    if found is None:  # which `check_start_from` saw there
-        raise UserError(f"No checkpoint in train.start_from = {path!r} is whole.")
-    return found
 
 
 def _normalize(path: str) -> str:

@@ -64,21 +64,26 @@ class SavedWeights:
         return f"step {self.step:,}{f' ({self.why})' if self.why else ''}, {self.path}"
 
 
-def find_checkpoint(path: str, setting: str, *, tell: EventLog) -> SavedWeights | None:
-    """One checkpoint, or the newest whole one of a run directory or a directory of checkpoints; None where there is
-    none.
+def find_by_path(path: str, setting: str, *, tell: EventLog) -> SavedWeights:
+    """A file, one checkpoint, or the newest whole one of a run directory or a directory of checkpoints.
 
     Raises:
-      UserError: there are some, and none is whole; `setting` names the path.
+      UserError: there is none that is whole; `setting` names the path.
     """
-    if not files.is_dir(path):
-        return None
-    if files.exists(files.join(path, MANIFEST)):
-        return _load(path)
-    for directory in list_checkpoint_dirs(path):
-        if files.is_dir(directory) and list_paths(directory):
-            return _find_newest(directory, f"No checkpoint in {setting} = {path!r} is whole.", tell)
-    return None
+    if path.endswith(FILES):
+        if not files.exists(path):
+            raise UserError(f"There is no file {setting} = {path!r}.")
+        return SavedWeights(path)
+    if files.is_dir(path):
+        if files.exists(files.join(path, MANIFEST)):
+            return _load(path)
+        for directory in list_checkpoint_dirs(path):
+            if files.is_dir(directory) and list_paths(directory):
+                return _find_newest(directory, f"No checkpoint in {setting} = {path!r} is whole.", tell)
+    raise UserError(
+        f"{setting} = {path!r} is no weights that can be read. Write 'best', 'last', a step, the directory of a "
+        "checkpoint or of a run, or a file in .keras and .weights.h5 format."
+    )
 
 
 def list_checkpoint_dirs(path: str) -> tuple[str, str]:
@@ -261,17 +266,7 @@ def _find(
         return _find_newest(run.checkpoints, f"{run.path} has no checkpoint that is whole.", tell)
     if weights == BEST:
         return _find_best(run, policy, setting)
-    path = RunDirectory(weights).path
-    if path.endswith(FILES):
-        if not files.exists(path):
-            raise UserError(f"There is no file {setting} = {path!r}.")
-        return SavedWeights(path)
-    if (found := find_checkpoint(path, setting, tell=tell)) is not None:
-        return found
-    raise UserError(
-        f"{setting} = {path!r} is no weights that can be read. Write 'best', 'last', a step, the directory of a "
-        "checkpoint or of a run, or a file in .keras and .weights.h5 format."
-    )
+    return find_by_path(RunDirectory(weights).path, setting, tell=tell)
 
 
 def put_weights(

@@ -183,13 +183,12 @@ def scale_microbatches(run: Run, learner: Learner, plan: BatchPlan) -> BatchPlan
     wanted = -(-plan.num_microbatches * all_workers // present)
     fits = plan.global_batch_size >= wanted * plan.num_replicas and not plan.pad
     statistics = [layer.name for layer in batch_norm_layers(learner.model) if layer.trainable]
-    missing = f"{present} of {all_workers} workers train"
     if statistics or not fits:
         why = f"the model takes statistics of them ({statistics[0]})" if statistics else "the batch is too small"
-        message = f"{missing}; num_microbatches stays {plan.num_microbatches}, as {why}."
-        run.events.info("fewer_workers", message=message, num_microbatches=plan.num_microbatches)
-        return plan
-    message = f"{missing}; each computes its part of a batch in {wanted} slices in place of {plan.num_microbatches}."
+        wanted, change = plan.num_microbatches, f"num_microbatches stays {plan.num_microbatches}, as {why}"
+    else:
+        change = f"each computes its part of a batch in {wanted} slices in place of {plan.num_microbatches}"
+    message = f"{present} of {all_workers} workers train; {change}."
     run.events.info("fewer_workers", message=message, num_microbatches=wanted)
     return dataclasses.replace(plan, num_microbatches=wanted)
 
@@ -361,46 +360,32 @@ def build_evaluator(training: Training) -> Evaluator | None:
         return None
     source = open_source(run, settings.eval_data, "evaluation")
     batch_size = settings.eval_batch_size or settings.global_batch_size
-    if isinstance(task, OwnSteps):
-        return own_evaluator_of(run, learner.model, source, batch_size, training.patches, pads=settings.pads)
-    if source.structure != training.source.structure:
+    if not isinstance(task, OwnSteps) and source.structure != training.source.structure:
         with run.strategy.scope():
             check_fit(learner.model, task, source.structure, [learner.eval_metrics])
-    return evaluator_of(run, learner.model, learner.eval_metrics, task, source, batch_size, pads=settings.pads)
+    parts = (learner.model, learner.eval_metrics, task)
+    return evaluator_of(run, *parts, source, batch_size, training.patches, pads=settings.pads)
 
 
 def evaluator_of(
     run: Run,
     model: keras.Model,
-    metrics: MetricGroup,
+    metrics: MetricGroup | None,
     task: Task,
     source: Source,
     batch_size: int,
+    patches: Patches,
     *,
     pads: bool = False,
 ) -> Evaluator:
     """An evaluator of all examples of a source whose structure fits the model, each once.
 
-    `pads`: as `TrainSettings` has it; always where the strategy needs it.
+    `metrics`: None for a model whose own `test_step` evaluates it. `patches`: of its use. `pads`: as `TrainSettings`
+    has it; always where the strategy needs it.
 
     Raises:
       UserError: an example does not fit the model.
     """
-    check_examples(task, model, source, "evaluation")
-    plan = _plan_evaluation(run, source, batch_size, pads=pads)
-    return Evaluator(run, model, task, metrics, stream(run, source, plan), plan)
-
-
-def own_evaluator_of(
-    run: Run, model: keras.Model, source: Source, batch_size: int, patches: Patches, *, pads: bool = False
-) -> Evaluator:
-    """The same for a model whose own `test_step` evaluates it; `patches`: of the model's use."""
-    plan = _plan_evaluation(run, source, batch_size, pads=pads)
-    refuse_padding(plan)
-    return OwnEvaluator(run, model, source, stream(run, source, plan), plan, patches)
-
-
-def _plan_evaluation(run: Run, source: Source, batch_size: int, *, pads: bool) -> BatchPlan:
     plan = BatchPlan(
         num_examples=source.num_examples,
         global_batch_size=batch_size,
@@ -408,7 +393,12 @@ def _plan_evaluation(run: Run, source: Source, batch_size: int, *, pads: bool) -
         pad=pads or run.strategy.needs_static_shapes,
     )
     check_same_batches(run.strategy, source, plan, "evaluation")
-    return plan
+    if isinstance(task, OwnSteps):
+        refuse_padding(plan)
+        return OwnEvaluator(run, model, source, stream(run, source, plan), plan, patches)
+    assert metrics is not None
+    check_examples(task, model, source, "evaluation")
+    return Evaluator(run, model, task, metrics, stream(run, source, plan), plan)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -251,67 +251,44 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         if self.optimizer is not None:
             check_optimizer_builder(self.optimizer)
         check_callbacks(self.callbacks)
-        for is_conflict, message in self._conflicts():
-            if is_conflict:
-                raise UserError(message)
+        self._check_conflicts()
 
-    def _conflicts(self) -> Iterator[tuple[bool, str]]:
-        """Pairs of settings that contradict each other: whether a pair does, and what to write instead."""
-        stages, parts, saves = bool(self.strategy.stages), self.canonical_replicas is not None, self.policy is not None
-        for name in ("on_divergence", "stop_after_epochs", *(["num_microbatches"] if self.splits else [])):
-            message = f"train.{name} needs checkpoints, and train.checkpoint is 'off'. Remove one of the two."
-            yield getattr(self, name) is not None and not saves, message
-        sharding = f"train.sharding = {self.sharding!r}"
-        yield (
-            self.log_gradient_norm and self.scatters,
-            f"train.log_gradient_norm needs all gradients on every replica, which {sharding} keeps from them. Write "
-            "train.sharding = 'optimizer', or leave one out.",
-        )
-        yield (
-            self.scatters and (self.recompute is not None or self.compiles),
-            f"{sharding} lets replicas exchange what a layer computes with, which XLA and a second computation of the "
-            "layer cannot. Leave train.recompute and train.xla out.",
-        )
-        for callback in self.callbacks:
-            yield (
-                self.scatters and takes_weights(callback),
-                f"train.callbacks has {type(callback).__name__}, which copies all weights, and {sharding} keeps them "
-                "apart on several replicas. Leave it out (of EarlyStopping: restore_best_weights), or set "
-                "train.sharding = 'optimizer'.",
-            )
-        by_stages = {
-            "sharding": self.sharding is not None,
-            "deterministic": parts,
-            "recompute": self.recompute is not None,
-            "xla": self.compiles,
-        }
-        by_parts = {
-            "xla": self.compiles,
+    def _check_conflicts(self) -> None:
+        """Raises UserError where two settings contradict each other."""
+        is_set = {
+            "deterministic": self.canonical_replicas is not None,
             "num_microbatches": self.splits,
             "synchronize_batch_norm": not self.synchronize_batch_norm,
-            "sharding": self.scatters,
+            "log_gradient_norm": self.log_gradient_norm,
+            "xla": self.compiles,
         }
-        of_reduction = {
-            f"the strategy {self.strategy.name}, whose replicas are one program": self.strategy.is_one_program,
-            f"train.deterministic = {self.deterministic}, which is about bits": parts,
-            f"{sharding}, whose layers send what they need": self.scatters,
-        }
-        for name, is_set in by_stages.items():
-            yield (
-                stages and is_set,
-                f"train.{name} = {getattr(self, name)!r} is not for the strategy {self.strategy.name}, whose layers "
-                "lie on several devices and are computed again by themselves. Leave it out.",
-            )
-        for name, is_set in by_parts.items():
-            yield (
-                parts and is_set,
-                f"train.deterministic = {self.deterministic} says in how many parts a batch is computed and in which "
-                f"order they are added up; train.{name} = {getattr(self, name)!r} would do so otherwise. Leave it out, "
-                "or write train.deterministic = True.",
-            )
-        for what, is_set in of_reduction.items():
-            message = f"train.reduce_precision is not for {what}. Leave one of the two out."
-            yield self.reduce_precision is not None and is_set, message
+        of_none = ("on_divergence", "stop_after_epochs", "sharding", "recompute", "reduce_precision")
+        is_set |= {name: getattr(self, name) is not None for name in of_none}
+        sharding, strategy = f"train.sharding = {self.sharding!r}", f"the strategy {self.strategy.name}"
+        parts = f"train.deterministic = {self.deterministic}"
+        excluded = (
+            (
+                self.policy is None,
+                "train.checkpoint = 'off'",
+                ("on_divergence", "stop_after_epochs", "num_microbatches"),
+            ),
+            (self.scatters, sharding, ("deterministic", "log_gradient_norm", "recompute", "xla", "reduce_precision")),
+            (bool(self.strategy.stages), strategy, ("sharding", "deterministic", "recompute", "xla")),
+            (is_set["deterministic"], parts, ("xla", "num_microbatches", "synchronize_batch_norm", "reduce_precision")),
+            (self.strategy.is_one_program, strategy, ("reduce_precision",)),
+        )
+        for applies, what, names in excluded:
+            for name in names:
+                if applies and is_set[name]:
+                    value = getattr(self, name)
+                    raise UserError(f"train.{name} = {value!r} does not work with {what}. Leave one of the two out.")
+        for callback in self.callbacks:
+            if self.scatters and takes_weights(callback):
+                raise UserError(
+                    f"train.callbacks has {type(callback).__name__}, which copies all weights, and {sharding} keeps "
+                    "them apart on several replicas. Leave it out (of EarlyStopping: restore_best_weights), or set "
+                    "train.sharding = 'optimizer'."
+                )
 
     @property
     def scatters(self) -> bool:

@@ -263,12 +263,5 @@ def describe_hardware() -> dict[str, Any]:
         "devices": dict(sorted(kinds.items())),
         "accelerators": dict(collections.Counter(name for name in names if name)),
         "cpus": len(os.sched_getaffinity(0)),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None

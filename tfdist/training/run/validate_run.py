@@ -30,7 +30,6 @@ from tfdist.storage import files
 from tfdist.strategies.strategy import Strategy, Topology
 from tfdist.tasks.own_methods import OwnSteps
 from tfdist.tasks.task import Task
-from tfdist.telemetry.console.console_text import curve
 from tfdist.training.loop.callbacks import is_backup
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit, check_metric_sums
 from tfdist.training.recovery import survival
@@ -46,7 +45,7 @@ from tfdist.training.step.own_step import LARGEST_DIFFERENCE, compare_halves, re
 from tfdist.training.step.precision import as_tf_function, set_precision
 
 Tell = Callable[[str], None]
-CURVE_COLUMNS = 72
+NUM_RATES = 72  # of which the highest is looked for
 MAX_ROWS = 8  # of the first batch, on which the loss is computed
 
 
@@ -167,15 +166,12 @@ def check_use(
 
 
 def _report_schedule(tell: Tell, schedule: Any, total_steps: int) -> None:
-    """Draws the learning rates of a run, and says some; nothing where they stay."""
+    """Says some of the learning rates of a run; nothing where they stay."""
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         return
-    steps = [round(i * (total_steps - 1) / (CURVE_COLUMNS - 1)) for i in range(CURVE_COLUMNS)]
+    steps = [round(i * (total_steps - 1) / (NUM_RATES - 1)) for i in range(NUM_RATES)]
     rates = [float(schedule(np.int64(step))) for step in steps]
-    for line in curve(rates):
-        tell(f"  {line}")
-    highest = int(np.argmax(rates))
-    shown = dict.fromkeys([0, *([highest] if 0 < highest < CURVE_COLUMNS - 1 else []), CURVE_COLUMNS // 2, -1])
+    shown = sorted({0, int(np.argmax(rates)), NUM_RATES // 2, NUM_RATES - 1})
     tell(f"learning rate: {', '.join(f'{rates[i]:.3g} at step {steps[i]:,}' for i in shown)}")
 
 

@@ -17,7 +17,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -55,9 +55,12 @@ def check_agreement(strategy: Strategy, facts: Callable[[], Mapping[str, object]
     lines = [_line(name, [each.get(name, "(none)") for each in facts_of_workers]) for name in names]
     lines = [line for line in lines if line]
     more = [f"and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
-    error = build_user_error(
-        "\n    ".join(["The workers differ:", *lines[:MAX_SHOWN], *more]) + f"\n{advice}", error_id="workers-differ"
-    )
+    _raise_difference("\n    ".join(["The workers differ:", *lines[:MAX_SHOWN], *more]) + f"\n{advice}")
+
+
+def _raise_difference(text: str) -> NoReturn:
+    """Raises UserError for what all workers find at once."""
+    error = build_user_error(text, error_id="workers-differ")
     error.is_in_step = True
     raise error
 
@@ -161,15 +164,12 @@ class Equality:
             self._rounds = True
             return
         more = f" and {len(apart) - MAX_VARIABLES} more" if len(apart) > MAX_VARIABLES else ""
-        error = build_user_error(
+        _raise_difference(
             f"Worker {', '.join(map(str, others))} has other values than worker 0 at step {step:,}: "
             f"{', '.join(apart[:MAX_VARIABLES])}{more}. The run ends, and this state is not saved. A callback that "
             "changes something on one worker alone does that: let it decide by `logs`, which are the same on all. So "
-            "does a machine that computes wrong: tfdist doctor looks at it.",
-            error_id="workers-differ",
+            "does a machine that computes wrong: tfdist doctor looks at it."
         )
-        error.is_in_step = True
-        raise error
 
 
 def sum_bits(value: tf.Tensor) -> tf.Tensor:
@@ -216,15 +216,12 @@ def compare_batches(strategy: Strategy, summary: np.ndarray, split: str) -> None
     differ = np.abs(sums - sums[0]) > TOLERANCE * np.maximum(magnitudes, magnitudes[0])
     workers = np.flatnonzero(differ.any(axis=1)).tolist()
     if workers:
-        error = build_user_error(
+        _raise_difference(
             f"The first global batch of the {split} data on worker {', '.join(map(str, workers))} is another than on "
             "worker 0. Every worker takes its rows of the same global batch, so all must read the same examples in the "
             "same order. Give whatever draws at random a seed, such as dataset.shuffle(1000, seed=1), "
-            "np.random.default_rng(1) or train_test_split(…, random_state=1), and all workers the same files.",
-            error_id="workers-differ",
+            "np.random.default_rng(1) or train_test_split(…, random_state=1), and all workers the same files."
         )
-        error.is_in_step = True
-        raise error
 
 
 def _read_first(source: Source, plan: BatchPlan) -> Any:

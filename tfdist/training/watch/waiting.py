@@ -12,7 +12,6 @@ are not measured.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -58,52 +57,20 @@ def _copy_tensor(tensor: tf.Tensor) -> tf.Tensor:
         return tf.identity(tensor)
 
 
-@dataclasses.dataclass(frozen=True)
-class WaitTimes:
-    """The seconds that the workers waited for input over some calls.
+def _measure_wait(figures: np.ndarray) -> tuple[str, dict[str, Any]]:
+    """How long the workers waited for input, for people and for the log of events.
 
-    Attributes:
-      seconds: waited, worker by worker.
-      of_seconds: that the calls took, worker by worker.
+    In a synchronous step the worker that waited most holds up all others: its share and its seconds count.
+
+    Args:
+      figures: seconds waited, and that the calls took, [num_workers, 2].
     """
-
-    seconds: tuple[float, ...]
-    of_seconds: tuple[float, ...]
-
-    @property
-    def by_worker(self) -> list[float]:
-        """Each worker's share of its time."""
-        return [waited / max(1e-9, of) for waited, of in zip(self.seconds, self.of_seconds, strict=True)]
-
-    @property
-    def worst(self) -> int:
-        """The worker that waited most; in a synchronous step it holds up all others."""
-        return int(np.argmax(self.seconds))
-
-    @property
-    def share(self) -> float:
-        """The share of its time that the worst worker waited."""
-        return self.by_worker[self.worst]
-
-    @property
-    def is_notable(self) -> bool:
-        """Whether the console shows it."""
-        return self.share >= SHOWN_SHARE and self.seconds[self.worst] >= SHOWN_SECONDS
-
-    @property
-    def is_alarming(self) -> bool:
-        """Whether it is worth a warning."""
-        return self.share >= WARNED_SHARE and self.seconds[self.worst] >= WARNED_SECONDS
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """The figures for the log of events."""
-        several = {"by_worker": self.by_worker} if len(self.seconds) > 1 else {}
-        return {"share": self.share, "seconds": self.seconds[self.worst], **several}
-
-    def __str__(self) -> str:
-        who = f"worker {self.worst} " if len(self.seconds) > 1 else ""
-        return f"{who}waited for input {self.share:.0%} of the time ({self.seconds[self.worst]:.1f} s)"
+    shares = (figures[:, 0] / np.maximum(1e-9, figures[:, 1])).tolist()
+    worst = int(np.argmax(figures[:, 0]))
+    share, seconds = shares[worst], float(figures[worst, 0])
+    is_alone = len(shares) == 1
+    text = f"{'' if is_alone else f'worker {worst} '}waited for input {share:.0%} of the time ({seconds:.1f} s)"
+    return text, {"share": share, "seconds": seconds} | ({} if is_alone else {"by_worker": shares})
 
 
 class InputWait:
@@ -132,28 +99,25 @@ class InputWait:
         self._epoch += (waited, seconds)
         self._run += (waited, seconds)
         if not self._warned and self._strategy.topology.is_chief:  # a long epoch is not waited for
-            self._warn(step, WaitTimes((self._run[0],), (self._run[1],)))
+            self._warn(step, self._run[np.newaxis])
 
     def end_epoch(self, *, step: int, epoch: int) -> None:
         """Brings the workers' figures together and tells them. A collective."""
         figures = self._strategy.gather_from_workers([*self._epoch, *self._run])
         self._epoch[:] = 0
         if figures[:, 1].any():
-            waited = _measure_wait(figures[:, :2])
-            message = f"epoch {epoch + 1}: {waited}" if waited.is_notable else None
-            self._events.info("input_wait", step=step, message=message, epoch=epoch + 1, **waited.details)
+            text, details = _measure_wait(figures[:, :2])
+            is_shown = details["share"] >= SHOWN_SHARE and details["seconds"] >= SHOWN_SECONDS
+            message = f"epoch {epoch + 1}: {text}" if is_shown else None
+            self._events.info("input_wait", step=step, message=message, epoch=epoch + 1, **details)
             if not self._warned:
-                self._warn(step, _measure_wait(figures[:, 2:]))
+                self._warn(step, figures[:, 2:])
 
-    def _warn(self, step: int, waited: WaitTimes) -> None:
-        if waited.is_alarming:
+    def _warn(self, step: int, figures: np.ndarray) -> None:
+        text, details = _measure_wait(figures)
+        if details["share"] >= WARNED_SHARE and details["seconds"] >= WARNED_SECONDS:
             self._warned = True
-            message = f"Training: {waited}. {self._hint}".strip()
-            self._events.warning("input_bound", step=step, message=message, **waited.details)
-
-
-def _measure_wait(figures: np.ndarray) -> WaitTimes:
-    return WaitTimes(tuple(figures[:, 0].tolist()), tuple(figures[:, 1].tolist()))
+            self._events.warning("input_bound", step=step, message=f"Training: {text}. {self._hint}".strip(), **details)
 
 
 def read_clock(strategy: Strategy, tensors: Sequence[Any]) -> tf.Tensor:
@@ -168,21 +132,6 @@ def read_clock(strategy: Strategy, tensors: Sequence[Any]) -> tf.Tensor:
     plain = [t.values if isinstance(t, tf.IndexedSlices) else t for t in (tensors[0], tensors[-1])]
     with tf.control_dependencies(plain):
         return tf.timestamp()
-
-
-@dataclasses.dataclass(frozen=True)
-class WorkerTimes:
-    """The times of a worker's steps since its first call.
-
-    Attributes:
-      step_seconds: its own time a step: input and computing, without waiting for other workers.
-      input_share: of its time, waiting for input.
-      idle_share: of its time, waiting for other workers and for the sums to travel.
-    """
-
-    step_seconds: float
-    input_share: float
-    idle_share: float
 
 
 class Stragglers:
@@ -253,25 +202,19 @@ class Stragglers:
         figures = self._strategy.gather_from_workers(self._sums)
         if not figures[:, 0].all():
             return
-        times = [_times(*row) for row in figures.tolist()]
+        steps, seconds, for_input, for_others = figures.T
+        facts = {
+            "step_seconds": ((seconds - for_others) / steps).tolist(),
+            "input_share": (for_input / seconds).tolist(),
+            "idle_share": (for_others / seconds).tolist(),
+        }
         rows = [
-            f"  worker {worker}: {_milliseconds(each.step_seconds)} a step of its own; of its time "
-            f"{each.input_share:.0%} waiting for input, {each.idle_share:.0%} for other workers"
-            for worker, each in enumerate(times)
+            f"  worker {worker}: {_milliseconds(own)} a step of its own; of its time {waiting:.0%} waiting for input, "
+            f"{idle:.0%} for other workers"
+            for worker, (own, waiting, idle) in enumerate(zip(*facts.values(), strict=True))
         ]
-        self._events.info(
-            "workers",
-            step=step,
-            message="\n".join(["the workers:", *rows]),
-            step_seconds=[each.step_seconds for each in times],
-            input_share=[each.input_share for each in times],
-            idle_share=[each.idle_share for each in times],
-        )
+        self._events.info("workers", step=step, message="\n".join(["the workers:", *rows]), **facts)
 
 
 def _milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
-
-
-def _times(steps: float, seconds: float, for_input: float, for_others: float) -> WorkerTimes:
-    return WorkerTimes((seconds - for_others) / steps, for_input / seconds, for_others / seconds)
