@@ -6,9 +6,11 @@ whatever still bears it, in whichever session or process group that is (horovodr
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import os
 import pathlib
 import re
@@ -43,6 +45,17 @@ CLUSTER_VARIABLES = (
     "KERASTUNER_",
 )
 MARK = "TFDIST_TEST_PROCESS"
+# What a text's hole holds, by its expression or the text before it.
+HOLES = {
+    "self.NAME": "train",
+    "setting": "evaluate.weights",
+    "DETERMINISM": "train.deterministic",
+    "BACKUP": "keras.callbacks.BackupAndRestore",
+    "keras.callbacks.": "Callback",
+    "keras.metrics.": "AUC",
+    "keras.optimizers.": "Adam",
+    **dict.fromkeys(("parts", "steps", "wanted"), "2"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +107,38 @@ PATIENCE = 4  # times as long as on a quiet machine
 def read_code_blocks(page: pathlib.Path, language: str) -> list[str]:
     """The blocks of code in one language of a page in Markdown, in order."""
     return re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@functools.cache
+def parse_package() -> dict[pathlib.Path, ast.Module]:
+    """Every file of tfdist, parsed."""
+    return {file: ast.parse(file.read_text()) for file in sorted((REPOSITORY / "tfdist").rglob("*.py"))}
+
+
+def read_texts() -> list[tuple[str, str]]:
+    """All texts of tfdist but docstrings: the file and line, and the text, with "…" for what is unknown."""
+    return [(f"{file}:{line}", text) for file, tree in parse_package().items() for line, text in _texts_within(tree)]
+
+
+def _texts_within(node: ast.AST) -> Iterator[tuple[int, str]]:
+    if isinstance(node, ast.JoinedStr):
+        yield node.lineno, _fill_holes(node)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.lineno, node.value
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.Constant) and isinstance(node, ast.Expr | ast.JoinedStr)):
+            yield from _texts_within(child)
+
+
+def _fill_holes(text: ast.JoinedStr) -> str:
+    filled = ""
+    for part in text.values:
+        if isinstance(part, ast.Constant):
+            filled += part.value
+        elif isinstance(part, ast.FormattedValue):
+            name, unknown = ast.unparse(part.value), "'…'" if part.conversion == ord("r") else "…"
+            filled += next((value for key, value in HOLES.items() if name == key or filled.endswith(key)), unknown)
+    return filled
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float) -> None:

@@ -398,6 +398,7 @@ MISTAKES = [  # a text, and what the message begins with and holds
     (LIBRARY + "CLASSES", "0.gin:2: ", "library.CLASSES is a int"),
     (LIBRARY + "build_mlp(widht=3)", "0.gin:2: ", "'widht'", "Did you mean 'width'?"),
     ("train.model = @json.loads", "0.gin:1: ", "Add the line 'import json'"),
+    ("train.model = @tf.zeros", "0.gin:1: ", "Add the line 'import tensorflow as tf'"),
     ("train.model = @errors.suggest", "0.gin:1: ", "Add the line 'from tfdist import errors'"),
     ("import library\ninclude 'without.gin'", "without.gin:1: ", "Add the line 'import library', as 0.gin:1 does"),
     ("import library\ntrain.model = @libary.build_head", "0.gin:2: ", "Did you mean 'library'"),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import ast
 import errno
-import importlib
-import inspect
 import os
 import pickle
 import re
 from collections.abc import Iterator
 
 import pytest
-from support import REPOSITORY
+import settings_page
+from support import parse_package, read_texts
 
 from tfdist import error_ids
+from tfdist.config import loading
 from tfdist.error_ids import SYMPTOMS, find_error_id, format_error
 from tfdist.errors import (
     EXIT_STORE_UNAVAILABLE,
@@ -30,9 +30,20 @@ from tfdist.errors import (
 )
 from tfdist.strategies import failure_report
 
-TREES = {file: ast.parse(file.read_text()) for file in sorted((REPOSITORY / "tfdist").rglob("*.py"))}
 MAX_WORDS = 30  # of a sentence; what is filled in counts as one
-ADVICE = re.compile(r"(?<![\w.])(\w+)\.([A-Z]\w+)\.([a-z_]+) = ")  # module.Class.parameter
+BRACKETS = r"[(\[{][^()\[\]{}]*[)\]}]"
+for _ in range(2):  # within each other, three deep
+    BRACKETS = rf"[(\[{{](?:[^()\[\]{{}}]|{BRACKETS})*[)\]}}]"
+REFERENCE = rf"(?<![\w/])@[A-Za-z][\w./…]*[\w…](?:{BRACKETS})?"
+VALUE = rf"'[^']*'|{REFERENCE}|{BRACKETS}|[\w.…%]*[\w…]"
+BINDING = re.compile(rf"(?<![\w.…/@%-])((?:\w+/)*\w+(?:\.\w+)*)( ?= ?)({VALUE})(?: or ('\w+'))?")
+IMPORT = re.compile(r"[`']((?:from [\w.]+ )?import [\w., ]+)[`']")
+# Names of the reader's: @my_module.build_model, NAME.PARAMETER.
+PLACEHOLDER = re.compile(r"@(?:\w+/)*(?:my|my_module|module)\.|(?:^|import )(?:my_)?module|^[A-Z]+\b")
+CHECKS = {
+    f"{part.NAME}.{name}": each.check for part in settings_page.PARTS for name, each in part.declarations().items()
+}
+ROOTS = {part.NAME: part for part in settings_page.PARTS if "." not in part.NAME} | {"use": lambda value=None: None}
 
 
 def test_an_outage_counts_also_where_it_is_the_cause_of_another_error() -> None:
@@ -85,7 +96,7 @@ def test_every_id_is_used_and_every_one_used_has_an_entry() -> None:
     """Ids stand in classes, in arguments named `error_id`, and in `error_ids`, where causes and functions have them."""
     known = [error_id for kinds in SYMPTOMS.values() for error_id in kinds]
     used = {*error_ids._BY_ERRNO.values(), error_ids.USER_ERROR, error_ids.BUG}
-    for file, tree in TREES.items():
+    for file, tree in parse_package().items():
         for node in ast.walk(tree):
             match node:
                 case (
@@ -101,38 +112,66 @@ def test_every_id_is_used_and_every_one_used_has_an_entry() -> None:
     assert all(text.count(". ") >= 1 and text.endswith(".") for kinds in SYMPTOMS.values() for text in kinds.values())
 
 
-def messages() -> Iterator[tuple[str, str]]:
-    """Of all calls that make an error: the file and line, and each text in them, with X for what is filled in."""
-    for file, tree in TREES.items():
-        for call in ast.walk(tree):
-            name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
-            if not isinstance(call, ast.Call) or not name.endswith(("Error", ".error")):
-                continue
-            for node in (each for argument in call.args for each in ast.walk(argument)):
-                if isinstance(node, ast.JoinedStr):
-                    parts = [part.value if isinstance(part, ast.Constant) else "X" for part in node.values]
-                    yield f"{file}:{node.lineno}", "".join(map(str, parts))
-                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield f"{file}:{node.lineno}", node.value
-
-
 def test_no_message_has_a_long_sentence() -> None:
-    texts = list(messages())
+    texts = read_texts()
     sentences = [(place, each) for place, text in texts for each in re.split(r"(?<=[.!?])\s+|\n", text)]
     assert len(texts) > 600
     assert not [each for each in sentences if len(each[1].split()) > MAX_WORDS]
 
 
-def test_parameters_that_messages_tell_to_set_exist() -> None:
-    """`module.Class.parameter = …` in any text of tfdist; settings by their short names are checked with the pages."""
-    texts = [node.value for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    named = {match for text in texts if isinstance(text, str) for match in ADVICE.findall(text)}
-    modules = {file.stem: ".".join(file.relative_to(REPOSITORY).with_suffix("").parts) for file in TREES}
-    own = [match for match in sorted(named) if match[0] in modules]
-    assert len(own) > 5
-    for module, name, parameter in own:
-        made = getattr(importlib.import_module(modules[module]), name)
-        assert parameter in inspect.signature(made).parameters, (module, name, parameter)
+def advices(text: str) -> Iterator[tuple[str, str]]:
+    """The statements for a gin file in a text: name and value, or an import and nothing."""
+    for name, equals, *values in BINDING.findall(text):
+        is_advice = re.search(rf"\b(write|set|give|use|try|add|take|or|with)\b[^.:;]*\b{name} =", text, re.IGNORECASE)
+        if is_advice or ("." in name and (equals == " = " or name.partition(".")[0] in ROOTS)):
+            yield from ((name, value) for value in values if value)
+    yield from (("use.value", reference) for reference in re.findall(REFERENCE, text) if "…" not in reference)
+    yield from ((line, "") for line in IMPORT.findall(text))
+
+
+def paste(name: str, value: str) -> None:
+    """Loads a statement, with each import that the loader's own message says to add, and checks a literal value."""
+    if not value and re.search("import .*[A-Z]", name):
+        exec(name)  # in a module of the user's
+        return
+    literal = re.sub("(?<!')…(?!')", "'…'", {"N": "2", "%d": "2"}.get(value, value))
+    lines = [f"{name} = {literal}" if value else name]
+    called = name.rpartition(".")[0]
+    if value and called not in ROOTS:
+        lines.append(f"use.value = @{called}")
+    while True:
+        try:
+            loading.load(gin_files=[], gin_params=lines, roots=lambda: ROOTS)
+            break
+        except UserError as error:
+            missing = re.search("Add the line '(.+?)'", str(error))
+            if missing is None or missing[1] in lines:
+                raise
+            lines.insert(0, missing[1])
+    if name in CHECKS and "@" not in value and "…" not in value:
+        CHECKS[name](name, ast.literal_eval(literal))
+
+
+def test_every_advice_for_a_gin_file_can_be_pasted() -> None:
+    pasted, refused = 0, []
+    for place, text in read_texts():
+        for advice in advices(text):
+            if "figures.py" in place or any(map(PLACEHOLDER.search, advice)):  # there "@" is Bokeh's
+                continue
+            pasted += 1
+            try:
+                paste(*advice)
+            except UserError as error:
+                refused.append((place, advice, str(error)))
+    assert pasted > 140
+    assert not refused
+
+
+@pytest.mark.parametrize("text", ["Set train.epoch = 1.", "Write train.precision = 'half'.", "Give epochs = 2."])
+def test_an_advice_that_a_run_would_refuse_is_found(text: str) -> None:
+    (advice,) = advices(text)
+    with pytest.raises(UserError):
+        paste(*advice)
 
 
 def test_autograph_raises_the_users_error_as_it_is() -> None:

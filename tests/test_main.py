@@ -201,11 +201,7 @@ WRONG_FLAGS = [
     (["--mode=evaluate"], ["No experiment given", "--run_dir=DIR of a training", "--gin_file=tfdist:"]),
     (
         [DIGITS, "--mode=trian"],
-        [
-            "--mode=trian",
-            "train, evaluate, predict, export, plan, find_rate, tune, validate",
-            "Did you mean 'train'?",
-        ],
+        ["--mode=trian", "train, evaluate, predict, export, plan, find_rate, tune, validate", "Did you mean 'train'?"],
     ),
     ([DIGITS, "--mode"], ["Missing value for flag --mode", "--help lists the flags"]),
     ([DIGITS, "--gin_params=train.epochs = 1"], ["'gin_params'", "Did you mean: gin_param ?"]),
@@ -288,10 +284,7 @@ WRONG_CODE = [
         "train.train_data = @mine.data_that_raises",
         ["FileNotFoundError", "no/such/file.npy", "mine.py:27", "\n    [code-failure]\n"],
     ),
-    (
-        "train.train_data = @mine.data_that_exits",
-        ["data_that_exits() failed: SystemExit: 3"],
-    ),
+    ("train.train_data = @mine.data_that_exits", ["data_that_exits() failed: SystemExit: 3"]),
     ("train.train_data = @mine.uneven_arrays", ["same number of examples", "[4, 5]"]),
     (
         "train.train_data = @mine.labels_out_of_range",

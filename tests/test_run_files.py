@@ -999,10 +999,7 @@ PARSERS = {
         ],
         "between workers of one start",
     ),
-    **dict.fromkeys(
-        ["tpu_compiler.toolchain", "tpu_compiler.compile_program"],
-        "between a process and its child",
-    ),
+    **dict.fromkeys(["tpu_compiler.toolchain", "tpu_compiler.compile_program"], "between a process and its child"),
     "telemetry.heartbeat": "of a launcher's temporary folder",
     "checkpoint.write.writer": "between workers of one start; the manifest names what counts",
 }

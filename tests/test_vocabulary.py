@@ -7,7 +7,7 @@ import collections
 import re
 from collections.abc import Iterator
 
-from support import REPOSITORY
+from support import REPOSITORY, parse_package
 
 # Words that name nothing by themselves, with what to write.
 BANNED = {
@@ -20,7 +20,7 @@ BANNED = {
     "held": "what holds it: buffer, arrays_in_memory",
     "hold": "store, keep alive, assign",
     "apart": "sharded, separate process",
-    "placed": "place_variable, with_device",
+    "placed": "shard_variables, with_device",
     "made": "build_record, instance_of",
 }
 PREPOSITIONS = {*("of", "in", "at", "by", "over", "between", "beside", "behind", "after", "before", "than", "under")}
@@ -49,8 +49,8 @@ PARTICIPLE = re.compile(r"[a-z]+(ed|ing)|built|chosen|drawn|few|fine|kept|one|ow
 
 def definitions() -> Iterator[tuple[str, ast.AST, str]]:
     """Every class and function: the file, the node and the name."""
-    for file in sorted((REPOSITORY / "tfdist").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+    for file, tree in parse_package().items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 yield str(file.relative_to(REPOSITORY)), node, node.name
 
@@ -84,7 +84,7 @@ def test_no_function_is_called_by_a_participle_alone() -> None:
 
 def test_no_two_modules_share_a_name() -> None:
     files: dict[str, list[str]] = collections.defaultdict(list)
-    for file in sorted((REPOSITORY / "tfdist").rglob("*.py")):
+    for file in parse_package():
         if file.name not in ("__init__.py", "__main__.py"):
             files[file.stem].append(str(file.relative_to(REPOSITORY)))
     assert not {name: found for name, found in files.items() if len(found) > 1}
@@ -94,8 +94,8 @@ def test_what_is_public_has_a_docstring() -> None:
     """Properties and what overrides a method, of a class here or of a library, need none."""
     classes = {name: node for _, node, name in definitions() if isinstance(node, ast.ClassDef)}
     bare = []
-    for file in sorted((REPOSITORY / "tfdist").rglob("*.py")):
-        for node in public(ast.parse(file.read_text()).body):
+    for file, tree in parse_package().items():
+        for node in public(tree.body):
             bare += [(file.name, node.name)] if ast.get_docstring(node) is None else []
             methods = public(node.body) if isinstance(node, ast.ClassDef) else []
             bare += [

@@ -69,11 +69,7 @@ def test_what_fits_is_matched_whoevers_dtype_is_given() -> None:
 
 
 def test_every_difference_is_in_one_message() -> None:
-    wanted = {
-        "kernel": ((3, 3), "float32"),
-        "bias": ((3,), "bfloat16"),
-        "odd": ((4,), "int64"),
-    }
+    wanted = {"kernel": ((3, 3), "float32"), "bias": ((3,), "bfloat16"), "odd": ((4,), "int64")}
     with pytest.raises(UserError) as refusal:
         restore.match_tensors(TENSORS, wanted, partial=False)
     assert str(refusal.value).splitlines() == [

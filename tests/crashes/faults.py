@@ -499,15 +499,7 @@ class Torture:
                 self._report(name, place, f"{plan}: printed {word!r} in {log}")
         return status
 
-    def _begin(
-        self,
-        fault: str,
-        place: Scene,
-        work: str,
-        plan: Plan,
-        active: list[str],
-        allowed: set[int],
-    ) -> bool:
+    def _begin(self, fault: str, place: Scene, work: str, plan: Plan, active: list[str], allowed: set[int]) -> bool:
         try:
             FAULTS[fault].begin(place, self.dice)
         except (IndexError, psutil.Error):

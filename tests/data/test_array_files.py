@@ -26,10 +26,7 @@ def written(tmp_path: pathlib.Path) -> dict[str, Any]:
     np.savez(tmp_path / "plain.npz", **arrays)
     for name, array in arrays.items():
         np.save(tmp_path / f"{name}.npy", array)
-    return {
-        "plain": f"{tmp_path}/plain.npz",
-        "npy": {name: f"{tmp_path}/{name}.npy" for name in arrays},
-    }
+    return {"plain": f"{tmp_path}/plain.npz", "npy": {name: f"{tmp_path}/{name}.npy" for name in arrays}}
 
 
 def test_npy_files_are_mapped_and_float64_rows_become_float32(written: dict[str, Any]) -> None:

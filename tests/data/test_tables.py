@@ -152,8 +152,8 @@ def test_what_is_wrong_with_rows_gets_a_message(tmp_path: pathlib.Path, form: st
     files = mixed(tmp_path / f"a.{form}")
     place = rf"a\.{form}, row 2: "
     for make, message in (
-        (table(files, MIXED), "Write Table.fitted_on = the training files, in every split"),
-        (table(files, MIXED, fitted_on=files), place + "'size' is missing. Write Table.missing"),
+        (table(files, MIXED), "Write the training files in every split, for training itself tfdist.Table.fitted_on = "),
+        (table(files, MIXED, fitted_on=files), place + "'size' is missing. Write tfdist.Table.missing"),
         (table(files, MIXED, fitted_on=files, missing="mean"), "'color' is missing.*'category'"),
         (table(files, Columns("size", "lable")), r"has no column 'lable'; .*Did you mean 'label'"),
         (table(files, MIXED, missing={"collor": 1}), "Table.missing names 'collor'.*Did you mean 'color'"),

@@ -12,13 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from data_streams import global_batches
-from record_files_support import (
-    COLUMNS,
-    FEATURES,
-    example,
-    write_numbered,
-    write_records,
-)
+from record_files_support import COLUMNS, FEATURES, example, write_numbered, write_records
 
 from tfdist import user_code
 from tfdist.data.batches import BatchPlan

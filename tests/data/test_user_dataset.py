@@ -125,7 +125,7 @@ def test_batches_are_recognized_and_taken_apart_when_asked() -> None:
     def batched() -> tf.data.Dataset:
         return plain().batch(4).prefetch(1)
 
-    with pytest.raises(UserError, match=r"gives batches.*Take out Dataset.batch, or set DatasetFunction.unbatch"):
+    with pytest.raises(UserError, match=r"gives batches.*Take out Dataset.batch, or set tfdist.DatasetFunc"):
         DatasetFunction(batched)
     pairs = tf.data.Dataset.zip(tf.data.Dataset.range(8).batch(4), tf.data.Dataset.range(2))
     assert DatasetFunction(lambda: pairs).num_examples == 2

@@ -568,16 +568,8 @@ CASES: dict[str, dict[str, Any]] = {
         "num_microbatches": 2,
     },
     "batch_norm": {"model": lambda: dense_model(batch_norm=True), "train_data": lambda: digits(501)},
-    "batch_norm_masked": {
-        "model": masked_batch_norm_model,
-        "train_data": padded_words,
-        "eval_data": None,
-    },
-    "batch_norm_convolution": {
-        "model": convnet_model,
-        "num_microbatches": 2,
-        "train_data": lambda: digits(501),
-    },
+    "batch_norm_masked": {"model": masked_batch_norm_model, "train_data": padded_words, "eval_data": None},
+    "batch_norm_convolution": {"model": convnet_model, "num_microbatches": 2, "train_data": lambda: digits(501)},
     "regularized": {"model": lambda: dense_model(regularizer="l2"), "train_data": lambda: digits(501)},
     "ema": {"optimizer": ema_sgd},
     "two_outputs": {
@@ -646,17 +638,9 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer": lambda: keras.optimizers.SGD(0.2, use_ema=True),
         "swa_start": "0.5 of run",
     },
-    "recomputed": SHORT
-    | {
-        "model": blocks_model,
-        "recompute": ("normalized", "attentive"),
-        "num_microbatches": 2,
-    },
+    "recomputed": SHORT | {"model": blocks_model, "recompute": ("normalized", "attentive"), "num_microbatches": 2},
     "lora": SHORT | {"model": lambda: adapted(named_model, rank=2, layers=["hidden"], also=["head"])},
-    "distillation": {
-        "model": named_model,
-        "task": lambda: Distillation(teacher=teacher(), loss=sparse_loss()),
-    },
+    "distillation": {"model": named_model, "task": lambda: Distillation(teacher=teacher(), loss=sparse_loss())},
     "mixup": SHORT | {"train_data": lambda: mixing.MixUp(digits, num_classes=10), "task": soft_classification},
     "cutmix": SHORT | {"train_data": cut_mixed, "model": flat_model, "task": soft_classification},
     "contrastive": SHORT

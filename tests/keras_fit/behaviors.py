@@ -295,12 +295,7 @@ AREAS.append("Data")
 row("arrays with a smaller last batch", epochs=3)
 row("a feature in an array of one axis", x=X[:, 0], model=lambda: layered([keras.Input((1,)), out()]))
 row("TensorFlow tensors", x=lambda: tf.constant(X), y=lambda: tf.constant(Y))
-row(
-    "float64, integers, booleans",
-    x=lambda: X.astype(np.float64) > 0,
-    y=lambda: Y.astype(np.int8),
-    batch_size=20,
-)
+row("float64, integers, booleans", x=lambda: X.astype(np.float64) > 0, y=lambda: Y.astype(np.int8), batch_size=20)
 row("a list of inputs", x=lambda: list(HALVES), model=two_inputs)
 row(
     "a dict of inputs",
@@ -416,10 +411,7 @@ row(
 row("a generator with steps_per_epoch", x=batches, y=None, epochs=3, steps_per_epoch=3)
 
 
-@behavior(
-    "a generator that ends, without steps_per_epoch",
-    note="in memory, with a warning",
-)
+@behavior("a generator that ends, without steps_per_epoch", note="in memory, with a warning")
 def _(fit: Fit) -> Seen:
     found = simply(fit, batches(5))
     return {name: found[name] for name in ("history", "weights")}
@@ -513,12 +505,7 @@ def _(fit: Fit) -> Seen:
 
 row("steps_per_epoch that divides the batches", batch_size=5, epochs=4, steps_per_epoch=5)
 row("steps_per_epoch without batch_size", epochs=2, steps_per_epoch=3)
-row(
-    "steps_per_epoch beyond the batches, with a warning",
-    batch_size=10,
-    epochs=2,
-    steps_per_epoch=7,
-)
+row("steps_per_epoch beyond the batches, with a warning", batch_size=10, epochs=2, steps_per_epoch=7)
 row(
     "steps_per_epoch that does not divide the batches",
     holds=DIFFERS,
@@ -546,13 +533,7 @@ row(
     validation_data=(X[:20], Y[:20], WEIGHTS[:20]),
     validation_batch_size=20,
 )
-row(
-    "a list [x, y] with validation_steps",
-    epochs=2,
-    batch_size=8,
-    validation_data=[X[:20], Y[:20]],
-    validation_steps=2,
-)
+row("a list [x, y] with validation_steps", epochs=2, batch_size=8, validation_data=[X[:20], Y[:20]], validation_steps=2)
 row("a tf.data.Dataset with validation_steps", epochs=2, validation_data=dataset, validation_steps=2)
 row("a PyDataset to validate on", epochs=2, validation_data=Numbered)
 row("a generator with validation_steps, in one epoch", validation_data=batches, validation_steps=2)
@@ -629,11 +610,7 @@ def _(fit: Fit) -> Seen:
     return fit(model, X, Y) is model.history
 
 
-@behavior(
-    "hooks of batches, with steps_per_execution",
-    holds=DIFFERS,
-    note="called for every batch",
-)
+@behavior("hooks of batches, with steps_per_execution", holds=DIFFERS, note="called for every batch")
 def _(fit: Fit) -> Seen:
     spy = BatchSpy()
     model = classifier(steps_per_execution=3)
@@ -669,20 +646,11 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, Y, epochs=2, callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=add)])
 
 
-behavior(
-    "exceptions of callbacks",
-    lambda fit: interrupted(fit, KeyError("mine")),
-)
-behavior(
-    "KeyboardInterrupt",
-    lambda fit: interrupted(fit, KeyboardInterrupt()),
-)
+behavior("exceptions of callbacks", lambda fit: interrupted(fit, KeyError("mine")))
+behavior("KeyboardInterrupt", lambda fit: interrupted(fit, KeyboardInterrupt()))
 
 
-@behavior(
-    "keras.callbacks.BackupAndRestore",
-    note="a killed call continues with its next batch",
-)
+@behavior("keras.callbacks.BackupAndRestore", note="a killed call continues with its next batch")
 def _(fit: Fit) -> Seen:
     with tempfile.TemporaryDirectory() as directory:
         backup = os.path.join(directory, "backup")
@@ -730,11 +698,7 @@ def _(fit: Fit) -> Seen:
     return [names, model.evaluate(X, y, verbose=0, return_dict=True), model.metrics_names]
 
 
-@behavior(
-    "get_metrics_result afterwards",
-    holds=DIFFERS,
-    note="the metrics are empty; the History has the results",
-)
+@behavior("get_metrics_result afterwards", holds=DIFFERS, note="the metrics are empty; the History has the results")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False)

@@ -136,11 +136,7 @@ CASES: dict[str, Case] = {
         lambda _: [K.LearningRateScheduler(lambda epoch, rate: rate * 0.5**epoch), Spy()],
         HELD_OUT,
     ),
-    "rate_by_batch": Case(
-        ("LambdaCallback",),
-        lambda _: [RateByBatch(), Spy()],
-        HELD_OUT,
-    ),
+    "rate_by_batch": Case(("LambdaCallback",), lambda _: [RateByBatch(), Spy()], HELD_OUT),
     "averages_swapped": Case(
         ("SwapEMAWeights",),
         lambda _: [K.SwapEMAWeights(swap_on_epoch=True), Spy()],

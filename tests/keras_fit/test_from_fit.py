@@ -27,9 +27,7 @@ def test_the_script_trains_alike_as_one_process_and_as_two_workers(tmp_path: pat
 
 
 @pytest.mark.slow
-def test_a_worker_whose_model_was_made_before_it_joined_is_told_two_ways_to_start(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_worker_whose_model_was_made_before_it_joined_is_told_two_ways_to_start(tmp_path: pathlib.Path) -> None:
     (script,) = re.findall(r"```python\n(# train\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "train.py").write_text(script)
     cluster = {"cluster": {"worker": [f"127.0.0.1:{support.free_ports(1)[0]}"]}, "task": {"type": "worker", "index": 0}}

@@ -167,8 +167,7 @@ train.seed = 0
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "returned"),
-    [("build", "load", "error"), ("build_student", "load_labels", "accuracy")],
+    ("model", "data", "returned"), [("build", "load", "error"), ("build_student", "load_labels", "accuracy")]
 )
 def test_an_experiment_trains_evaluates_and_predicts(
     tmp_path: pathlib.Path, model: str, data: str, returned: str
@@ -230,11 +229,7 @@ def test_a_validation_notes_a_step_that_is_no_mean_over_its_batch(kind: Any, is_
     lines: list[str] = []
     data = KINDS["a step with clipping"][1]
     settings = TrainSettings(
-        model=own_steps.compiled(kind),
-        train_data=lambda: data,
-        strategy=OneDevice(),
-        global_batch_size=7,
-        epochs=1,
+        model=own_steps.compiled(kind), train_data=lambda: data, strategy=OneDevice(), global_batch_size=7, epochs=1
     )
     experiment.validate(settings, lines.append)
     assert any("train_step is no mean over its batch" in line for line in lines) == is_noted, lines

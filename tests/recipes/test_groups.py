@@ -57,10 +57,7 @@ def grouped(*groups: Group, layerwise: LayerwiseDecay | None = None, **options: 
         (grouped(weight_decay=DECAY), [0.95 - RATE] * 6),
         (grouped(Group("bias$", decays=False), weight_decay=DECAY), [0.95 - RATE, 0.9] * 3),
         (grouped(Group("bias$", rate=0.5), weight_decay=DECAY), [0.95 - RATE, 0.975 - 0.05] * 3),
-        (
-            grouped(layerwise=LayerwiseDecay(r"block_(\d+)/", 0.5)),
-            [1 - 0.025, 1 - 0.025, 1 - 0.05, 1 - 0.05, 0.9, 0.9],
-        ),
+        (grouped(layerwise=LayerwiseDecay(r"block_(\d+)/", 0.5)), [1 - 0.025, 1 - 0.025, 1 - 0.05, 1 - 0.05, 0.9, 0.9]),
         (
             grouped(Group("bias$", rate=2.0), layerwise=LayerwiseDecay(["block_0", "block_[12]"], 0.5)),
             [1 - 0.05, 1 - 0.1, 0.9, 0.8, 0.9, 0.8],

@@ -115,9 +115,7 @@ def test_every_example_is_there_once_and_in_order(used: tuple[Path, keras.Model,
         ([], "mirrored.Mirrored(num_cpu_devices=3)"),
         (["-m", "tfdist.launch", "--workers=2"], "multi_worker.MultiWorker()"),
         pytest.param(
-            ["-m", "tfdist.launch", "--workers=2", "--launcher=horovod"],
-            "horovod.Horovod()",
-            marks=pytest.mark.horovod,
+            ["-m", "tfdist.launch", "--workers=2", "--launcher=horovod"], "horovod.Horovod()", marks=pytest.mark.horovod
         ),
     ],
     ids=["mirrored", "multi_worker", "horovod"],

@@ -50,10 +50,7 @@ def test_a_directory_without_permission_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [
-        ("", "The run directory is empty"),
-        ("/proc/run", r"'/proc/run' cannot be written: .* \(in '/proc'\)\. Choose"),
-    ],
+    [("", "The run directory is empty"), ("/proc/run", r"'/proc/run' cannot be written: .* \(in '/proc'\)\. Choose")],
 )
 def test_a_path_that_takes_no_files_is_named(path: str, message: str) -> None:
     with pytest.raises(UserError, match=message):

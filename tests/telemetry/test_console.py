@@ -15,12 +15,7 @@ import pytest
 from support import clean_environment, run_python
 
 from tfdist.telemetry.console.console import Console, PlainConsole
-from tfdist.telemetry.console.console_text import (
-    EpochSummary,
-    Progress,
-    TrainingPlan,
-    number_text,
-)
+from tfdist.telemetry.console.console_text import EpochSummary, Progress, TrainingPlan, number_text
 from tfdist.telemetry.console.progress_bar import NotebookConsole, ProgressBarConsole, open_console
 
 _RUN = """

@@ -57,18 +57,14 @@ def test_training_continues_and_says_what_of_its_logs_is_missing(
     assert {point["epoch"] for point in ended.points("eval")} == {1, 4, 5}
 
 
-def test_a_run_that_could_not_save_ends_so_where_its_logs_could_not_be_written_either(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_run_that_could_not_save_ends_so_where_its_logs_could_not_be_written_either(tmp_path: pathlib.Path) -> None:
     full = Once("on_train_batch_end", 3, lambda: limit(0))
     term = Once("on_train_batch_end", 4, send(signal.SIGTERM))
     ended = trained(tmp_path, callbacks=[full, term])
     assert isinstance(ended.error, NotSavedError) and ended.error.exit_status == EXIT_NOT_SAVED
 
 
-def test_a_run_that_has_saved_ends_so_where_its_events_could_not_be_written(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_run_that_has_saved_ends_so_where_its_events_could_not_be_written(tmp_path: pathlib.Path) -> None:
     def fill() -> None:
         with open(tmp_path / "events.jsonl", "a") as events:
             events.write(json.dumps({"event": "x" * 500_000}) + "\n")

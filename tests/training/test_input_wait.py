@@ -121,9 +121,7 @@ def test_a_deterministic_run_is_not_measured_and_the_next_of_the_process_is(tmp_
     assert run(tmp_path / "next", epochs=2, eval_data=None).events("input_wait")
 
 
-def test_the_first_call_does_not_count_and_the_worker_that_waited_most_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_call_does_not_count_and_the_worker_that_waited_most_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     class Two(OneDevice):
         """As worker 0 of two sees it, the other of which waited three times as long."""
 

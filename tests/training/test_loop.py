@@ -11,15 +11,7 @@ import numpy as np
 import pytest
 import support
 import tensorflow as tf
-from equivalence.cases import (
-    dense_model,
-    digits,
-    ema_sgd,
-    sparse_loss,
-    two_output_model,
-    two_output_task,
-    two_outputs,
-)
+from equivalence.cases import dense_model, digits, ema_sgd, sparse_loss, two_output_model, two_output_task, two_outputs
 from training.trainings import STEPS_PER_EPOCH, Trained, dropout_model, run
 
 from tfdist.errors import EXIT_DIVERGED, DivergedError, UserError

@@ -147,7 +147,7 @@ def test_each_replica_holds_its_share() -> None:
     for count in (2, 3, 4):
         strategy._topology = type(strategy.topology)(0, count, 1)
         shards = Shards(strategy, model.trainable_variables, "optimizer")
-        shards.place_variables()
+        shards.shard_variables()
         sizes = {id(v): int(np.prod(v.shape)) for v in model.trainable_variables}
         shares = [sum(sizes[id(v)] for v in model.trainable_variables if shards.owner(v) == r) for r in range(count)]
         assert sum(shares) == model.count_params() and max(shares) - min(shares) <= max(sizes.values())
@@ -163,18 +163,12 @@ def test_each_replica_holds_its_share() -> None:
         ),
         ({"sharding": "weights", "recompute": "auto"}, "train.recompute = 'auto' does not work with train.sharding ="),
         ({"deterministic": 6}, "train.deterministic is 6; write True, False, or a power of two"),
-        (
-            {"deterministic": 4, "train_data": lambda: digits(447)},
-            "needs batches in 4 equal parts, and the last batch",
-        ),
+        ({"deterministic": 4, "train_data": lambda: digits(447)}, "needs batches in 4 equal parts, and the last batch"),
         (
             {"deterministic": 4, "drop_remainder": True, "num_microbatches": 2},
             "whatever the number of replicas; leave train.num_microbatches out",
         ),
-        (
-            {"deterministic": 4, "drop_remainder": True, "model": counting_model},
-            "along. Take such a layer out",
-        ),
+        ({"deterministic": 4, "drop_remainder": True, "model": counting_model}, "along. Take such a layer out"),
         (
             {"deterministic": 4, "synchronize_batch_norm": False},
             "train.synchronize_batch_norm = False does not work with train.deterministic = 4. Leave one of the two out",

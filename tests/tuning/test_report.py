@@ -101,9 +101,7 @@ def test_every_journal_has_a_whole_report(tmp_path: pathlib.Path, name: str) -> 
         assert len(list(csv.DictReader(table))) == len(sweep.trials)
 
 
-def test_the_page_lists_the_trials_the_best_first_and_draws_each_parameter(
-    shared: tuple[Page, pathlib.Path],
-) -> None:
+def test_the_page_lists_the_trials_the_best_first_and_draws_each_parameter(shared: tuple[Page, pathlib.Path]) -> None:
     page, run_dir = shared
     assert {"Objective", "Learning curves", "learning_rate", "layers", "kind", "filters", "use_ema"} <= {*page.titles}
 

@@ -91,14 +91,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Do
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "trials"),
-    [
-        ("random", 3),
-        ("grid", 4),
-        ("bayesian", 6),
-        ("hyperband", None),
-        ("asha stopping", 5),
-        ("median", 6),
-    ],
+    [("random", 3), ("grid", 4), ("bayesian", 6), ("hyperband", None), ("asha stopping", 5), ("median", 6)],
 )
 def test_each_search_comes_to_its_end_and_names_its_best(done: Done, name: str, trials: int | None) -> None:
     sweep = done[name]

@@ -73,8 +73,8 @@ flags.DEFINE_enum(
     "launcher",
     "tf_config",
     [*LAUNCHERS, *ON_RAY],
-    "how they find each other: through TF_CONFIG (MultiWorkerMirroredStrategy) or horovodrun; host starts the one "
-    "worker that TF_CONFIG names, for the same command on each host; ray starts them on a Ray cluster, through "
+    "how they find each other: through TF_CONFIG (MultiWorkerMirroredStrategy) or horovodrun. host starts the one "
+    "worker that TF_CONFIG names, for the same command on each host. ray starts them on a Ray cluster, through "
     "TF_CONFIG, ray_horovod as Horovod's",
     flag_values=FLAGS,
 )
@@ -94,7 +94,7 @@ flags.DEFINE_bool("pin_cpus", False, "give each worker its own share of the CPUs
 flags.DEFINE_integer(
     "max_restarts",
     0,
-    "start the workers again after a failure, so many times at most: at once after new steps, else after "
+    "start the workers again after a failure, so many times at most. At once after new steps, else after "
     "--backoff_seconds, then twice, four times … as long, up to 60 s",
     lower_bound=0,
     flag_values=FLAGS,

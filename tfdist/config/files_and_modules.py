@@ -23,6 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SHIPPED = "tfdist:"  # begins the name of a file of those that come with tfdist
 CONFIGS = REPOSITORY / "tfdist" / "configs"
 FRAMEWORKS = ("keras", "numpy", "tensorflow", "tfdist")
+ALIASES = {"np": "import numpy as np", "tf": "import tensorflow as tf"}
 REMOVED = {  # what gin files of an earlier version include, import and set, with what to write instead
     "runs/train_and_evaluate.gin": "Remove it. Write for the macros MODEL, OPTIMIZER, TASK, TRAIN_DATA and EVAL_DATA "
     "train.model, train.optimizer, train.task, train.train_data, train.eval_data; evaluate takes them from there.",
@@ -199,6 +200,8 @@ def _explain_failure(statement: str, error: BaseException) -> UserError:
 
 def guess_import(name: str) -> str:
     """The import that probably gives a name: a module of tfdist, or an installed one; empty when there is none."""
+    if name in ALIASES:
+        return ALIASES[name]
     found = [path for path in (REPOSITORY / "tfdist").rglob(f"{name}.py") if not name.startswith("_")]
     if found:
         parts = found[0].relative_to(REPOSITORY).with_suffix("").parts

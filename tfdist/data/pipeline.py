@@ -131,7 +131,7 @@ def _check_static_shapes(structure: Any) -> None:
     if not all(spec.shape[1:].is_fully_defined() for spec in tf.nest.flatten(structure)):
         raise UserError(
             f"The strategy needs batches of one shape, but the data gives {structure}, with a length that changes. "
-            "Give examples one length: for lines of text, TextLines.pad_to_max = True."
+            "Give examples one length: for lines of text, tfdist.TextLines.pad_to_max = True."
         )
 
 

@@ -37,7 +37,7 @@ _ANSWER_SECONDS = 10.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 ASK_SECONDS = 0.5
 FIRST_WORD_SECONDS, NEXT_WORD_SECONDS = 10.0, 60.0  # that Ray has no place yet
-PLACE_SECONDS = 30.0  # after which a run that may continue with fewer workers does
+PLACEMENT_SECONDS = 30.0  # after which a run that may continue with fewer workers does
 _CALLS_AT_ONCE = 4  # of one actor
 
 
@@ -187,9 +187,9 @@ class _RayPlacement:
             if self._group.wait(ASK_SECONDS):
                 return True
             now = time.monotonic()
-            if self._may_shrink and now - begun > PLACE_SECONDS:
+            if self._may_shrink and now - begun > PLACEMENT_SECONDS:
                 last = workers[-1]
-                last.fail(f"worker {last.index}: Ray has had no place for it for {PLACE_SECONDS:g} s")
+                last.fail(f"worker {last.index}: Ray has had no place for it for {PLACEMENT_SECONDS:g} s")
             elif now - reported_at >= NEXT_WORD_SECONDS:
                 reported_at = now
                 self._report(f"Waiting for Ray to place {count} × {resources}; {_describe_resources(self._ray)}.")

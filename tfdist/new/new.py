@@ -37,7 +37,7 @@ flags.DEFINE_string(
     "file",
     None,
     "the data: a CSV or Parquet table; a directory with a subdirectory of images for each class; a text file of lines "
-    "label<TAB>text; arrays in .npz or .npy; with --data=tfds the name or directory of a prepared data set",
+    "label<TAB>text; arrays in .npz or .npy. With --data=tfds the name or directory of a prepared data set",
     flag_values=FLAGS,
 )
 flags.DEFINE_enum("data", None, KINDS, "the kind of data; without it the file's ending tells", flag_values=FLAGS)

@@ -119,7 +119,7 @@ class RecomputedCall:
         self._layer, self._inner = layer, inner
         self._nest = (args, kwargs)
         self._given = tf.nest.flatten(self._nest)
-        self._places = [i for i, each in enumerate(self._given) if tf.is_tensor(each) and each.dtype.is_floating]
+        self._float_indices = [i for i, each in enumerate(self._given) if tf.is_tensor(each) and each.dtype.is_floating]
         self.trained = list(layer.trainable_variables)
         self._kept = list(layer.non_trainable_variables)
         self._before = [tf.identity(v.value) for v in self._kept]
@@ -149,7 +149,7 @@ class RecomputedCall:
 
     def __call__(self) -> Any:
         weights = self.read_weights(self.trained)
-        inputs = [self._given[i] for i in self._places]
+        inputs = [self._given[i] for i in self._float_indices]
         flat = tf.custom_gradient(self._forward)(*inputs, *weights)
         for variable, value, before in zip(self._kept, self._after, self._before, strict=True):
             if value is not None and value is not before:
@@ -168,11 +168,11 @@ class RecomputedCall:
 
     def _compute(self, values: Sequence[tf.Tensor]) -> tuple[Any, list[Any]]:
         """Computes the outputs for inputs and weights, and the new values of the variables that are not trained."""
-        inputs = values[: len(self._places)]
-        weights = self.gather_weights(inputs, values[len(self._places) :])
+        inputs = values[: len(self._float_indices)]
+        weights = self.gather_weights(inputs, values[len(self._float_indices) :])
         given = list(self._given)
-        for place, value in zip(self._places, inputs, strict=True):
-            given[place] = value
+        for index, value in zip(self._float_indices, inputs, strict=True):
+            given[index] = value
         args, kwargs = tf.nest.pack_sequence_as(self._nest, given)
         mapping = [*zip(self.trained, weights, strict=True), *zip(self._kept, self._before, strict=True)]
         outer = getattr(_computing, "call", None)
@@ -199,7 +199,7 @@ class RecomputedCall:
         nothing = tf.where(tf.equal(differs, differs), 0.0, float("nan")) + tf.zeros([]) * tf.cast(one[0], tf.float32)
         with tf.control_dependencies(gradients):
             nothing = tf.identity(nothing)
-        num_late = max(1, len(self._places))  # all inputs; of a layer that has none to differentiate by, a weight
+        num_late = max(1, len(self._float_indices))  # all inputs; of a layer without one to differentiate by, a weight
         late = [value + tf.cast(nothing, value.dtype) for value in values[:num_late]]
         again = [*late, *map(tf.identity, values[num_late:])]
         with tf.GradientTape() as tape:

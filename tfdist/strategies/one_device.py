@@ -92,11 +92,11 @@ class _Extended(OneDeviceExtended):
 
     def __init__(self, strategy: tf.distribute.Strategy, device: str | None, count: int, index: Any, add: Any) -> None:
         super().__init__(strategy, device or "/device:CPU:0")
-        self._count, self._index, self._add, self._is_placed = count, index, add, device is not None
+        self._count, self._index, self._add, self._has_device = count, index, add, device is not None
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         context = tf.distribute.ReplicaContext(self._container_strategy(), replica_id_in_sync_group=self._index())
-        with tf.device(self._device) if self._is_placed else contextlib.nullcontext(), context:
+        with tf.device(self._device) if self._has_device else contextlib.nullcontext(), context:
             return fn(*args, **kwargs)
 
     def _use_merge_call(self) -> bool:

@@ -299,7 +299,7 @@ class Supervised(Task):
         """`value` by output name."""
         if self._single:
             if keras.tree.is_nested(value := only(value)):
-                raise UserError(f"{what} are several; give Supervised.loss as a dict by output name.")
+                raise UserError(f"{what} are several; give tfdist.Supervised.loss as a dict by output name.")
             return {ONLY_OUTPUT: value}
         if isinstance(value, (list, tuple)):
             names = getattr(model, "output_names", None) or self._match_names(len(value))

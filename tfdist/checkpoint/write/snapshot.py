@@ -37,19 +37,19 @@ class HostBuffer:
 
     def __init__(self, files: Sequence[FilePlan]) -> None:
         self.files = tuple(files)
-        self._places: dict[str, np.ndarray] = {}
+        self._destinations: dict[str, np.ndarray] = {}
         self.contents: list[np.ndarray] = []
         for file in files:
             content = np.empty(file.num_bytes, np.uint8)
             content[::_PAGE_BYTES] = 0  # has the system give the pages now
             self.contents.append(content)
             for spec, offset in file.offsets:
-                self._places[spec.name] = content[offset : offset + spec.num_bytes]
+                self._destinations[spec.name] = content[offset : offset + spec.num_bytes]
 
     @property
     def num_tensors(self) -> int:
         """The number of tensors that there is room for."""
-        return len(self._places)
+        return len(self._destinations)
 
     @property
     def num_bytes(self) -> int:
@@ -64,15 +64,15 @@ class HostBuffer:
         """Copies arrays of the planned names, types and shapes."""
         large, small = [], []
         for name, array in arrays.items():
-            place, source = self._places[name], _view_bytes(array)
+            destination, source = self._destinations[name], _view_bytes(array)
             if source.nbytes <= _SMALL_BYTES:
-                small.append((place, source))
+                small.append((destination, source))
                 continue
             for first in range(0, source.nbytes, _PIECE_BYTES):
-                large.append((place[first : first + _PIECE_BYTES], source[first : first + _PIECE_BYTES]))
+                large.append((destination[first : first + _PIECE_BYTES], source[first : first + _PIECE_BYTES]))
         copies = [threads.submit(np.copyto, *pair) for pair in large]
-        for place, source in small:
-            np.copyto(place, source)
+        for destination, source in small:
+            np.copyto(destination, source)
         for copy in copies:
             copy.result()
 

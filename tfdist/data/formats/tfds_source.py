@@ -112,7 +112,8 @@ def _find_supervised_columns(builder: Any, name: str) -> Columns:
     if not keys or not all(isinstance(key, str) for key in keys):
         raise UserError(
             f"The data set {name!r} does not say which features are inputs and targets; it has "
-            f"{sorted(builder.info.features)}. Write columns = @columns.Columns() with inputs and targets."
+            f"{sorted(builder.info.features)}. Write tfdist.load_tfds.columns = @tfdist.Columns(), with inputs "
+            "and targets."
         )
     return Columns(inputs=keys[0], targets=keys[1], weights=keys[2] if len(keys) > 2 else None)
 

@@ -23,7 +23,7 @@ KINDS = (
     tf.io.VarLenFeature,
 )
 STORED_TYPES = {"float32": tf.float32, "int64": tf.int64, "string": tf.string}
-EXAMPLE = "@tf.io.FixedLenFeature(shape=(8, 8, 1), dtype='float32'), with `import tensorflow as tf`"
+EXAMPLE = "@tf.io.FixedLenFeature(shape=(8, 8, 1), dtype='float32')"
 
 
 class TFRecordSource(RecordFileSource):
@@ -84,12 +84,12 @@ def _read_descriptions(descriptions: Any) -> dict[str, Any]:
     if not isinstance(descriptions, Mapping) or not descriptions:
         raise UserError(
             f"features is a dict from names to features of tf.io; received {descriptions!r}. Write, for example, "
-            f"features = {{'image': {EXAMPLE}}}."
+            f"tfdist.TFRecordSource.features = {{'image': {EXAMPLE}}}, and `import tensorflow as tf`."
         )
     found = {}
     for name, feature in descriptions.items():
         if not isinstance(feature, KINDS):
-            raise UserError(f"features[{name!r}] = {feature!r} is not a feature of tf.io. Write {EXAMPLE}.")
+            raise UserError(f"features[{name!r}] is {feature!r}, which is not a feature of tf.io. Write {EXAMPLE}.")
         stored = STORED_TYPES.get(getattr(feature.dtype, "name", feature.dtype))
         if stored is None:
             raise UserError(

@@ -146,7 +146,7 @@ def explain_error(error: BaseException) -> TfdistError | None:
         return UserError(
             f"An epoch of the dataset has {ended[2]} {ended['found']} examples, and {ended['said']} are expected, "
             "which is num_examples or, without it, what the first epoch had. Give every epoch as many, or write "
-            "num_examples = N, no more than the shortest has."
+            "tfdist.DatasetFunction.num_examples = N, no more than the shortest has."
         )
     # A message of TensorFlow's with bytes of a record in it fails to become text.
     if isinstance(error, UnicodeDecodeError) and b"Could not parse example input" in error.object:

@@ -42,7 +42,7 @@ class StreamSource(Source):
     """A source that cannot read an example by its index, and therefore builds its batches itself."""
 
     cheaper = (
-        "In your dataset's function, map with num_parallel_calls = tf.data.AUTOTUNE and keep what fits with "
+        "In your dataset's function, map with num_parallel_calls=tf.data.AUTOTUNE and keep what fits with "
         "Dataset.cache(), before what is random"
     )
     calls_python = True
@@ -219,12 +219,14 @@ class DatasetFunction(StreamSource):
 
     def _count(self, dataset: tf.data.Dataset) -> int:
         if self._is_endless:
-            raise UserError("The dataset has no end. Say how many examples make an epoch: num_examples = N.")
+            raise UserError("The dataset has no end. Write for an epoch: tfdist.DatasetFunction.num_examples = N.")
         known = int(dataset.cardinality())
         if known != tf.data.UNKNOWN_CARDINALITY:
             return known
         count = int(self._call_function(0, None).reduce(np.int64(0), lambda n, *_: n + 1))
-        _LOG.warning("Counted %d examples by reading the whole dataset; num_examples = %d spares that.", count, count)
+        _LOG.warning(
+            "Counted %d examples by reading all; tfdist.DatasetFunction.num_examples = %d spares that.", count, count
+        )
         return count
 
 
@@ -288,7 +290,7 @@ def _batched_structure(dataset: tf.data.Dataset) -> Any:
     if batching is not None and all(each.shape.rank and each.shape[0] in (None, batch_size(batching)) for each in flat):
         raise build_user_error(
             f"The dataset gives batches, {spec}; it has to give single examples, of which tfdist makes the batches. "
-            "Take out Dataset.batch, or set DatasetFunction.unbatch = True.",
+            "Take out Dataset.batch, or set tfdist.DatasetFunction.unbatch = True.",
             error_id="data-structure",
         )
     return tf.nest.map_structure(lambda each: tf.TensorSpec([None, *each.shape], each.dtype), spec)

@@ -216,7 +216,7 @@ def _unseen_error(rule: Rule, fitted: FittedColumns, value: Any, place: str) -> 
     known = vocabulary(rule, fitted)
     return UserError(
         f"{place}: {rule.name!r} is {value!r}, which is not among its {len(known)} values {_format(known)}. Write "
-        "Table.unseen = 'category' for an index of its own."
+        "tfdist.Table.unseen = 'category' for an index of its own."
     )
 
 
@@ -225,8 +225,8 @@ def _missing_error(rule: Rule, place: str) -> UserError:
     if rule.is_category:
         instead = "'category' for an index of its own, or one of its values"
     return UserError(
-        f"{place}: {rule.name!r} is missing. Write Table.missing = {{{rule.name!r}: …}} with {instead}, or leave the "
-        "row out of the file."
+        f"{place}: {rule.name!r} is missing. Write tfdist.Table.missing = {{{rule.name!r}: …}} with {instead}, or "
+        "leave the row out of the file."
     )
 
 

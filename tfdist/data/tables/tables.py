@@ -122,7 +122,7 @@ class Table(RandomAccessSource):
         if fitted_on is None and self._rules_to_fit:
             raise UserError(
                 f"The columns {[rule.name for rule in self._rules_to_fit]} are encoded by what the training rows hold. "
-                f"Write Table.fitted_on = the training files, in every split; for training itself that is {files!r}."
+                f"Write the training files in every split, for training itself tfdist.Table.fitted_on = {files!r}."
             )
         specs = {name: tf.TensorSpec([None], rule.dtype) for name, rule in self._rules.items()}
         self.structure = self._nest(specs, lambda inputs: tf.TensorSpec([None, len(inputs)], tf.float32))
@@ -278,7 +278,7 @@ def _build_rules(settings: _Settings, kinds: Mapping[str, str]) -> dict[str, Rul
         if apart:
             raise UserError(
                 f"Table.stack_inputs makes one matrix of numbers, but the inputs {apart} hold categories. "
-                "Write stack_inputs = False and a model that takes a dict of inputs."
+                "Write tfdist.Table.stack_inputs = False, and a model that takes a dict of inputs."
             )
     return rules
 

@@ -136,7 +136,7 @@ class TextLines(Source):
         if fitted.labels != self.labels:
             raise UserError(
                 f"The run was begun with the labels {fitted.labels} ({path}), but the files now give {self.labels}. "
-                "Write TextLines.labels in the run's order, or take another --run_dir."
+                "Write tfdist.TextLines.labels in the run's order, or take another --run_dir."
             )
         self._vocabulary, self._fit_texts = fitted.vocabulary, []
 

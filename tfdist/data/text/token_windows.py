@@ -34,7 +34,7 @@ class TokenWindows(ArraySource):
                 f"TokenWindows.tokens gives {row.dtype}{list(row.shape)}; it must give one row of whole numbers, [m]."
             )
         if len(row) < length + 1:
-            raise UserError(f"TokenWindows has {len(row)} tokens, fewer than length + 1 = {length + 1}.")
+            raise UserError(f"TokenWindows has {len(row)} tokens, fewer than length + 1, here {length + 1}.")
         used = (len(row) - 1) // length * length
         row = row[: used + 1].astype(np.int32)
         super().__init__((row[:-1].reshape(-1, length), row[1:].reshape(-1, length)))

@@ -27,7 +27,7 @@ from tfdist.telemetry import heartbeat
 from tfdist.training.sharding.sharded_update import build_on_stages, build_sharded
 from tfdist.training.sharding.sharded_weights import gather_weights
 from tfdist.training.sharding.shards import HOST, OPTIMIZER, WEIGHTS, LateValues, Shards
-from tfdist.training.sharding.stages import compute_in_stages, devices_of, layers_by_device
+from tfdist.training.sharding.stages import compute_in_stages, layers_by_device, map_variable_devices
 from tfdist.training.sharding.tensor_parallel import choose_splits, split_layers
 from tfdist.training.step.gradients import explain_errors, forward
 from tfdist.training.step.layer_state import patch_aggregation, separate_losses
@@ -170,14 +170,14 @@ def _build(
     if sharding in (OPTIMIZER, HOST):
         built = build()
         shards = Shards(strategy, built.trainable_variables, sharding)
-        return built, shards, shards.place_variables
+        return built, shards, shards.shard_variables
     with LateValues() as values:
         built = build()
     if strategy.stages:
-        placed = layers_by_device(built, strategy.stages, strategy.devices)
-        devices = devices_of(placed)
+        layer_devices = layers_by_device(built, strategy.stages, strategy.devices)
+        devices = map_variable_devices(layer_devices)
         values.assign(device=lambda variable: devices.get(id(variable)))
-        return built, None, functools.partial(compute_in_stages, placed, patches)
+        return built, None, functools.partial(compute_in_stages, layer_devices, patches)
     assert sharding is not None
     splits = [] if isinstance(sharding, str) else choose_splits(built, sharding, strategy.topology.num_replicas)
     blocks = choose_layers(built, AUTO) if sharding == WEIGHTS else []
@@ -186,7 +186,7 @@ def _build(
     values.assign(but=shards.is_sharded)
 
     def arrange() -> None:
-        shards.place_variables()
+        shards.shard_variables()
         gather_weights(shards.blocks, shards, patches)
         split_layers(splits, strategy, shards, patches)
 

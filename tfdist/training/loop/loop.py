@@ -398,8 +398,8 @@ class Loop:
         if loss_scale is None:
             return DivergedError(
                 f"Training diverged at step {step}: the loss or a gradient is not finite. Try a lower "
-                "learning rate, clipping (global_clipnorm = 1.0) or train.precision = 'float32', and look for examples "
-                "that are not finite."
+                "learning rate, an optimizer with global_clipnorm=1.0 or train.precision = 'float32', and look for "
+                "examples that are not finite."
             )
         scale = float(keras.ops.convert_to_numpy(loss_scale.scale))
         if overflowed == done and scale <= 1.0:

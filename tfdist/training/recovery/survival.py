@@ -143,7 +143,7 @@ def _plan_part(run: Run, policy: CheckpointPolicy, *, is_sharded: bool) -> Part 
     start = run.strategy.broadcast(uuid.uuid4().hex[:12].encode() if topology.is_chief else None)
     apart = run.directory.checkpoint_dir
     if run.strategy.any_worker(not files.exists(run.directory.config) or not (apart is None or files.is_dir(apart))):
-        why = "train.sharding" if is_sharded else "CheckpointPolicy.writers = 'all'"
+        why = "train.sharding" if is_sharded else "policy.CheckpointPolicy.writers = 'all'"
         where = f"--run_dir={run.directory.path}" + ("" if apart is None else f" and backup_dir = {apart!r}")
         raise UserError(
             f"With {why} every worker writes checkpoints, and not all workers see {where}. Give a directory that they "

@@ -111,8 +111,8 @@ def _find_step(step: int, run: RunDirectory) -> SavedWeights:
 def _find_best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str) -> SavedWeights:
     if policy is None or policy.keep_best is None:
         raise UserError(
-            f"{setting} is 'best', and the run was not told which checkpoint is the best one. Train with a "
-            "policy that has keep_best = 'val_accuracy', or another metric; or write a step. "
+            f"{setting} is 'best', and the run was not told which checkpoint is the best one. Train with "
+            "policy.CheckpointPolicy.keep_best = 'val_accuracy', or another metric; or write a step. "
             f"{run.path} has checkpoints of {_list_steps(run) or 'no step'}."
         )
     entries = sorted(_list_whole(run), key=lambda entry: entry.age_order, reverse=True)

@@ -136,7 +136,7 @@ def _check_checkpoint_dir(directory: RunDirectory, last: str | None) -> None:
     if before != directory.checkpoints and list_paths(before):
         raise UserError(
             f"The checkpoints of {directory.path} are in {before}, and this start looks for them in "
-            f"{directory.checkpoints}. Move them there, or write {BACKUP} with backup_dir = {before!r}."
+            f"{directory.checkpoints}. Move them there, or write {BACKUP}.backup_dir = {before!r}."
         )
     if directory.checkpoint_dir is not None and KERAS_FILE in files.list_names(directory.checkpoint_dir):
         raise UserError(

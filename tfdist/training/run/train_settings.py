@@ -138,7 +138,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         None,
     )
     swa_start: str | int | None = setting(
-        "stochastic weight averaging, for an optimizer with use_ema = True: from here on, its average is the plain "
+        "stochastic weight averaging, for an optimizer with use_ema=True: from here on, its average is the plain "
         "mean of the weights",
         or_none(LENGTH),
         None,

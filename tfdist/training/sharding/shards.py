@@ -115,19 +115,19 @@ class Shards:
                 self._owners[id(variable)] = replica
                 self._apart.add(id(variable))
 
-    def place_variables(self) -> None:
-        """Puts the variables where they belong: what is apart at its owner, where it gets its value."""
+    def shard_variables(self) -> None:
+        """Gives each replica the variables and slices that it owns, with their values."""
         topology = self._strategy.topology
         for variable in self._variables:
             owners = range(topology.num_replicas) if self.is_split(variable) else [self.owner(variable)]
             here = [r for r in owners if 0 <= r - topology.first_replica < topology.num_local_replicas]
             value = tf.convert_to_tensor(variable.value) if here and self.is_sharded(variable) else None
-            self._here[id(variable)] = {replica: self._place_variable(variable, replica, value) for replica in here}
+            self._here[id(variable)] = {replica: self._build_shard(variable, replica, value) for replica in here}
             if self.is_sharded(variable):
                 nothing = tf.zeros([0], variable.dtype)
                 variable._value = tf.Variable(nothing, shape=tf.TensorShape(None), trainable=False)
 
-    def _place_variable(self, variable: keras.Variable, replica: int, value: tf.Tensor | None) -> keras.Variable:
+    def _build_shard(self, variable: keras.Variable, replica: int, value: tf.Tensor | None) -> keras.Variable:
         """The Keras variable of a local replica: a view if `value` is None, else a new one with its part of `value`."""
         local = replica - self._strategy.topology.first_replica
         if value is None:

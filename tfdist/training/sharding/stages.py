@@ -43,20 +43,20 @@ def layers_by_device(
     begins = [names.index(name) for name in stages]
     if begins != sorted(set(begins)) or begins[0] == 0:
         raise UserError(
-            f"Pipelined.stages = {list(stages)} are to be layers in their order in the model, each once, and not its "
-            f"first; that is {', '.join(names[:20])}."
+            f"pipelined.Pipelined.stages = {list(stages)} are to be layers in their order in the model, each once, and "
+            f"not its first; that is {', '.join(names[:20])}."
         )
-    return [(layer, devices[sum(begin <= place for begin in begins)]) for place, layer in enumerate(layers)]
+    return [(layer, devices[sum(begin <= index for begin in begins)]) for index, layer in enumerate(layers)]
 
 
-def devices_of(placed: Sequence[tuple[keras.layers.Layer, str]]) -> Mapping[int, str]:
+def map_variable_devices(layer_devices: Sequence[tuple[keras.layers.Layer, str]]) -> Mapping[int, str]:
     """The devices of the layers' variables, by their ids; a variable that several have is where the first one is."""
-    return {id(v): device for layer, device in reversed(placed) for v in layer.variables}
+    return {id(v): device for layer, device in reversed(layer_devices) for v in layer.variables}
 
 
-def compute_in_stages(placed: Sequence[tuple[keras.layers.Layer, str]], patches: Patches) -> None:
+def compute_in_stages(layer_devices: Sequence[tuple[keras.layers.Layer, str]], patches: Patches) -> None:
     """Has each layer compute on its device whenever it is called."""
-    for layer, device in placed:
+    for layer, device in layer_devices:
         patches.replace(layer, call=_build_staged_call(layer, layer.call, device))
 
 

@@ -79,10 +79,10 @@ def _split(layer: keras.layers.Layer, count: int) -> Split | None:
     plain = not getattr(layer, "lora_enabled", False) and layer.quantization_mode is None
     axis, output_axis = 1, -1
     if isinstance(layer, keras.layers.EinsumDense):
-        places = _einsum_axes(layer.equation, layer.kernel.shape, count)
-        if places is None:
+        axes = _einsum_axes(layer.equation, layer.kernel.shape, count)
+        if axes is None:
             return None
-        axis, output_axis = places
+        axis, output_axis = axes
     variable = layer.embeddings if isinstance(layer, keras.layers.Embedding) else layer.kernel
     free = variable.regularizer is None and variable.constraint is None
     return Split(layer, variable, axis, output_axis) if plain and free and variable.shape[axis] % count == 0 else None

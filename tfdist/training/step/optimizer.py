@@ -135,9 +135,9 @@ def bind_schedules(
     """
     for one in parts(optimizer):
         bind(one._learning_rate, run)
-        placed = getattr(one, GROUPS, None)
-        if placed is not None:
-            placed.bind(run, variables, patches)
+        groups = getattr(one, GROUPS, None)
+        if groups is not None:
+            groups.bind(run, variables, patches)
 
 
 def steps_before_swa(optimizer: keras.optimizers.Optimizer, start: str | int | None, run: RunLength) -> int | None:
@@ -217,8 +217,8 @@ class Update:
 
     def __call__(self, gradients: Gradients, variables: Sequence[keras.Variable]) -> tf.Tensor:
         """Updates `variables`, of which each has a gradient; True, as a branch of `tf.cond` gives something."""
-        for optimizer, places in self._group_by_optimizer(variables):
-            own = [variables[i] for i in places]
+        for optimizer, indices in self._group_by_optimizer(variables):
+            own = [variables[i] for i in indices]
             done = tf.convert_to_tensor(self._strategy.first_local(optimizer.iterations.value))
 
             apply = functools.partial(optimizer.apply, trainable_variables=own)
@@ -230,7 +230,7 @@ class Update:
                 if self._swa_start is not None:
                     patches.replace(optimizer, ema_momentum=_momentum_of_mean(done, self._swa_start))
                 patches.replace(optimizer, ema_overwrite_frequency=None)
-                self._run(apply, args=([gradients[i] for i in places],))
+                self._run(apply, args=([gradients[i] for i in indices],))
             if optimizer.use_ema and optimizer.ema_overwrite_frequency:
                 is_time = tf.equal((done + 1) % optimizer.ema_overwrite_frequency, 0)
                 tf.cond(is_time, functools.partial(self._overwrite, optimizer), lambda: tf.constant(True))
@@ -255,15 +255,15 @@ class Update:
     def _group_by_optimizer(
         self, variables: Sequence[keras.Variable]
     ) -> list[tuple[keras.optimizers.Optimizer, list[int]]]:
-        """The optimizers, and the places in `variables` of those that each updates."""
+        """The optimizers, and the indices in `variables` of those that each updates."""
         optimizer = self._optimizer
         if not isinstance(optimizer, keras.optimizers.MultiOptimizer):
             return [(optimizer, list(range(len(variables))))]
         owners = {id(v): index for index, each in enumerate(optimizer.optimizers) for v in each._trainable_variables}
-        places: dict[int, list[int]] = {}
+        indices: dict[int, list[int]] = {}
         for i, variable in enumerate(variables):
-            places.setdefault(owners[id(variable)], []).append(i)
-        return [(optimizer.optimizers[index], some) for index, some in sorted(places.items())]
+            indices.setdefault(owners[id(variable)], []).append(i)
+        return [(optimizer.optimizers[index], some) for index, some in sorted(indices.items())]
 
     def _run_compiled(self, function: Callable[[Gradients], None], args: tuple[Gradients]) -> None:
         """Runs it for the only replica of this process, outside of its context, where nothing can be merged.

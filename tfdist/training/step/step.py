@@ -253,8 +253,8 @@ class TrainStep:
         found, received = self._scatters.reduce_to_owners(
             [dense[i] for i in left], [variables[i] for i in left], name="step"
         )
-        placed = dict(zip(left, found, strict=True))
-        summed = [placed.get(i, gradient) for i, gradient in enumerate(dense)]
+        reduced = dict(zip(left, found, strict=True))
+        summed = [reduced.get(i, gradient) for i, gradient in enumerate(dense)]
         *scalars, total = self._strategy.sum_over_replicas([*scalars, total])
         return summed, scalars, total + tf.add_n([_opaque_zero(each) for each in received])
 

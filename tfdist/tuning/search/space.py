@@ -371,16 +371,16 @@ def _check_conditions(path: str, parameter: Parameter, parameters: Mapping[str, 
 
 def _parents_first(parameters: Mapping[str, Parameter]) -> list[str]:
     """The paths in their order, but each behind those that it depends on."""
-    placed: list[str] = []
+    ordered: list[str] = []
 
     def visit(path: str, below: tuple[str, ...]) -> None:
         if path in below:
             raise _error(path, f"it depends on itself: {' → '.join((*below, path))}.")
-        if path not in placed:
+        if path not in ordered:
             for parent in parameters[path].under:
                 visit(parent, (*below, path))
-            placed.append(path)
+            ordered.append(path)
 
     for path in parameters:
         visit(path, ())
-    return placed
+    return ordered
