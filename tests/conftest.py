@@ -71,7 +71,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if importlib.util.find_spec("horovod") is None:
         pytest.fail(
             "Horovod is not installed, and its tests are not skipped in silence. "
-            "Run: python tools/build_horovod.py, or set TFDIST_SKIP_HOROVOD=1 to go without.",
+            "Run: python -m tfdist.build_horovod, or set TFDIST_SKIP_HOROVOD=1 to go without.",
             pytrace=False,
         )
 

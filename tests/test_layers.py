@@ -41,6 +41,7 @@ MAY_IMPORT = {
         "report",
     }
     | MATERIAL,
+    "build_horovod": {"command_line", "requirements", "errors"},
     "new": {"main", "tuning", "report"} | MATERIAL,
     "main": {"config", "experiment", "planning", "serving", "tuning", "training", "report"} | {"xla_cache"} | MATERIAL,
     "keras_fit": {"experiment", "training"} | MATERIAL,
@@ -74,7 +75,7 @@ MAY_IMPORT = {
 PACKAGE = "tfdist"
 # Lines and files of each room. A change may raise a budget by what its issue names, and lowers it where it removes.
 BUDGETS = {
-    "": (1_550, 10),
+    "": (1_700, 11),
     "checkpoint": (2_050, 14),
     "commands": (1_250, 9),
     "config": (1_800, 10),
@@ -98,7 +99,7 @@ BUDGETS = {
     "training": (9_850, 45),
     "tuning": (3_500, 22),
     "tests": (38_000, 241),
-    "benchmarks and tools": (6_450, 49),
+    "benchmarks and tools": (6_200, 48),
 }
 # Modules (or packages) that alone may import a library.
 ONLY_IMPORTERS = {
@@ -109,7 +110,7 @@ ONLY_IMPORTERS = {
     "jax": {"tpu_compiler.compile_program"},
 }
 # strategies.cluster reads it for the strategies: TF_CONFIG, and the rest in environment.py.
-ENVIRONMENT_READERS = {"main", "commands", "launch", "strategies.cluster"}
+ENVIRONMENT_READERS = {"main", "commands", "build_horovod", "launch", "strategies.cluster"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 

@@ -22,7 +22,7 @@ from tfdist.requirements import (
 
 GROUP = "versions"
 PACKAGE = "tfdist"
-HOROVOD = Requirement("horovod==0.28.1")  # which tools/build_horovod.py builds; no package needs it
+HOROVOD = Requirement("horovod==0.28.1")  # which tfdist.build_horovod builds; no package needs it
 # Packages that the workers compare, beside those that tfdist always needs.
 COMPARED = (
     *("horovod", "google-cloud-storage", "nvidia-cuda-runtime-cu12", "nvidia-cudnn-cu12", "nvidia-nccl-cu12"),
@@ -91,7 +91,7 @@ def check_versions(
         version = version_of(package)
         hint = f"Run: pip install '{package}{versions}'"
         if package == "horovod":
-            hint = "Run: python tools/build_horovod.py"
+            hint = "Run: python -m tfdist.build_horovod"
         if version is None and package in needed:
             why = f"This run needs {package}{versions}."
             findings.append(Finding(PROBLEM, GROUP, f"{package} is not installed", why, hint))
