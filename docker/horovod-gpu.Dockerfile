@@ -30,6 +30,7 @@ WORKDIR /opt/tfdist
 COPY pyproject.toml README.md LICENSE ./
 COPY tfdist tfdist
 COPY configs configs
+COPY examples examples
 
 RUN set -eu; \
     pip install --editable '.[examples,gcs,gpu,horovod,tables]'; \

@@ -134,6 +134,8 @@ MISTAKES = [
     (["doctor", "--largest_mib=-1"], "largest_mib"),
     (["new"], "One directory is to be written"),
     (["new", "x", "--data=pdf"], "pdf"),
+    (["new", "x", "--example=mnist"], "should be one of <cifar10"),
+    (["new", "x", "--example=cifar10", "--file=a.csv"], "--example=cifar10 takes no --file"),
 ]
 
 

@@ -34,7 +34,7 @@ ON_RAY = ("ray", "ray_horovod")
 WITH_HOSTS = ("tf_config", "horovod")
 REMOTE_SHELL = "ssh -o BatchMode=yes -o ServerAliveInterval=10"
 INSTEAD = {  # flags of an earlier version
-    "--print": "copy a file of examples/clusters/ or examples/pipelines/ (docs/clusters.md)",
+    "--print": "copy a file that `tfdist new jobs --example=clusters` writes, or --example=pipelines",
     "--timeout_seconds": "write `timeout 3600 tfdist launch …`",
 }
 VERBS = ("train", "resume", "validate", "evaluate", "predict", "doctor")  # that several workers can do together
