@@ -20,6 +20,7 @@ WORKDIR /opt/tfdist
 COPY pyproject.toml README.md LICENSE ./
 COPY tfdist tfdist
 COPY configs configs
+COPY examples examples
 
 RUN set -eu; \
     case "$ACCELERATOR" in \

@@ -30,13 +30,13 @@ WORKDIR /opt/tfdist
 COPY pyproject.toml README.md LICENSE ./
 COPY tfdist tfdist
 COPY configs configs
-COPY tools/build_horovod.py tools/build_horovod.py
+COPY examples examples
 
 RUN set -eu; \
     pip install --editable '.[examples,gcs,gpu,horovod,tables]'; \
     ldconfig /usr/local/cuda/targets/x86_64-linux/lib/stubs; \
     HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_WITH_MPI=1 HOROVOD_CUDA_HOME=/usr/local/cuda \
-        python tools/build_horovod.py; \
+        python -m tfdist.build_horovod; \
     ldconfig; \
     rm -rf "$HOME/.cache"; \
     python -m compileall -q tfdist

@@ -71,7 +71,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if importlib.util.find_spec("horovod") is None:
         pytest.fail(
             "Horovod is not installed, and its tests are not skipped in silence. "
-            "Run: python tools/build_horovod.py, or set TFDIST_SKIP_HOROVOD=1 to go without.",
+            "Run: python -m tfdist.build_horovod, or set TFDIST_SKIP_HOROVOD=1 to go without.",
             pytrace=False,
         )
 
@@ -153,7 +153,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
         shutil.copy(support.REPOSITORY / name, source)
-    for name in ("tfdist", "configs"):
+    for name in ("tfdist", "configs", "examples"):
         shutil.copytree(support.REPOSITORY / name, source / name, symlinks=True)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*pip, "--no-build-isolation", f"--wheel-dir={out}", source], check=True, stdin=subprocess.DEVNULL)

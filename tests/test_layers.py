@@ -41,6 +41,7 @@ MAY_IMPORT = {
         "report",
     }
     | MATERIAL,
+    "build_horovod": {"command_line", "requirements", "errors"},
     "new": {"main", "tuning", "report"} | MATERIAL,
     "main": {"config", "experiment", "planning", "serving", "tuning", "training", "report"} | {"xla_cache"} | MATERIAL,
     "keras_fit": {"experiment", "training"} | MATERIAL,
@@ -109,7 +110,7 @@ ONLY_IMPORTERS = {
     "jax": {"tpu_compiler.compile_program"},
 }
 # strategies.cluster reads it for the strategies: TF_CONFIG, and the rest in environment.py.
-ENVIRONMENT_READERS = {"main", "commands", "launch", "strategies.cluster"}
+ENVIRONMENT_READERS = {"main", "commands", "build_horovod", "launch", "strategies.cluster"}
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
 

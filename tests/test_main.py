@@ -403,7 +403,7 @@ def test_horovod_that_is_not_installed_is_told_with_the_command_that_builds_it(t
     (tmp_path / "horovod" / "__init__.py").write_text("raise ImportError('no Horovod here')")
     args = ["-m", "tfdist.main", DIGITS, strategy("horovod"), "--run_dir=run"]
     told = run_python(args, env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}, cwd=tmp_path)
-    check_refused(told, "no Horovod here", "python tools/build_horovod.py")
+    check_refused(told, "no Horovod here", "python -m tfdist.build_horovod")
 
 
 def test_a_python_without_what_tfdist_stands_on_is_told(tmp_path: Path) -> None:

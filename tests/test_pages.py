@@ -86,7 +86,11 @@ REPLACED = {
     "--port=8000": f"--port={PORTS[2]}",
     "tensorboard --logdir": f"tensorboard --port={PORTS[3]} --logdir",
 }
-SERVERS = {f"{REPOSITORY}/tests/gcs/server.py": PORTS[1], "examples/serve.py": PORTS[2], "tensorboard": PORTS[3]}
+SERVERS = {
+    f"{REPOSITORY}/tests/gcs/server.py": PORTS[1],
+    "examples/serving/serve.py": PORTS[2],
+    "tensorboard": PORTS[3],
+}
 REMOVED = {"tfdist launch -n 4 train.py": "runs/digits"}  # as the page says before the command
 # How a shown line begins that another course of things prints: a kill, after which a run resumes.
 NOT_PRINTED = (
@@ -209,7 +213,7 @@ FILES = {
     "sharding.md": BLOCKS_FILES,
     **{page: {"my.gin": DIGITS} for page in ("launch.md", "clusters.md", "tuning.md")},
 }
-EXAMPLES = {"your_own_experiment.md": "diabetes", "serving.md": "serve.py"}
+EXAMPLES = {"your_own_experiment.md": "diabetes", "serving.md": "serving"}
 # Runs of the digits that a page takes as there.
 RUNS = {
     "recipes.md": ["digits"],

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -84,12 +85,21 @@ def test_a_run_resumes_with_its_own_configuration(tmp_path: pathlib.Path) -> Non
 MISTAKES = [
     (["tran", "a.gin"], "There is no verb 'tran'.*Did you mean 'train'"),
     (["evalute"], "Did you mean 'evaluate'"),
-    (["tune", "a.gin"], "There is no verb 'tune'; the verbs are train"),
+    (["fit", "a.gin"], "There is no verb 'fit'; the verbs are train"),
+    (["tune", "a.gin"], "Write: tfdist sweep"),
     (["a.gin"], "Write: tfdist train a.gin"),
     ([DIGITS], f"Write: tfdist train {DIGITS}"),
     (["train", "a"], "'a' is no gin file and no NAME=VALUE"),
     (["train", "runs/a"], "'runs/a' is no gin file"),
-    (["train", "a.gin", "train.epochs", "3"], "'train.epochs' is no gin file and no NAME=VALUE"),
+    (["train", "a.gin", "train.epochs", "3"], "A setting is one word: train.epochs=3"),
+    (["train", "a.gin", "train.epochs", "=", "3"], "A setting is one word: train.epochs=3"),
+    (["train", "a.gin", "train.epochs"], "A setting is one word: train.epochs=VALUE"),
+    (["train", "a.py"], "'a.py' is no gin file"),
+    (["train", "none.gin"], "there is no gin file 'none.gin'"),
+    (["train", "tfdist:experiments/digit.gin"], "Did you mean 'experiments/digits.gin'"),
+    (["train", "prose.gin"], "prose.gin:1: cannot read this.*Write NAME.PARAMETER = VALUE"),
+    (["train", "script.gin"], "script.gin:2: cannot read the value keras"),
+    (["train", "picture.gin"], "the gin file picture.gin cannot be read"),
     (["train"], "No experiment given"),
     (["train", "--run_dir=x"], "No experiment given"),
     (["train", "a.gin", "--epochs=3"], "Unknown command line flag 'epochs'.*A setting has no dashes: train.epochs=3"),
@@ -132,6 +142,8 @@ MISTAKES = [
     (["doctor", "--gin_file=nowhere.gin"], "no gin file 'nowhere.gin'"),
     (["new"], "One directory is to be written"),
     (["new", "x", "--data=pdf"], "pdf"),
+    (["new", "x", "--example=mnist"], "should be one of <cifar10"),
+    (["new", "x", "--example=cifar10", "--file=a.csv"], "--example=cifar10 takes no --file"),
 ]
 
 
@@ -145,11 +157,24 @@ def test_a_mistake_is_one_message(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    (tmp_path / "runs" / "digits").mkdir(parents=True)
+    (tmp_path / "runs" / "digits" / "config.gin").write_text("train.epochs = 3\n")
+    (tmp_path / "prose.gin").write_text("Some words about digits.\n")
+    (tmp_path / "script.gin").write_text("import keras\nmodel = keras.Sequential([])\nmodel.fit(x)\n")
+    (tmp_path / "picture.gin").write_bytes(b"\x89PNG\r\n\x1a\n\0\xff")
     monkeypatch.chdir(tmp_path)
     assert verbs.run(typed) == 2
     shown = capsys.readouterr()
     assert re.search(message, " ".join(shown.err.split())), shown.err
     assert shown.err.count("error: ") == 1 and "Traceback" not in shown.err and not shown.out
+    if (verb := find_advice(shown.err)) and verbs.VERBS[verb[0]].mode:
+        assert verbs.translate(verb[0], verb[1:])  # what the message says can be typed
+
+
+def find_advice(message: str) -> list[str]:
+    """The words after `tfdist` in the command that ends a message; none where it has none, or one to be completed."""
+    command = re.search(r"(?:Write|for example): tfdist ([^A-Z…,\n]+)$", message.strip())
+    return shlex.split(command[1]) if command else []
 
 
 LAUNCH_MISTAKES = [
@@ -158,6 +183,7 @@ LAUNCH_MISTAKES = [
     (["-n", "2", "--"], "Nothing follows `--`"),
     (["a.py"], "--workers=N is missing"),
     (["-n", "2", "none.py"], "There is no script 'none.py' in"),
+    (["-n", "2", "alone.py"], "alone.py calls fit, and names no tfdist: .* Write tfdist.fit"),
     (["-n", "2", "a"], "'a' is no script, which ends with .py, and none of the verbs train"),
     (["-n", "2", "sweep", "a.gin"], "none of the verbs"),
     (["-n", "2", "--module=b", "a.py"], "--module=b and a.py are both what the workers run"),
@@ -183,9 +209,13 @@ def test_a_mistake_of_a_launch_is_one_message(
     typed: list[str], message: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.py").touch()
+    (tmp_path / "alone.py").write_text("model.fit(x, y)\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as raised:
         launch.parse(typed)
+    assert raised.value.exit_status == 2
+    if verb := find_advice(str(raised.value)):
+        assert launch.parse(verb[1:])
 
 
 def test_a_port_that_is_taken_is_named() -> None:

@@ -29,6 +29,8 @@ def test_the_wheel_holds_what_is_needed_away_from_the_repository(wheel: Path) ->
         names = set(archive.namelist())
     configs = support.REPOSITORY / "configs"
     assert {f"tfdist/configs/{file.relative_to(configs)}" for file in configs.glob("*/*.*")} <= names
+    examples = support.REPOSITORY / "examples"
+    assert {f"tfdist/examples/{file.relative_to(examples)}" for file in examples.glob("*/*.*")} <= names
     files = [path for path in (support.REPOSITORY / "tfdist").rglob("*") if path.is_file()]
     beside = [path for path in files if path.suffix not in (".py", ".pyc")]
     assert {str(path.relative_to(support.REPOSITORY)) for path in beside} <= names
@@ -40,6 +42,11 @@ def test_the_wheel_holds_what_is_needed_away_from_the_repository(wheel: Path) ->
 def test_the_installed_commands_train_and_evaluate_from_any_directory(installed: Path, tmp_path: Path) -> None:
     where = run(installed / "python", "-c", "import tfdist; print(tfdist.__file__, tfdist.__version__)", cwd=tmp_path)
     assert where.check().stdout.startswith(str(installed.parent)) and tfdist.__version__ in where.stdout
+    copied = run(installed / "tfdist", "new", "small", "--example=smallest", cwd=tmp_path).check()
+    assert copied.stdout == "small: smallest.gin, smallest.py\n" and (tmp_path / "small/smallest.gin").is_file()
+    run(installed / "python", "-m", "tfdist.examples.files.prepare_tables", cwd=tmp_path).check()
+    validated = run(installed / "tfdist", "validate", "tfdist:experiments/iris_csv.gin", cwd=tmp_path).check()
+    assert validated.stdout.endswith("valid\n")
     few = "--gin_param=train.epochs = 2"
     trained = run(installed / "tfdist", "--gin_file=tfdist:experiments/digits.gin", few, "--run_dir=run", cwd=tmp_path)
     result = json.loads((tmp_path / "run" / "result.json").read_text()) if trained.check() else {}

@@ -14,7 +14,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 ensure_environment dev
 unset PYTHONDONTWRITEBYTECODE  # else each of some thousand processes compiles tfdist anew
 cd "$root"
-[[ "${TFDIST_SKIP_HOROVOD:-}" == 1 ]] || "$python" tools/build_horovod.py </dev/null
+[[ "${TFDIST_SKIP_HOROVOD:-}" == 1 ]] || "$python" -m tfdist.build_horovod </dev/null
 
 checked=0
 "$python" -m ruff check --quiet . || checked=$?

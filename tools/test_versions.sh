@@ -36,7 +36,7 @@ test_pair() {
     python="$venv/bin/python"
     "$python" -m pip install --quiet --disable-pip-version-check --no-input -e ".[dev]" "tensorflow==$release.*" \
         </dev/null || return
-    [[ "${TFDIST_SKIP_HOROVOD:-}" == 1 ]] || "$python" tools/build_horovod.py </dev/null || return
+    [[ "${TFDIST_SKIP_HOROVOD:-}" == 1 ]] || "$python" -m tfdist.build_horovod </dev/null || return
     local status=0
     "$python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" </dev/null || status=1
     "$python" -m pytest -k "$CORE" tests/equivalence </dev/null || status=1

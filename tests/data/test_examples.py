@@ -41,7 +41,7 @@ def prepare(place: pathlib.Path, name: str) -> None:
     tool, *args = PREPARED_BY[name] or [""]
     if tool:
         shutil.rmtree(place / "data", ignore_errors=True)
-        run_python([REPOSITORY / "tools" / tool, *args, f"--out={place}/data"]).check()
+        run_python([REPOSITORY / "examples/files" / tool, *args, f"--out={place}/data"]).check()
 
 
 def call(place: pathlib.Path, name: str, run: str, *args: str) -> Finished:

@@ -19,7 +19,7 @@ from tfdist.data.sources.source import Order, Source
 from tfdist.errors import UserError
 
 pytest.importorskip("tensorflow_datasets")
-TOOL = REPOSITORY / "tools" / "prepare_digits.py"
+TOOL = REPOSITORY / "examples/files" / "prepare_digits.py"
 SPLITS = ("train", "test", "train[:80%]", "train[10:20]", "train+test", "train[20%:]+test[:5]")
 
 

@@ -382,7 +382,7 @@ print(*(os.environ["HOROVOD_" + name] for name in names))
 def test_without_horovod_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod.runner.gloo_run", None)
     with (
-        pytest.raises(UserError, match=r"Run: python tools/build_horovod\.py"),
+        pytest.raises(UserError, match=r"Run: python -m tfdist\.build_horovod"),
         serve_rendezvous("127.0.0.1", listens_on="127.0.0.1"),
     ):
         pass

@@ -72,7 +72,7 @@ def test_int8_is_smaller_and_its_difference_is_said(trained: Path, exported: Pat
 
 @pytest.mark.parametrize(("name", "material"), [("wine_parquet", "tables"), ("sentences_text", "text")])
 def test_a_saved_model_takes_what_a_source_reads(tmp_path: Path, name: str, material: str) -> None:
-    run_python([REPOSITORY / "tools" / f"prepare_{material}.py"], cwd=tmp_path).check()
+    run_python([REPOSITORY / "examples/files" / f"prepare_{material}.py"], cwd=tmp_path).check()
     path = {"PYTHONPATH": str(REPOSITORY)}
     given = [f"--gin_file=tfdist:experiments/{name}.gin", "--gin_param=train.epochs = 1", "--run_dir=run"]
     run_python(["-m", "tfdist.main", *given], env=path, cwd=tmp_path).check()
@@ -102,7 +102,7 @@ def test_the_server_of_the_documentation_answers(exported: Path) -> None:
     images, _ = load_digits(split="test")
     program = [
         sys.executable,
-        str(REPOSITORY / "examples" / "serve.py"),
+        str(REPOSITORY / "examples/serving/serve.py"),
         str(exported / "export/saved_model"),
         "--port=0",
     ]

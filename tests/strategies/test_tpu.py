@@ -200,7 +200,7 @@ def test_each_host_of_a_slice_reads_its_own_part(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_python_reads_is_refused_on_several_hosts(tmp_path: Path) -> None:
-    run_python([REPOSITORY / "tools" / "prepare_digits.py", "--what=tfrecord"], cwd=tmp_path).check()
+    run_python([REPOSITORY / "examples/files" / "prepare_digits.py", "--what=tfrecord"], cwd=tmp_path).check()
     records = ["--gin_file=tfdist:experiments/digits_tfrecord.gin", "--gin_file=tfdist:strategies/tpu.gin"]
     ports = [str(port) for port in free_ports(2)]
     here = ["--gin_param=tpu.TPU.address = 'slice'", "--run_dir=run"]
@@ -211,7 +211,7 @@ def test_what_python_reads_is_refused_on_several_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_table_trains_on_several_hosts(tmp_path: Path) -> None:
-    run_python([REPOSITORY / "tools" / "prepare_tables.py"], cwd=tmp_path).check()
+    run_python([REPOSITORY / "examples/files" / "prepare_tables.py"], cwd=tmp_path).check()
     iris = ["--gin_file=tfdist:experiments/iris_csv.gin", "--gin_file=tfdist:strategies/tpu.gin"]
     ports = [str(port) for port in free_ports(2)]
     here = ["--gin_param=tpu.TPU.address = 'slice'", "--gin_param=train.epochs = 2", "--run_dir=run"]

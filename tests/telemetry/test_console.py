@@ -36,11 +36,16 @@ _EPOCH_LINE = "epoch  1/10  step  34  loss 0.1234  accuracy 0.9671 | eval loss 0
 
 
 def _run_on_terminal(
-    *command: str, term: str = "xterm", stderr: int | None = None, status: int = 0, **variables: str
+    *command: str,
+    term: str = "xterm",
+    columns: int = 120,
+    stderr: int | None = None,
+    status: int = 0,
+    **variables: str,
 ) -> tuple[str, str]:
     """What a real process writes to a pseudo terminal, and what to a pipe for its standard error if there is one."""
     leader, follower = pty.openpty()
-    termios.tcsetwinsize(follower, (24, 120))
+    termios.tcsetwinsize(follower, (24, columns))
     environment = clean_environment() | {"TERM": term}
     for name in ("COLUMNS", "LINES", "NO_COLOR"):
         environment.pop(name, None)
@@ -91,10 +96,39 @@ def test_warnings_reach_a_standard_error_that_is_not_the_terminal_as_plain_text(
 def test_every_command_shows_errors_in_red_on_a_terminal_that_has_colors(module: str) -> None:
     command = ("-m", module, "--there_is_no_such_flag")
     red = re.compile(r"^(\[launch\] )?\x1b\[31m(error: )?.*there_is_no_such_flag.*\x1b\[0m\r\n$")
-    assert red.search(_run_on_terminal(*command, status=2)[0])
+    assert red.search(_run_on_terminal(*command, columns=400, status=2)[0])
     for plain in ({"NO_COLOR": "1"}, {"term": "dumb"}):
         assert "\x1b" not in _run_on_terminal(*command, status=2, **plain)[0]
     assert "\x1b" not in _run_on_terminal(*command, status=2, stderr=subprocess.PIPE)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["tfdist", "tfdist.launch"])
+def test_an_error_is_wrapped_at_words_on_a_terminal_and_one_line_elsewhere(module: str) -> None:
+    command = ("-m", module, "--a_long_name_that_no_flag_has", "x")
+    whole = _run_on_terminal(*command, status=2, stderr=subprocess.PIPE)[1]
+    prefix = "[launch] " if module == "tfdist.launch" else ""
+    assert whole.count("\n") == 1 and whole.startswith(prefix) and len(whole) > 60
+    for size in ({"columns": 60}, {"COLUMNS": "60"}):
+        lines = re.sub(r"\x1b\[\d*m", "", _run_on_terminal(*command, status=2, **size)[0]).splitlines()
+        assert len(lines) > 1 and all(line.startswith(prefix) and len(line) <= 60 for line in lines)
+        assert prefix + " ".join(line.removeprefix(prefix) for line in lines) == whole.rstrip()
+
+
+def test_a_message_of_a_run_is_wrapped_at_words_and_its_bar_takes_what_the_text_leaves_of_the_width() -> None:
+    path = f"/{'a/' * 40}b"
+    program = _RUN.replace("A [bold] claim.", f"{'word ' * 30}{path} end.")
+    told = _run_on_terminal("-c", program, stderr=subprocess.PIPE)[1]
+    assert told == f"warning: {'word ' * 30}{path} end.\n"
+    for columns in (60, 120, 200):
+        shown = re.sub(r"\x1b\[[\d;]*m", "", _run_on_terminal("-c", program, columns=columns)[0])
+        lines = re.split(r"[\r\n]+|\x1b\[\d*[A-Z]", shown)
+        assert any(path in line for line in lines), "a word that is longer than the width is whole"
+        assert all(len(line) <= columns for line in lines if line != path)
+        assert " ".join(lines).count("word ") == 30
+        bars = [line for line in lines if "epoch  1/10  step 17/34" in line]
+        assert bars and all(len(line) == columns for line in bars), bars
+        assert columns == 60 or all(line.startswith("━━") and line.endswith("12,346 examples/s") for line in bars)
 
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines() -> None:

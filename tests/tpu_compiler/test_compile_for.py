@@ -52,7 +52,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the data of the experiments that are compiled."""
     directory = tmp_path_factory.mktemp("prepared")
     for kind in ("tables", "text"):
-        support.run_python([support.REPOSITORY / "tools" / f"prepare_{kind}.py"], cwd=directory, timeout=300).check()
+        support.run_python(
+            [support.REPOSITORY / "examples/files" / f"prepare_{kind}.py"], cwd=directory, timeout=300
+        ).check()
     return directory
 
 

@@ -28,7 +28,7 @@ from tfdist.doctor.machine import check_devices, check_machine, check_storage
 from tfdist.errors import TfdistError, UserError
 from tfdist.strategies.cluster import environment as marks
 from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config
-from tfdist.telemetry.console.console import paint
+from tfdist.telemetry.console.console import paint, terminal_width
 from tfdist.telemetry.facts import Level
 
 ABOUT = """\
@@ -93,7 +93,8 @@ class Doctor:
         self.findings += findings
         if not self.options.json:
             for each in findings:
-                print(paint(say.format_finding(each), COLORED_AS[each.level], sys.stdout), flush=True)
+                text = say.format_finding(each, terminal_width(sys.stdout) or say.WIDTH)
+                print(paint(text, COLORED_AS[each.level], sys.stdout), flush=True)
 
     def last_words(self) -> str:
         """The summary, with the worker's name where there are several."""

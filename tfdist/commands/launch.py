@@ -10,6 +10,7 @@ import collections
 import functools
 import os
 import pathlib
+import re
 import sys
 from collections.abc import Sequence
 
@@ -31,6 +32,7 @@ ON_RAY = ("ray", "ray_horovod")
 WITH_HOSTS = ("tf_config", "horovod")
 REMOTE_SHELL = "ssh -o BatchMode=yes -o ServerAliveInterval=10"
 VERBS = ("train", "resume", "validate", "evaluate", "predict", "doctor")  # that several workers can do together
+JOINS = re.compile("tfdist|horovod|distribute|TF_CONFIG")  # in a script that connects its workers
 EXAMPLE = "tfdist launch -n 2 train tfdist:experiments/digits.gin"
 DESCRIPTION = f"""\
 tfdist launch -n N [FLAGS] SCRIPT.py [ITS ARGUMENTS]
@@ -279,8 +281,13 @@ def _find_command(options: flags.FlagValues, arguments: list[str], operands: lis
             raise UserError(f"--module={options.module} and {what} are both what the workers run. Write one of them.")
         if not what.endswith(".py"):
             return ["-m", "tfdist", *operands]
-        joins = "tfdist" in pathlib.Path(what).read_text(errors="replace")
-        return ["-m", "tfdist.keras_fit.script", *operands] if joins else operands
+        text = pathlib.Path(what).read_text(errors="replace")
+        if ".fit(" in text and not JOINS.search(text):
+            raise UserError(
+                f"{what} calls fit, and names no tfdist: each worker would train a model of its own. Write tfdist.fit("
+                f"model, …) for model.fit(…), or --module={pathlib.Path(what).stem} if a module of yours does so."
+            )
+        return ["-m", "tfdist.keras_fit.script", *operands] if "tfdist" in text else operands
     if not operands and options.module == "tfdist.main":
         what = "Nothing follows `--`" if has_dashes else "What the workers run is missing"
         raise UserError(f"{what}. Received: {' '.join(arguments)!r}. Write, for example: {EXAMPLE}")

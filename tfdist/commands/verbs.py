@@ -207,6 +207,9 @@ def _as_flag(argument: str) -> str:
 def _refuse(name: str) -> int:
     if name.endswith(".gin") or name.startswith("tfdist:"):
         raise UserError(f"{name!r} is no verb. Write: tfdist train {name}")
+    for verb, each in VERBS.items():
+        if name == each.mode:
+            raise UserError(f"{name!r} is a mode of tfdist.main and no verb. Write: tfdist {verb} {each.example}")
     raise UserError(f"There is no verb {name!r}; the verbs are {', '.join(VERBS)}.{suggest(name, VERBS)}")
 
 
@@ -232,7 +235,7 @@ def _sort_operands(name: str, operands: Sequence[str]) -> tuple[list[str], list[
     experiments: list[str] = []
     statements: list[str] = []
     runs: list[str] = []
-    for operand in operands:
+    for index, operand in enumerate(operands):
         if operand.endswith(".gin") and "=" not in operand:
             experiments.append(operand)
         elif "=" in operand:
@@ -240,10 +243,11 @@ def _sort_operands(name: str, operands: Sequence[str]) -> tuple[list[str], list[
         elif VERBS[name].takes_run and not runs:
             runs.append(operand)
         else:
-            wanted = VERBS[name].operands
+            value = next((each for each in operands[index + 1 :] if each != "="), "VALUE")
+            setting = f" A setting is one word: {operand}={value}." if "." in operand else ""
             raise UserError(
-                f"{operand!r} is no gin file and no NAME=VALUE. Write: tfdist {name} {wanted}, for example: "
-                f"{_format_example(name)}"
+                f"{operand!r} is no gin file and no NAME=VALUE.{setting} Write: tfdist {name} {VERBS[name].operands}, "
+                f"for example: {_format_example(name)}"
             )
     return experiments, statements, runs
 

@@ -14,7 +14,7 @@ from tfdist.errors import EXIT_DONE, EXIT_USER_ERROR
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 LEVELS = (OK, NOTE, WARNING, PROBLEM)  # a problem stops a run; a warning makes it slow or fragile
-_WIDTH = 118
+WIDTH = 118  # columns, where there is no terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,16 +49,16 @@ def exit_status(findings: Iterable[Finding]) -> int:
     return EXIT_USER_ERROR if any(each.level == PROBLEM for each in findings) else EXIT_DONE
 
 
-def format_finding(finding: Finding) -> str:
-    """Formats a finding as lines: its text, why it matters and what to do."""
+def format_finding(finding: Finding, width: int = WIDTH) -> str:
+    """Formats a finding as lines of a width: its text, why it matters and what to do."""
     head = f"{finding.level:<8} {finding.group:<9} "
     first, *more = finding.what.splitlines()
-    lines = textwrap.wrap(first, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head))
+    lines = textwrap.wrap(first, width, initial_indent=head, subsequent_indent=" " * len(head))
     lines += [" " * len(head) + line for line in more]
     for label, text in (("why: ", finding.why), ("do:  ", finding.hint)):
         if text:
             indent = " " * len(head)
-            lines += textwrap.wrap(text, _WIDTH, initial_indent=indent + label, subsequent_indent=indent + "     ")
+            lines += textwrap.wrap(text, width, initial_indent=indent + label, subsequent_indent=indent + "     ")
     return "\n".join(lines)
 
 

@@ -45,7 +45,7 @@ def _shared_memory(directory: Path) -> Finding:
         "NCCL and Horovod pass data between processes of a machine through it and fail, some with a bus error, when it "
         "is full. Docker gives 64 MiB by itself."
     )
-    hint = "Give the container more: docker run --shm-size=2g, or sizeLimit in examples/clusters/jobset.yaml."
+    hint = "Give the container more: docker run --shm-size=2g, or sizeLimit of its /dev/shm in a pod."
     return Finding(WARNING, GROUP, what, why, hint, {"shared_bytes": free})
 
 

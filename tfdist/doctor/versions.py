@@ -84,7 +84,7 @@ def check_versions(
     for requirement, is_needed in wanted:
         package, version = requirement.name, version_of(requirement.name)
         build = package == "horovod"
-        hint = "Run: python tools/build_horovod.py" if build else f"Run: pip install '{package}{requirement.specifier}'"
+        hint = "Run: python -m tfdist.build_horovod" if build else f"Run: pip install '{package}{requirement.specifier}'"
         if version is None and is_needed:
             why = f"This run needs {requirement}."
             findings.append(Finding(PROBLEM, GROUP, f"{package} is not installed", why, hint))

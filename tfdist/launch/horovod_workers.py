@@ -65,7 +65,7 @@ def check_horovod() -> None:
     try:
         importlib.import_module("horovod.runner.gloo_run")
     except ImportError as error:
-        raise UserError(f"Horovod is not installed: {error}. Run: python tools/build_horovod.py") from error
+        raise UserError(f"Horovod is not installed: {error}. Run: python -m tfdist.build_horovod") from error
 
 
 def assign_slots(nodes: Sequence[str]) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pprint
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,15 +25,24 @@ from tfdist.new.description import KINDS, PREDICTIONS, DataDescription, DataRequ
 PROGRAM = "tfdist new"
 ABOUT = f"""\
 {PROGRAM} DIR [FLAGS]
+{PROGRAM} DIR --example=NAME
 
 Writes an experiment for your data into DIR, which must be new or empty: a module with the data and the model, gin files
-for training and for a sweep, a test, and a README.
+for training and for a sweep, a test, and a README. With --example it copies one of tfdist's examples.
 """
 WIDTH = 120
 STEPS = 2000  # of a training, about
 FILES = ("train.gin", "sweep.gin", "test_experiment.py", "README.md")
 MAX_TRIALS = 10_000  # of a search that its minutes end
+EXAMPLES = Path(__file__).parent.parent / "examples"
 FLAGS = flags.FlagValues()
+flags.DEFINE_enum(
+    "example",
+    None,
+    sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir() and path.name != "__pycache__"),
+    "copies this example of tfdist's, and needs no data",
+    flag_values=FLAGS,
+)
 flags.DEFINE_string(
     "file",
     None,
@@ -78,6 +88,13 @@ def run(arguments: Sequence[str]) -> int:
     directory = Path(operands[0])
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         raise UserError(f"{directory} is there and not an empty directory. Write the name of a new one.")
+    if values.example and values.file:
+        raise UserError(f"--example={values.example} takes no --file. Write one of them.")
+    if values.example:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(EXAMPLES / values.example, directory, ignore=ignored, dirs_exist_ok=True)
+        print(f"{directory}: {', '.join(sorted(path.name for path in directory.iterdir()))}", flush=True)
+        return EXIT_DONE
     if not values.file:
         raise UserError("--file is missing: where is the data? Write --file=FILE")
     description = inspect_data(

@@ -147,7 +147,7 @@ def import_horovod() -> ModuleType:
     except ImportError as error:
         raise build_user_error(
             f"The strategy horovod needs Horovod built for TensorFlow {tf.__version__}: {error}. "
-            "Run: python tools/build_horovod.py",
+            "Run: python -m tfdist.build_horovod",
             error_id="missing-package",
         ) from error
     return hvd

@@ -35,7 +35,7 @@ Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 BROADCAST_BYTES = 1 << 24  # in one collective
 _TOGETHER = {
     TF_CONFIG: "train.strategy = @multi_worker.MultiWorker() (--gin_file=configs/strategies/multi_worker.gin)",
-    environment.SLURM_TASKS: "a job like examples/clusters/slurm.sbatch: it gives each task its TF_CONFIG",
+    environment.SLURM_TASKS: "slurm.sbatch of `tfdist new jobs --example=clusters`: it gives each task its TF_CONFIG",
 }
 _BY_HOROVOD = "train.strategy = @horovod.Horovod() (--gin_file=configs/strategies/horovod.gin)"
 _connected: dict[int, Strategy] = {}  # by the id of what each stands on, which it keeps alive

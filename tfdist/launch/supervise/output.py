@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import IO
 
-from tfdist.telemetry.console.console import paint
+from tfdist.telemetry.console.console import paint, terminal_width, wrap_lines
 from tfdist.telemetry.facts import Level
 
 STDOUT, STDERR = 1, 2
@@ -33,7 +33,9 @@ class Output:
 
     def report(self, message: str, level: Level = "info") -> None:
         """Writes the launcher's own words to stderr."""
-        lines = [f"[launch] {paint(line, level, sys.stderr)}\n" for line in message.splitlines()]
+        width = terminal_width(sys.stderr)
+        wrapped = wrap_lines(message, width and width - len("[launch] "))
+        lines = [f"[launch] {paint(line, level, sys.stderr)}\n" for line in wrapped.splitlines()]
         with self._lock:
             self._write(STDERR, "".join(lines).encode())
 

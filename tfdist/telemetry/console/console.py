@@ -1,9 +1,9 @@
 """Consoles: what the training calls, the console in lines, and how one writes.
 
 Invariant: only the chief speaks, other workers but for errors; results and epochs go to standard output, warnings and
-errors to standard error; what does not go to a terminal is plain lines. The loop calls `update` some ten times a
-second, which costs microseconds. Writing to a terminal that hung up ends no run: it fails with EIO, SIGHUP comes about
-then, and the run has to save and leave.
+errors to standard error; what does not go to a terminal is plain, a line for each message. The loop calls `update` some
+ten times a second, which costs microseconds. Writing to a terminal that hung up ends no run: it fails with EIO, SIGHUP
+comes about then, and the run has to save and leave.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import errno
 import os
 import stat
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
@@ -64,10 +65,29 @@ class Console:
 
 
 def write_line(stream: TextIO, text: str, level: Level = "info") -> None:
-    """Writes a line, which begins with its level unless that is "info"."""
+    """Writes a message, which begins with its level unless that is "info": one line, or on a terminal wrapped."""
     with outliving_terminal():
-        stream.write(f"{text if level == 'info' else paint(f'{level}: {text}', level, stream)}\n")
+        lines = wrap_lines(text if level == "info" else f"{level}: {text}", terminal_width(stream))
+        stream.write(f"{paint(lines, level, stream)}\n")
         stream.flush()
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """The columns of a terminal; None where `stream` is none, or one that cannot draw (TERM=dumb)."""
+    if not stream.isatty():
+        return None
+    from rich.console import Console as RichConsole
+
+    console = RichConsole(file=stream)
+    return None if console.is_dumb_terminal else console.width
+
+
+def wrap_lines(text: str, width: int | None) -> str:
+    """The text wrapped at words to a width; a word that is longer, such as a path, stays whole."""
+    if width is None:
+        return text
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
+    return "\n".join("\n".join(wrapper.wrap(line)) for line in text.split("\n"))
 
 
 def paint(text: str, level: Level, stream: TextIO) -> str:

@@ -7,13 +7,12 @@ line each, at most one in ten seconds within an epoch. `--log=json` takes it in 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from tfdist.telemetry.account.sampler import device_memory_bytes
-from tfdist.telemetry.console.console import PROGRESS_LINE_SECONDS, Console, write_line
+from tfdist.telemetry.console.console import PROGRESS_LINE_SECONDS, Console, outliving_terminal
 from tfdist.telemetry.console.console_text import EpochSummary, Progress, TrainingPlan
 from tfdist.telemetry.events import time_text
 from tfdist.telemetry.facts import Event, Level, RunFacts, now
@@ -69,4 +68,5 @@ class JsonLog(Console):
             "gpu_memory_used": device_memory_bytes(),
             "message": None,
         }
-        write_line(sys.stdout, to_json(line | fields))
+        with outliving_terminal():
+            print(to_json(line | fields), flush=True)

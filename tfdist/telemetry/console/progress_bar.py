@@ -1,7 +1,8 @@
 """The console on a terminal and in a notebook: a bar for the run, and above it lines for epochs that are over.
 
 Invariant: the terminal is drawn at most `_REDRAWS_PER_SECOND` times a second and by the calling thread, so the bar
-takes some 0.2 % of a core and no thread of its own. rich cuts what a narrow terminal has no room for.
+takes some 0.2 % of a core and no thread of its own. It fills what its text leaves of the terminal's width; rich cuts
+what a narrow terminal has no room for.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import rich.progress
 from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
-from tfdist.telemetry.console.console import STYLES, Console, PlainConsole, outliving_terminal, write_line
+from tfdist.telemetry.console.console import STYLES, Console, PlainConsole, outliving_terminal, wrap_lines, write_line
 from tfdist.telemetry.console.console_text import Progress, TrainingPlan, progress_line
 from tfdist.telemetry.facts import Level
 
 _REDRAWS_PER_SECOND, _REDRAWS_IN_NOTEBOOK = 5, 2
 _NOTEBOOK_BAR_WIDTH = 20  # columns
-_BAR_SHARE, _MIN_BAR_WIDTH = 8, 10  # of the terminal's width; columns
+_MIN_BAR_WIDTH = 10  # columns
 
 
 def can_move_cursor(stdout: TextIO) -> bool:
@@ -42,13 +43,14 @@ class ProgressBarConsole(PlainConsole):
         self._terminal = rich.console.Console(file=stdout, markup=False, highlight=False, emoji=False)
         self._bar: rich.progress.Progress | None = None
         self._task = rich.progress.TaskID(0)
+        self._column = BarColumn(bar_width=_MIN_BAR_WIDTH)
         self._last_redraw_time = -float("inf")
 
     def start(self, plan: TrainingPlan) -> None:
         self.close()
         super().start(plan)
         self._bar = rich.progress.Progress(
-            BarColumn(bar_width=max(self._terminal.width // _BAR_SHARE, _MIN_BAR_WIDTH)),
+            self._column,
             TextColumn("{task.description}", markup=False),
             console=self._terminal,
             auto_refresh=False,
@@ -63,9 +65,9 @@ class ProgressBarConsole(PlainConsole):
         if level != "info" and not self._stderr.isatty():
             write_line(self._stderr, text, level)
             return
-        line = text if level == "info" else f"{level}: {text}"
+        lines = wrap_lines(text if level == "info" else f"{level}: {text}", self._terminal.width)
         with outliving_terminal():
-            self._terminal.print(Text(line, style=STYLES[level]), soft_wrap=True)
+            self._terminal.print(Text(lines, style=STYLES[level]), soft_wrap=True)
 
     def close(self) -> None:
         super().close()
@@ -80,6 +82,7 @@ class ProgressBarConsole(PlainConsole):
         self._last_redraw_time = self._clock()
         text = progress_line(self._plan, progress, seconds_left)
         done = progress.step if self._plan.total_steps else progress.step_in_epoch
+        self._column.bar_width = max(self._terminal.width - len(text) - 1, _MIN_BAR_WIDTH)
         self._bar.update(self._task, completed=done, description=text)
         with outliving_terminal():
             self._bar.refresh()

@@ -1,6 +1,6 @@
 """Writes example tables from what ships with scikit-learn: wines in Parquet files, irises in CSV files.
 
-    python tools/prepare_tables.py [--out=data]
+    python -m tfdist.examples.files.prepare_tables [--out=data]
 
 Makes OUT/wine/{train-0,train-1,train-2,test}.parquet and OUT/iris/{train-0,train-1,test}.csv. A few measurements of the
 wines are left out, the same ones each time, so that there is something missing.

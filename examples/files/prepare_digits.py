@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Prepares scikit-learn's handwritten digits as files, for the examples and tests that read files.
 
-    python tools/prepare_digits.py                              # both, below data/
-    python tools/prepare_digits.py --what=tfds --format=array_record --out=DIR
+    python -m tfdist.examples.files.prepare_digits                              # both, below data/
+    python -m tfdist.examples.files.prepare_digits --what=tfds --format=array_record --out=DIR
 
 `tfds` makes a real TensorFlow data set "digits" (images uint8 [8, 8, 1], labels) in DIR/tfds, several shards a split;
 `tfrecord` makes DIR/tfrecord/digits-{train,test}-*.tfrecord, whose sizes differ. The splits are those of
@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import pathlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np

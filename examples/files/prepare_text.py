@@ -1,6 +1,6 @@
 """Writes example lines of text from what ships with the dependencies: sentences of documentation, by library.
 
-    python tools/prepare_text.py [--out=data]
+    python -m tfdist.examples.files.prepare_text [--out=data]
 
 Makes OUT/sentences/{train-0,train-1,train-2,test}.tsv with lines `library<TAB>sentence`: sentences of the docstrings of
 Keras, NumPy and scikit-learn as they are installed. Names of the libraries are left out of the sentences.

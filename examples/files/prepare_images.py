@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes scikit-learn's handwritten digits as a folder of images and as array files, for the examples that read them.
 
-    python tools/prepare_images.py              # below data/
-    python tools/prepare_images.py --out=DIR
+    python -m tfdist.examples.files.prepare_images              # below data/
+    python -m tfdist.examples.files.prepare_images --out=DIR
 
 Makes DIR/digits_images/{train,test}/CLASS/NUMBER.png and DIR/digits_{train,test}.npz with the arrays `images`
 (float32 [n, 8, 8, 1]) and `labels`. The splits are those of `tfdist.data.sources.sklearn_sets.load_digits`.
@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import argparse
 import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import numpy as np
 from PIL import Image
