@@ -21,7 +21,7 @@ from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.keras_names import call_symbolically, outputs_by_name, resolve_metric
-from tfdist.tasks.own_methods import OwnSteps, has_own_steps, overrides
+from tfdist.tasks.own_methods import OwnSteps, has_own_steps
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, Unweighted, Weighted
 from tfdist.tasks.task import Task, symbolic_outputs
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder, symbols_of
@@ -82,7 +82,7 @@ def _build(
 
 
 def _build_task(model: keras.Model, structure: Any) -> Supervised:
-    if model._compile_loss is None and not overrides(model, "compute_loss"):
+    if model._compile_loss is None:
         raise build_user_error(
             "The model is compiled without a loss. Give compile() one, or write train.task.", error_id="no-loss"
         )
