@@ -148,9 +148,9 @@ def check_own_step_settings(settings: TrainSettings) -> None:
         names.append("train.strategy = @pipelined.Pipelined()")
     if names:
         raise UserError(
-            "The model has a train_step, test_step, compute_loss or compute_metrics of its own, and tfdist runs its "
-            f"steps as they are. Leave out: {', '.join(names)}. Or take the method out, and write its loss as "
-            "train.task, or in compile()."
+            "The model has a train_step, test_step, compute_loss or compute_metrics of its own, or no loss in "
+            f"compile(). tfdist runs its steps as they are. Leave out: {', '.join(names)}. Or take the method out, and "
+            "write the loss in compile(), or as train.task."
         )
 
 
