@@ -92,7 +92,7 @@ BUDGETS = {
     "settings": (250, 3),
     "storage": (1_700, 10),
     "strategies": (2_400, 16),
-    "tasks": (1_650, 11),
+    "tasks": (1_550, 11),
     "telemetry": (3_500, 26),
     "tpu_compiler": (750, 8),
     "training": (9_850, 45),

@@ -77,7 +77,11 @@ class OwnStep(keras.Model):
     ("model", "loss", "message"),
     [
         (OwnStep, "sparse_categorical_crossentropy", r"OwnStep has a train_step of its own.*Leave train\.task"),
-        (lambda: OwnLossAlone([keras.layers.Dense(10)]), None, r"OwnLossAlone has a compute_loss of its own.*Leave train\.task"),
+        (
+            lambda: OwnLossAlone([keras.layers.Dense(10)]),
+            None,
+            r"OwnLossAlone has a compute_loss of its own.*Leave train\.task",
+        ),
         (lambda: keras.Sequential([keras.layers.Dense(10)]), None, "Supervised.loss is not given"),
     ],
 )

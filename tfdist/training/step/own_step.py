@@ -84,15 +84,15 @@ def _find_rows() -> Rows | None:
     return getattr(_thread, "rows", None)
 
 
-def _on_device(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Does not scale within a step, whose gradients are no sums over replicas."""
+def _scale_outside_steps(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Scales losses but within a step, whose gradients are no sums over replicas."""
     return lambda value: scale(value) if _find_rows() is None else value
 
 
 _UNSCALED = SharedPatch(
     keras_loss,
-    scale_loss_for_distribution=_on_device(keras_loss.scale_loss_for_distribution),
-    unscale_loss_for_distribution=_on_device(keras_loss.unscale_loss_for_distribution),
+    scale_loss_for_distribution=_scale_outside_steps(keras_loss.scale_loss_for_distribution),
+    unscale_loss_for_distribution=_scale_outside_steps(keras_loss.unscale_loss_for_distribution),
 )
 
 
