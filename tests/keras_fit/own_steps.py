@@ -426,8 +426,7 @@ class Scaled(Stepped):
 
     def __init__(self) -> None:
         super().__init__()
-        hidden, outputs = (layers.Dense(size, dtype="mixed_float16") for size in (8, 2))
-        self.net = keras.Sequential([hidden, outputs])
+        self.net = keras.Sequential([layers.Dense(size, dtype="mixed_float16") for size in (8, 2)])
 
     def call(self, x: Any) -> Any:
         return self.net(x)
@@ -497,8 +496,7 @@ def of_optimizers(kind: Callable[[], Any], *optimizers: Callable[[], Any]) -> Ca
 
 def scaling() -> keras.optimizers.Optimizer:
     """Doubles its scale during the training."""
-    inner = keras.optimizers.Adam(1e-2, clipnorm=1.0)
-    return keras.optimizers.LossScaleOptimizer(inner, initial_scale=256.0, dynamic_growth_steps=6)
+    return keras.optimizers.LossScaleOptimizer(ADAM(clipnorm=1.0), initial_scale=256.0, dynamic_growth_steps=6)
 
 
 ADAM = functools.partial(keras.optimizers.Adam, 1e-2)
