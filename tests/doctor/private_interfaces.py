@@ -64,7 +64,7 @@ OF_OBJECTS = {
     "probabilities": {"_keras_logits": "what a crossentropy of them is computed by"},
     "model": {
         "_compile_config": "what the user gave to compile()",
-        "_compile_loss": "whether there is one, and the loss that compute_loss calls",
+        "_compile_loss": "whether there is one",
         "_compile_metrics": "metrics built before the first step",
         "_distribute_strategy": "the strategy is not left behind in the model",
         "_loss_tracker": "a compiled model is trained as if it were not",

@@ -446,14 +446,8 @@ row(
     x=lambda: tf.data.Dataset.from_tensor_slices((X, Y)),
     y=None,
 )
-row(
-    "x alone, for a model that adds its loss itself",
-    holds=REFUSED,
-    note="compile it with a loss",
-    refusal="compiled without a loss",
-    y=None,
-    model=itself,
-)
+row("x alone, for a model that adds its loss itself", y=None, model=itself)
+row("y, for a model that adds its loss itself", model=itself)
 
 
 AREAS.append("Weights of examples")

@@ -421,6 +421,42 @@ class Added(keras.Model):
         return super().train_step(data)
 
 
+class Scaled(Stepped):
+    """Regression in float16, whose loss it scales as Keras's guide to mixed precision does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = keras.Sequential([layers.Dense(size, dtype="mixed_float16") for size in (8, 2)])
+
+    def call(self, x: Any) -> Any:
+        return self.net(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(ops.cast(self(x, training=True), "float32") - y))
+            scaled = self.optimizer.scale_loss(loss)
+        self.learn(scaled, tape)
+        return self.track(loss)
+
+
+class Summarized(Stepped):
+    """A loss of its own in Keras's steps, which it measures as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = dense(8, 3)
+        self.size = keras.metrics.Mean(name="size")
+
+    def call(self, x: Any) -> Any:
+        return self.net(x)
+
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True) -> Any:
+        size = keras.losses.MeanSquaredError()(ops.zeros_like(y_pred), y_pred)  # which Keras divides by replicas
+        self.size.update_state(size)
+        return super().compute_loss(x, y, y_pred, sample_weight) + 0.01 * size
+
+
 class Measured(keras.Model):
     """Keras's own steps, with metrics and a loss of the model's own."""
 
@@ -458,6 +494,11 @@ def of_optimizers(kind: Callable[[], Any], *optimizers: Callable[[], Any]) -> Ca
     return build
 
 
+def scaling() -> keras.optimizers.Optimizer:
+    """Doubles its scale during the training."""
+    return keras.optimizers.LossScaleOptimizer(ADAM(clipnorm=1.0), initial_scale=256.0, dynamic_growth_steps=6)
+
+
 ADAM = functools.partial(keras.optimizers.Adam, 1e-2)
 RMSPROP = functools.partial(keras.optimizers.RMSprop, 1e-2)
 SGD = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)  # tfdist adds up an embedding's repeated rows first
@@ -485,5 +526,7 @@ KINDS: dict[str, tuple[Callable[[], keras.Model], Data]] = {
     "mean teacher": (compiled(MeanTeacher, loss=LOSS), (X, LABELS)),
     "gradient accumulation": (compiled(Accumulating), (X, TARGETS)),
     "a loss of a layer alone": (compiled(Added), (X, LABELS)),
+    "float16": (compiled(Scaled, scaling), (X, TARGETS)),
+    "compute_loss": (compiled(Summarized, loss=LOSS, metrics=["accuracy"]), (X, LABELS)),
     "compute_metrics and compute_loss": (compiled(Measured, loss=LOSS, metrics=["accuracy"]), (X, LABELS)),
 }

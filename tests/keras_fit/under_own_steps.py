@@ -53,7 +53,8 @@ def arguments_of(kind: str) -> dict[str, Any]:
         x, y = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH_SIZE), None
         return {"x": x, "epochs": EPOCHS, "verbose": 0, "validation_data": x}
     epochs = EPOCHS if kind in KINDS else 2  # in six, rounding grows to 3e-3 in a ResNet with batches of 3
-    held = {"validation_data": (x, y)} if kind in ("a step with clipping", "compute_metrics and compute_loss") else {}
+    evaluates = kind in ("a step with clipping", "compute_loss", "compute_metrics and compute_loss")
+    held = {"validation_data": (x, y)} if evaluates else {}
     return {"x": x, "y": y, "batch_size": BATCH_SIZE, "epochs": epochs, "shuffle": False, "verbose": 0, **held}
 
 

@@ -1,4 +1,4 @@
-"""A subclassed model's own compute_loss is called; beside a task its own steps are refused."""
+"""Beside a task a model's own steps are refused; keras_fit/test_own_steps.py trains them."""
 
 from __future__ import annotations
 
@@ -9,57 +9,16 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from equivalence.cases import digits, own_methods_model
+from equivalence.cases import digits
 from training.trainings import run
 
 from tfdist.errors import UserError
 from tfdist.tasks.supervised import Supervised
 
-BATCH, SEED = 64, 3
-
-
-@pytest.mark.slow
-def test_an_own_loss_gives_what_fit_gives(tmp_path: pathlib.Path) -> None:
-    data = digits(300)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    keras.utils.set_random_seed(SEED)
-    model = own_methods_model()
-    model.compile(optimizer=keras.optimizers.SGD(0.1), loss=loss)
-    history = model.fit(*data, BATCH, 2, shuffle=False, verbose=0, validation_data=digits(101)).history
-    trained = run(
-        tmp_path,
-        model=own_methods_model,
-        train_data=lambda: data,
-        optimizer=lambda: keras.optimizers.SGD(0.1),
-        task=lambda: Supervised(loss=loss),
-        shuffle=False,
-        seed=SEED,
-        eval_every="2 steps",
-    )
-    for ours, theirs in zip(trained.weights(), model.get_weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
-    ends = [p for p in trained.points("train") if p["step"] % 5 == 0]
-    assert [p["loss"] for p in ends] == pytest.approx(history["loss"], rel=3e-6)
-    assert trained.result.eval_metrics["loss"] == pytest.approx(history["val_loss"][-1], rel=3e-6)
-
 
 class OwnLossAlone(keras.Sequential):
     def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         return keras.ops.mean(keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True))
-
-
-@pytest.mark.slow
-def test_a_model_that_is_compiled_without_a_loss_may_have_its_own(tmp_path: pathlib.Path) -> None:
-    def model() -> keras.Model:
-        made = OwnLossAlone([keras.Input((64,)), keras.layers.Dense(10)])
-        made.compile(optimizer="sgd", metrics=["accuracy"])
-        return made
-
-    one, two = (
-        run(tmp_path / str(n), model=model, optimizer=None, task=lambda: None, num_microbatches=n, epochs=1)
-        for n in (1, 2)
-    )
-    assert two.result.train_metrics == pytest.approx(one.result.train_metrics, rel=1e-6)
 
 
 class OwnStep(keras.Model):
@@ -78,6 +37,11 @@ class OwnStep(keras.Model):
     ("model", "loss", "message"),
     [
         (OwnStep, "sparse_categorical_crossentropy", r"OwnStep has a train_step of its own.*Leave train\.task"),
+        (
+            lambda: OwnLossAlone([keras.layers.Dense(10)]),
+            None,
+            r"OwnLossAlone has a compute_loss of its own.*Leave train\.task",
+        ),
         (lambda: keras.Sequential([keras.layers.Dense(10)]), None, "Supervised.loss is not given"),
     ],
 )

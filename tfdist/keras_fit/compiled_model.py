@@ -7,7 +7,6 @@ the same words in another process, whatever names Keras gave its layers.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +23,7 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry.json_text import to_json
+from tfdist.training.step.optimizer import list_optimizers
 
 # Where models of several workers were made, which Keras does not know of them after a training.
 _scopes: weakref.WeakKeyDictionary[keras.Model, tf.distribute.Strategy] = weakref.WeakKeyDictionary()
@@ -92,7 +92,7 @@ def _move_to_strategy(strategy: Strategy, model: keras.Model) -> Iterator[None]:
                 "Make it with add_weight, or the model in the scope: with tfdist.choose_strategy().scope():"
             )
     own = {id(variable): variable._value for variable in _variables(model)}
-    optimizers = _optimizers(model)
+    optimizers = list_optimizers(model)
     with Patches() as patches:
         functions = dict.fromkeys(("train_function", "test_function", "predict_function"))  # they hold own variables
         patches.replace(model, _distribute_strategy=strategy.distribution, **functions)
@@ -119,18 +119,8 @@ def _move_to_strategy(strategy: Strategy, model: keras.Model) -> Iterator[None]:
 
 def _variables(model: keras.Model) -> list[keras.Variable]:
     """Those of layers, optimizers and metrics, each once."""
-    parts = [model, *_optimizers(model), *model.metrics]
+    parts = [model, *list_optimizers(model), *model.metrics]
     return list({id(variable): variable for part in parts for variable in part.variables}.values())
-
-
-def _optimizers(owner: Any) -> list[Any]:
-    """The optimizers that a model or an optimizer has as attributes, in lists and dicts too, and those inside them."""
-    values: list[Any] = []
-    for each in vars(owner).values():
-        values += each.values() if isinstance(each, dict) else each if isinstance(each, list | tuple) else [each]
-    inner = [value for value in values if isinstance(value, keras.optimizers.Optimizer) and value is not owner]
-    found = itertools.chain(inner, itertools.chain.from_iterable(map(_optimizers, inner)))
-    return list({id(each): each for each in found}.values())
 
 
 def _index_variables(optimizers: Iterable[Any]) -> None:

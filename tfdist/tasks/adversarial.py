@@ -62,10 +62,10 @@ class Adversarial(Supervised):
         """Refuses inputs that cannot be moved along a gradient."""
         super().bind(model, structure)
         wrong = [s for s in tf.nest.flatten(self.inputs(structure)) if not s.dtype.is_floating]
-        if wrong or self._own_loss is not None:
-            what = f"inputs of {wrong[0].dtype.name}" if wrong else "a model with a loss of its own"
+        if wrong:
             raise UserError(
-                f"Adversarial changes inputs of floats, by the gradient of Supervised.loss; received {what}."
+                "Adversarial changes inputs of floats, by the gradient of Supervised.loss; received inputs of "
+                f"{wrong[0].dtype.name}."
             )
 
     def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term | WholeTerm], Any]:

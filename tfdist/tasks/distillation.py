@@ -58,8 +58,8 @@ class Distillation(Supervised):
     def bind(self, model: keras.Model, structure: Any) -> None:
         """Loads the teacher."""
         super().bind(model, structure)
-        if not self._single or self._own_loss is not None:
-            raise UserError("Distillation is for a model of one output, without a compute_loss of its own.")
+        if not self._single:
+            raise UserError("Distillation is for a model of one output.")
         self._teacher = load_teacher(self._path)
         self._teacher.trainable = False
 

@@ -51,8 +51,6 @@ class UncertaintyWeighted(Supervised):
     def bind(self, model: keras.Model, structure: Any) -> None:
         """Gives the model the variables that weigh."""
         super().bind(model, structure)
-        if self._own_loss is not None:
-            raise UserError("UncertaintyWeighted weighs Supervised.loss, and the model has a compute_loss of its own.")
         setattr(model, PRIOR, LogVariances(len(self._losses), name=PRIOR))
 
     def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term | WholeTerm], Any]:

@@ -26,8 +26,8 @@ from tfdist.tasks.losses import (
     unwrap_loss,
     weigh_classes,
 )
-from tfdist.tasks.own_methods import OwnLoss, overrides, refuse_own_steps
-from tfdist.tasks.task import MetricSpec, Task, Term, WholeTerm, compute_mean, symbolic_outputs, with_trailing_axes
+from tfdist.tasks.own_methods import refuse_own_steps
+from tfdist.tasks.task import MetricSpec, Task, Term, WholeTerm, symbolic_outputs, with_trailing_axes
 
 MetricBuilders = Sequence[Callable[[], keras.metrics.Metric] | str]
 ONLY_OUTPUT = "output"
@@ -65,7 +65,7 @@ class Supervised(Task):
     Args:
       loss: a Keras loss, its name, or a function (y_true, y_pred) → loss of each example, which is taken as `compile`
         takes it: targets and outputs come as floats. For several outputs a dict of them by output name; None there has
-        metrics alone. None for a model with a `compute_loss` of its own.
+        metrics alone.
       metrics: builders of Keras metrics, `@keras.metrics.SparseCategoricalAccuracy` without parentheses, or names,
         `'accuracy'`; for several outputs a dict of such lists by output name. Metrics are weighted as the loss is.
       loss_weights: for several outputs, what each loss is multiplied with; 1 where not given.
@@ -93,7 +93,6 @@ class Supervised(Task):
         if class_weight is not None and not self._single:
             raise UserError("class_weight is for one output. Give examples of several outputs a sample_weight.")
         self._model: keras.Model | None = None
-        self._own_loss: OwnLoss | None = None
         metrics_by_output = dict(metrics) if isinstance(metrics, Mapping) else {ONLY_OUTPUT: metrics}
         if not self._single and not isinstance(metrics, Mapping):
             if metrics:
@@ -114,15 +113,12 @@ class Supervised(Task):
         ]
 
     def bind(self, model: keras.Model, structure: Any) -> None:
-        """Resolves losses and metrics by the model's shapes, and finds its own loss."""
+        """Resolves losses and metrics by the model's shapes."""
         refuse_own_steps(model)
         self._model = model
-        self._own_loss = OwnLoss(model, self._compute_mean_loss) if overrides(model, "compute_loss") else None
-        self.includes_layer_losses = self._own_loss is not None
-        if not self._losses and self._own_loss is None:
+        if not self._losses:
             raise build_user_error(
-                "Supervised.loss is not given, and the model has no compute_loss of its own. Write a loss: "
-                "supervised.Supervised.loss = 'mean_squared_error'.",
+                "Supervised.loss is not given. Write a loss: supervised.Supervised.loss = 'mean_squared_error'.",
                 error_id="no-loss",
             )
         if any(
@@ -148,11 +144,7 @@ class Supervised(Task):
         """One term for each output with a loss."""
         if training and self._class_weight is not None:
             examples = self._weigh_by_class(examples)
-        x, y, sample_weight = _unpack_examples(examples)
-        given = model(x, training=training)
-        if self._own_loss is not None:
-            term = self._own_loss.term(x, y, given, sample_weight, training=training)
-            return {model.name: term}, self._collect_predictions(given, model)
+        given = model(self.inputs(examples), training=training)
         terms = self._build_terms(examples, self._by_output(given, "The model's outputs", model))
         return terms, self._collect_predictions(given, model)
 
@@ -180,16 +172,6 @@ class Supervised(Task):
         named = self._by_output(given, "The model's outputs", model)
         return {name: Prediction(named[name], keras_mask(named[name])) for name, _ in self._metrics}
 
-    def _compute_mean_loss(self, y: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
-        """The loss of these examples alone, for a model's own `compute_loss` that asks Keras's for it."""
-        examples = (y_pred, y, sample_weight)
-        terms = self._build_terms(examples, self._by_output(y_pred, "The model's outputs", self._model))
-        whole = {name: term for name, term in terms.items() if isinstance(term, Term)}
-        if not terms or len(whole) < len(terms):
-            what = "is one of a whole batch" if terms else "is not given"
-            raise UserError(f"compute_loss asks for the loss of compile(), and Supervised.loss {what}.")
-        return compute_mean(whole, tf.cast(tf.shape(tf.nest.flatten(y_pred)[0])[0], tf.float32))
-
     def check_examples(self, model: keras.Model, examples: Any, split: str) -> None:
         """Looks for labels that are not classes of the model's output."""
         given = symbolic_outputs(model)
@@ -204,8 +186,6 @@ class Supervised(Task):
                 _check_labels(np.asarray(targets[name]), outputs[name].shape[-1], ignored, where)
 
     def describe_mismatches(self, model: keras.Model, outputs: Any) -> Sequence[str]:
-        if not self._losses:
-            return ()
         named = self._by_output(outputs, "The model's outputs", model)
         found = {name: describe_mismatch(loss, np.asarray(named[name])) for name, loss in self._losses.items()}
         return [text if self._single else f"{name}: {text}" for name, text in found.items() if text is not None]

@@ -83,13 +83,7 @@ class MetricSpec:
 
 
 class Task(abc.ABC):
-    """A way to learn from examples. Subclass it where `Supervised` does not fit.
-
-    Attributes:
-      includes_layer_losses: whether the terms hold regularizers and what layers add already.
-    """
-
-    includes_layer_losses = False
+    """A way to learn from examples. Subclass it where `Supervised` does not fit."""
 
     def bind(self, model: keras.Model, structure: Any) -> None:
         """Learns what it will be used with, before metrics are made; in the strategy's scope.
@@ -240,12 +234,6 @@ def symbolic_inputs(model: keras.Model) -> Any:
         return model.input
     except (AttributeError, ValueError):
         return None
-
-
-def compute_mean(terms: Mapping[str, Term], count: tf.Tensor) -> tf.Tensor:
-    """The loss of `count` examples by themselves, coefficients included."""
-    sums = {name: _sum_term(name, term, count, None, 1) for name, term in terms.items()}
-    return tf.add_n([terms[n].coefficient * tf.math.divide_no_nan(s.numerator, s.divisor) for n, s in sums.items()])
 
 
 class _Sums(NamedTuple):

@@ -32,8 +32,8 @@ from tfdist.training.sharding.tensor_parallel import choose_splits, split_layers
 from tfdist.training.step.gradients import explain_errors, forward
 from tfdist.training.step.layer_state import patch_aggregation, separate_losses
 from tfdist.training.step.metrics import ADDED, MetricGroup, result_of
-from tfdist.training.step.optimizer import build_optimizer, parts
-from tfdist.training.step.own_step import StepMetrics, average_over_replicas, trace_step
+from tfdist.training.step.optimizer import build_optimizer, list_optimizers, parts
+from tfdist.training.step.own_step import StepMetrics, StepTrace, average_over_replicas, trace_step
 from tfdist.training.step.precision import LossScale, as_tf_function
 from tfdist.training.step.randomness import separate_replicas
 from tfdist.training.step.state import Learner
@@ -110,20 +110,21 @@ def _build_with_own_steps(strategy: Strategy, builder: ModelBuilder, structure: 
     with strategy.scope():
         model = builder()
         step = trace_step(model, "train_step", structure)
-        optimizers = [optimizer for optimizer, _ in step.updates]
-        _check_own_optimizers(model, optimizers, strategy.topology.num_replicas)
+        updating = [optimizer for optimizer, _ in step.updates]
+        optimizers = [*updating, *(inner for each in updating for inner in list_optimizers(each))]
+        _check_own_step(model, step, optimizers, strategy.topology.num_replicas)
         for optimizer, variables in step.updates:
             if not optimizer.built:
                 optimizer.build(variables)
         metrics = StepMetrics(model, step)
     check_divisible(model, num_parts=strategy.topology.num_replicas)
     compiled = model.optimizer
-    is_used = compiled is not None and any(each in optimizers for each in [compiled, *parts(compiled)])
-    main = compiled if is_used else optimizers[0]
+    is_used = compiled is not None and any(each in updating for each in [compiled, *parts(compiled)])
+    main = compiled if is_used else updating[0]
     names = {id(value): name for name, value in vars(model).items() if isinstance(value, keras.optimizers.Optimizer)}
     others = {
         names.get(id(each), f"optimizer_{i}"): each
-        for i, each in enumerate(optimizers)
+        for i, each in enumerate(updating)
         if each is not main and each not in parts(main)
     }
     check_agreement(strategy, lambda: describe_model(model, main), advice=ADVICE_OF_MODELS)
@@ -137,11 +138,16 @@ def _build_with_own_steps(strategy: Strategy, builder: ModelBuilder, structure: 
     return Learner(model, main, None, metrics, metrics, other_optimizers=others)
 
 
-def _check_own_optimizers(
-    model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer], num_replicas: int
+def _check_own_step(
+    model: keras.Model, step: StepTrace, optimizers: Sequence[keras.optimizers.Optimizer], num_replicas: int
 ) -> None:
     """Raises UserError where a model's own step updates nothing, or by what does not fit a step on replicas."""
     name = f"{type(model).__name__}.train_step"
+    if step.adds_rows and num_replicas > 1:
+        raise UserError(
+            f"{name} differentiates a loss of each row, and so adds up their gradients. On {num_replicas} replicas "
+            "tfdist averages them. Take the mean of the loss: keras.ops.mean(loss)."
+        )
     if not optimizers:
         raise UserError(f"{name} applies no gradients to an optimizer: nothing would be learned.")
     for each in optimizers:

@@ -137,7 +137,6 @@ def check_own_step_settings(settings: TrainSettings) -> None:
         "num_microbatches": settings.num_microbatches != 1,
         "deterministic": settings.canonical_replicas is not None,
         "sharding": settings.sharding is not None,
-        "precision": settings.precision == "float16",
         "xla": settings.xla not in (AUTO_XLA, UNCOMPILED),
         "swa_start": settings.swa_start is not None,
         "reduce_precision": settings.reduce_precision is not None,
@@ -149,8 +148,9 @@ def check_own_step_settings(settings: TrainSettings) -> None:
         names.append("train.strategy = @pipelined.Pipelined()")
     if names:
         raise UserError(
-            f"The model has a train_step of its own, which computes losses and updates by itself. Leave out: "
-            f"{', '.join(names)}."
+            "The model has a train_step, test_step, compute_loss or compute_metrics of its own, or no loss in "
+            f"compile(). tfdist runs its steps as they are. Leave out: {', '.join(names)}. Or take the method out, and "
+            "write the loss in compile(), or as train.task."
         )
 
 

@@ -17,11 +17,11 @@ from typing import Any, cast
 
 import keras
 
-from tfdist.errors import UserError, build_user_error
+from tfdist.errors import UserError
 from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.keras_names import call_symbolically, outputs_by_name, resolve_metric
-from tfdist.tasks.own_methods import OwnSteps, has_own_steps, overrides
+from tfdist.tasks.own_methods import OwnSteps, has_own_steps
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, Unweighted, Weighted
 from tfdist.tasks.task import Task, symbolic_outputs
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder, symbols_of
@@ -68,7 +68,7 @@ def _build(
             "gin file, such as train.optimizer = @keras.optimizers.Adam and train.task = @supervised.Supervised(). Or "
             "compile the model: then its optimizer, loss and metrics are taken."
         )
-    if is_task_wanted and has_own_steps(built):
+    if is_task_wanted and (has_own_steps(built) or built._compile_loss is None):  # which layers may add
         return built, built.optimizer, OwnSteps()
     if patches is not None:
         patches.restore_at_end(built, *COMPILED)
@@ -82,10 +82,6 @@ def _build(
 
 
 def _build_task(model: keras.Model, structure: Any) -> Supervised:
-    if model._compile_loss is None and not overrides(model, "compute_loss"):
-        raise build_user_error(
-            "The model is compiled without a loss. Give compile() one, or write train.task.", error_id="no-loss"
-        )
     if not isinstance(structure, tuple | list) or len(structure) < 2:
         raise UserError(
             "The model is compiled to learn from (x, y), and the data gives no y. Give y, or write train.task."
@@ -102,11 +98,6 @@ def _build_task(model: keras.Model, structure: Any) -> Supervised:
         metrics = [kind(one) for kind, some in own for one in _build_metrics(keras.tree.flatten(some))]
         loss_weights = None if weight is None else {ONLY_OUTPUT: weight}
         return Supervised(loss=_find_loss(loss), loss_weights=loss_weights, metrics=metrics)
-    if loss is None:
-        raise build_user_error(
-            "The model has several outputs and is compiled without a loss. Give compile() one, or write train.task.",
-            error_id="no-loss",
-        )
     losses = {n: _find_loss(one) for n, one in _by_output(loss, outputs, "loss", every=True).items()}
     weights = _by_output(weights, outputs, "loss_weights")
     by_output: dict[str, list[Any]] = {name: [] for name in losses}

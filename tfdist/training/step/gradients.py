@@ -204,7 +204,7 @@ def forward(
     examples = part["examples"]
     with example_weights(part.get("shares")), explain_errors(examples, (TypeError, ValueError)):
         terms, outputs = task.terms(model, examples, training=training)
-    added, penalties = ([], []) if task.includes_layer_losses else layer_losses(model)
+    added, penalties = layer_losses(model)
     return reduce_terms(
         terms,
         count=_num_examples(part),

@@ -111,6 +111,15 @@ def parts(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimi
     return list(optimizer.optimizers) if isinstance(optimizer, keras.optimizers.MultiOptimizer) else [optimizer]
 
 
+def list_optimizers(owner: Any) -> list[keras.optimizers.Optimizer]:
+    """The optimizers that a model or an optimizer has as attributes, in lists and dicts too, and those inside them."""
+    values: list[Any] = []
+    for each in vars(owner).values():
+        values += each.values() if isinstance(each, dict) else each if isinstance(each, list | tuple) else [each]
+    inner = [value for value in values if isinstance(value, keras.optimizers.Optimizer) and value is not owner]
+    return list({id(each): each for one in inner for each in (one, *list_optimizers(one))}.values())
+
+
 def learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
     """The rate of the next update; of a MultiOptimizer, that of its first optimizer."""
     return float(keras.ops.convert_to_numpy(parts(optimizer)[0].learning_rate))

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.losses import loss as keras_loss
 
 from tfdist.data.batches import BatchPlan
 from tfdist.data.sources.source import Source
 from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.errors import UserError
-from tfdist.keras_patches.patches import Patches
+from tfdist.keras_patches.patches import Patches, SharedPatch
 from tfdist.strategies.strategy import Strategy, sum_repeated_rows
-from tfdist.tasks.own_methods import unscaled_losses
 from tfdist.training.step.gradients import explain_errors, make_dense_if_small
 from tfdist.training.step.layer_state import NONE
 from tfdist.training.step.metrics import MetricGroup, result_of
@@ -38,6 +38,8 @@ from tfdist.training.step.precision import as_tf_function
 from tfdist.training.step.randomness import seed_generators
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import StepResult, TrainStep, are_finite, multiply_gradient
+
+UPDATING = (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer)  # whose `apply` updates by itself
 
 
 class Rows:
@@ -82,11 +84,23 @@ def _find_rows() -> Rows | None:
     return getattr(_thread, "rows", None)
 
 
+def _scale_outside_steps(scale: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Scales losses but within a step, whose gradients are no sums over replicas."""
+    return lambda value: scale(value) if _find_rows() is None else value
+
+
+_UNSCALED = SharedPatch(
+    keras_loss,
+    scale_loss_for_distribution=_scale_outside_steps(keras_loss.scale_loss_for_distribution),
+    unscale_loss_for_distribution=_scale_outside_steps(keras_loss.unscale_loss_for_distribution),
+)
+
+
 @contextlib.contextmanager
 def _bind_rows(rows: Rows) -> Iterator[None]:
     before, _thread.rows = _find_rows(), rows
     try:
-        with unscaled_losses(), weighted_reductions(rows.weight):
+        with _UNSCALED, weighted_reductions(rows.weight):
             yield
     finally:
         _thread.rows = before
@@ -125,11 +139,13 @@ class StepTrace:
       values: by the names that the step returns.
       shapes: of those that come from the step itself.
       updates: the optimizers whose `apply` it calls, each with the variables of the first call.
+      adds_rows: whether it differentiates a loss of each row by weights, which adds up the rows' gradients.
     """
 
     values: Mapping[str, Value]
     shapes: Mapping[str, tuple[int, ...]]
     updates: Sequence[tuple[keras.optimizers.Optimizer, list[keras.Variable]]]
+    adds_rows: bool
 
 
 def trace_step(model: keras.Model, method: str, structure: Any) -> StepTrace:
@@ -153,6 +169,7 @@ def _trace(model: keras.Model, method: str, structure: Any, metrics: Sequence[ke
     results: dict[int, tuple[Value, Any]] = {}  # by identity, with what has it
     updates: dict[int, tuple[keras.optimizers.Optimizer, list[keras.Variable]]] = {}
     logs: dict[str, Any] = {}
+    by_row: list[Any] = []
 
     def note_result(metric: keras.metrics.Metric, result: Callable[[], Any]) -> Any:
         value = result()
@@ -167,6 +184,9 @@ def _trace(model: keras.Model, method: str, structure: Any, metrics: Sequence[ke
             updates.setdefault(id(self), (self, variables))
 
     def zero_gradient(self: tf.GradientTape, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        losses, weights = ([tf.TensorShape(each.shape) for each in tf.nest.flatten(nest)] for nest in (target, sources))
+        if all(shape.is_fully_defined() for shape in weights):
+            by_row.extend(shape for shape in losses if shape.rank and shape[0] is None)
         return tf.nest.map_structure(tf.zeros_like, sources)
 
     def step(examples: Any) -> tf.Tensor:
@@ -175,12 +195,12 @@ def _trace(model: keras.Model, method: str, structure: Any, metrics: Sequence[ke
         return tf.constant(0)
 
     with Patches() as patches, explain_errors(structure):
-        patches.replace(keras.optimizers.Optimizer, apply=note_update)
+        for kind in UPDATING:
+            patches.replace(kind, apply=note_update)
         patches.replace(tf.GradientTape, gradient=zero_gradient)  # which outside of replicas there is none of
         for metric in metrics:
             patches.replace(metric, result=functools.partial(note_result, metric, metric.result))
-        with unscaled_losses():
-            as_tf_function(step).get_concrete_function(structure)
+        as_tf_function(step).get_concrete_function(structure)
         with keras.StatelessScope():
             pass  # at its end Keras makes the variables that were asked for in the other one
     values = {name: results.get(id(each), (Value(None), None))[0] for name, each in logs.items()}
@@ -194,7 +214,7 @@ def _trace(model: keras.Model, method: str, structure: Any, metrics: Sequence[ke
                     "the mean over the batch, or the result of a metric."
                 )
             shapes[name] = tuple(shape)
-    return StepTrace(values, shapes, list(updates.values()))
+    return StepTrace(values, shapes, list(updates.values()), bool(by_row))
 
 
 def _unwrap(examples: Any) -> Any:
@@ -284,7 +304,7 @@ def average_over_replicas(
     """
     for optimizer in optimizers:
         disable_reduction(optimizer, patches)
-        patches.replace(optimizer, apply=functools.partial(_apply_average, optimizer.apply))
+        patches.replace(optimizer, apply=functools.partial(_apply_average, optimizer, optimizer.apply))
     for metric in metrics:
         if "update_state" not in vars(metric):
             patches.replace(metric, update_state=functools.partial(_update_by_rows, metric, metric.update_state))
@@ -293,14 +313,17 @@ def average_over_replicas(
             patches.replace(variable, assign=functools.partial(_assign_average, variable.assign))
 
 
-def _apply_average(apply: Callable[..., None], grads: Any, trainable_variables: Any = None) -> None:
+def _apply_average(
+    optimizer: keras.optimizers.Optimizer, apply: Callable[..., None], grads: Any, trainable_variables: Any = None
+) -> None:
     rows = _find_rows()
-    if rows is None:
+    if rows is None or rows.is_applying:
         apply(grads, trainable_variables)
         return
     sent = [None if each is None else make_dense_if_small(each) for each in grads]
     grads = [sum_repeated_rows(each) for each in rows.average(sent)]
-    if rows.graph is tf.compat.v1.get_default_graph():  # else in a loop or a branch, which nothing leaves
+    skips = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)  # a step that overflows
+    if not skips and rows.graph is tf.compat.v1.get_default_graph():  # else in a loop or a branch, which nothing leaves
         rows.are_finite.append(are_finite([each for each in grads if each is not None], tf.constant(0.0)))
     rows.is_applying = True
     try:
@@ -434,9 +457,10 @@ def compare_halves(model: keras.Model, examples: Any) -> float | None:
       examples: a batch, of two rows at least.
 
     Returns:
-      None where chance or batch normalization would make the halves differ anyway.
+      None where chance, batch normalization or rounding to 16 bits would make the halves differ anyway.
     """
-    if seed_generators(model) or any(layer.trainable for layer in batch_norm_layers(model)):
+    is_rounded = any(layer.compute_dtype in ("float16", "bfloat16") for layer in model._flatten_layers())
+    if is_rounded or seed_generators(model) or any(layer.trainable for layer in batch_norm_layers(model)):
         return None
     kept = [*model.variables, *(variable for metric in list_metrics(model) for variable in metric.variables)]
     before = [keras.ops.convert_to_numpy(variable) for variable in kept]
@@ -448,7 +472,8 @@ def compare_halves(model: keras.Model, examples: Any) -> float | None:
             found.extend(tf.reshape(tf.convert_to_tensor(each), [-1]) for each in grads if each is not None)
 
         with Patches() as patches:
-            patches.replace(keras.optimizers.Optimizer, apply=note)
+            for kind in UPDATING:
+                patches.replace(kind, apply=note)
             model.train_step(_unwrap(part))
         return found
 
