@@ -207,7 +207,7 @@ def test_a_worker_has_one_line_and_one_that_stood_still_its_stacks_once() -> Non
     second = f'Current thread 0x7f02 (most recent call first):\n{library * 3}  File "/a/loop.py", line 2 in run\n'
     dump = f"{first}\n{second}"
     vitals = [vital(index, reading(moment=90.0)) for index in range(3)] + [vital(3, reading(), "T"), vital(4, None)]
-    shown = stacks.format_stacks(vitals, dict.fromkeys(range(3), dump), still={0, 2, 3}, now=100.0)
+    shown = stacks.format_stacks(vitals, dict.fromkeys(range(3), dump), stalled={0, 2, 3}, now=100.0)
     lines = [line.strip() for line in shown.splitlines()]
     assert lines[0] == "worker 0 (host here, process 100): training for 10 s, last step 10"
     assert lines[1:5] == ["main thread:", library.strip(), 'File "/a/loop.py", line 2 in run', "Thread:"]
@@ -220,7 +220,7 @@ def test_a_worker_has_one_line_and_one_that_stood_still_its_stacks_once() -> Non
         "worker 4: it has not shown itself",
     ]
     assert stacks.is_input_blocked(dump) and not stacks.is_input_blocked(dump.split("\n\n")[1])
-    many = stacks.format_stacks([vital(i, reading()) for i in range(1000)], {}, still={999}, now=100.0).splitlines()
+    many = stacks.format_stacks([vital(i, reading()) for i in range(1000)], {}, stalled={999}, now=100.0).splitlines()
     assert many[0].startswith("worker 999 (host here") and many[-1] == "983 more workers" and len(many) == 19
 
 

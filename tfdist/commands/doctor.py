@@ -64,9 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(arguments: Sequence[str]) -> int:
     """Examines and says what was found; the exit status."""
-    options, operands = command_line.parse_with_operands(FLAGS, arguments, about=ABOUT)
-    if operands:
-        raise UserError(f"{operands[0]!r} belongs to no flag. --help lists the flags.")
+    options = command_line.parse(FLAGS, arguments, about=ABOUT)
     if options.compile_for:
         from tfdist.commands import compile_for
 

@@ -83,8 +83,8 @@ def check_versions(
     wanted += [(Requirement(package), True) for package in needs]
     for requirement, is_needed in wanted:
         package, version = requirement.name, version_of(requirement.name)
-        build = package == "horovod"
-        hint = "Run: python -m tfdist.build_horovod" if build else f"Run: pip install '{package}{requirement.specifier}'"
+        install = f"pip install '{package}{requirement.specifier}'"
+        hint = f"Run: {'python -m tfdist.build_horovod' if package == 'horovod' else install}"
         if version is None and is_needed:
             why = f"This run needs {requirement}."
             findings.append(Finding(PROBLEM, GROUP, f"{package} is not installed", why, hint))

@@ -118,7 +118,7 @@ def _move_to_strategy(strategy: Strategy, model: keras.Model) -> Iterator[None]:
 
 
 def _variables(model: keras.Model) -> list[keras.Variable]:
-    """Those of layers, optimizers and metrics, each once."""
+    """Variables of layers, optimizers and metrics, each once."""
     parts = [model, *list_optimizers(model), *model.metrics]
     return list({id(variable): variable for part in parts for variable in part.variables}.values())
 

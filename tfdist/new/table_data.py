@@ -44,7 +44,7 @@ def inspect(request: DataRequest) -> DataDescription:
     classes = find_classes(target, rows[target].to_numpy(), request.predict)
     test = draw_test_mask(len(rows))
     parts = {"train": rows.filter(pyarrow.array(~test)), "test": rows.filter(pyarrow.array(test))}
-    columns = _columns(kinds, parts["train"], target)
+    columns = _choose_inputs(kinds, parts["train"], target)
     inputs = [*columns["numbers"], *columns["categories"]]
     if not inputs:
         raise UserError(f"{request.file} has no column besides {target!r} that could tell it.")
@@ -83,16 +83,16 @@ def _are_whole(values: np.ndarray) -> bool:
     return bool((np.abs(values) < 2**53).all() and (values == np.floor(values)).all())
 
 
-def _columns(kinds: Mapping[str, str], training: Any, target: str) -> dict[str, Any]:
-    """The inputs: `numbers`, and `categories` with how many indices each has. Texts that mostly differ are none."""
+def _choose_inputs(kinds: Mapping[str, str], training_rows: Any, target: str) -> dict[str, Any]:
+    """Chooses `numbers`, and `categories` with vocabulary sizes; omits constants and texts that differ in most rows."""
     numbers, categories = [], {}
-    for name in training.column_names:
-        known = training[name].drop_null().unique()
+    for name in training_rows.column_names:
+        known = training_rows[name].drop_null().unique()
         if name == target or len(known) < 2:
             continue
         if kinds[name] in (INTEGER, FLOAT):
             numbers.append(name)
-        elif kinds[name] == BOOLEAN or 2 * len(known) <= len(training):
+        elif kinds[name] == BOOLEAN or 2 * len(known) <= len(training_rows):
             categories[name] = len(known) + OTHER_INDICES
     return {"numbers": numbers, "categories": categories}
 

@@ -75,9 +75,9 @@ class TPU(Strategy):
                 check_answers(resolver.cluster_spec().as_dict())
         except Exception as error:  # the resolver lets through whatever the metadata server's client raises
             raise UserError(
-                f"No TPU found for tpu.TPU.address = {_format_address(address)}: {format_first_line(error)} On a TPU VM "
-                "install tfdist[tpu] (docs/tpu.md) and write tpu.TPU.address = 'local'. Elsewhere give the TPU's name "
-                "with its zone and project, or a grpc:// address."
+                f"No TPU found for tpu.TPU.address = {_format_address(address)}: {format_first_line(error)} On a TPU "
+                "VM install tfdist[tpu] (docs/tpu.md) and write tpu.TPU.address = 'local'. Elsewhere give the TPU's "
+                "name with its zone and project, or a grpc:// address."
             ) from error
         return resolver
 

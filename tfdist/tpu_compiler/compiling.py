@@ -34,14 +34,14 @@ def compile_programs(
     ):
         path = os.path.join(scratch, "step.hlo")
         for kind in programs.kinds:
-            figures = _compile(programs, path, target, compiler, kind)
+            figures = _compile_program(programs, path, target, compiler, kind)
             largest = None
             if finds_largest_batch and kind == TRAIN:
                 largest = _find_largest_batch(programs, path, target, compiler)
             yield CompiledStep(slice=target, step=kind, largest_local_batch_size=largest, **figures)
 
 
-def _compile(
+def _compile_program(
     programs: Programs, path: str, target: Slice, compiler: Compiler, kind: str, local_batch_size: int | None = None
 ) -> dict[str, Any]:
     try:
@@ -61,7 +61,7 @@ def _find_largest_batch(programs: Programs, path: str, target: Slice, compiler: 
 
     def fits(size: int) -> bool:
         try:
-            found = _compile(programs, path, target, compiler, TRAIN, size)
+            found = _compile_program(programs, path, target, compiler, TRAIN, size)
         except NoRoomError:
             return False
         return found["argument_bytes"] + found["temporary_bytes"] <= target.chip.memory_bytes

@@ -105,7 +105,7 @@ class DatasetFunction(StreamSource):
         self.num_examples = self._count(dataset) if num_examples is None else num_examples
 
     def describe(self) -> list[str]:
-        """Describes how it resumes, and how workers share the examples."""
+        """Describes how the dataset resumes, and how workers share the examples."""
         resumes = "resumes by skipping from the first epoch on"
         if self._parameters:
             resumes = (

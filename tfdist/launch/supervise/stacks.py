@@ -43,17 +43,17 @@ def collect_stacks(workers: Sequence[Worker], vitals: Sequence[Vital]) -> dict[i
     return {worker: text for worker, text in answers.items() if text}
 
 
-def format_stacks(vitals: Sequence[Vital], stacks: Mapping[int, str], *, still: Collection[int], now: float) -> str:
+def format_stacks(vitals: Sequence[Vital], stacks: Mapping[int, str], *, stalled: Collection[int], now: float) -> str:
     """Formats workers' positions: stalled ones first, with their stacks, and at most MAX_NAMED others."""
     lines: list[str] = []
     shown: dict[str, int] = {}  # who has which stacks
     for vital in vitals:
-        if vital.worker in still:
+        if vital.worker in stalled:
             lines += [
                 f"{vital.name}: {vital.describe_position(now)}",
                 *(f"    {line}" for line in _stack_lines(vital, stacks, shown)),
             ]
-    others = [vital for vital in vitals if vital.worker not in still]
+    others = [vital for vital in vitals if vital.worker not in stalled]
     lines += [f"worker {vital.worker}: {vital.describe_position()}" for vital in others[:MAX_NAMED]]
     return "\n".join(lines + ([f"{len(others) - MAX_NAMED:,} more workers"] if len(others) > MAX_NAMED else []))
 

@@ -380,17 +380,17 @@ class Watch:
         where = f" ({dead.describe_position(now)})" if dead.reading else ""
         self.report(f"{dead.name}{where} ended with {describe(cause.status)}; ending {_names(self.running)}.")
         if cause.status >= 128 or cause.status in PEER_LOST:
-            still = {v.worker for v in (*find_stalled([*vitals, dead], now), *(missing.suspects if missing else ()))}
-            self._show_stacks(cause.worker, vitals, stacks.collect_stacks(self.running, vitals), still, now)
+            stalled = {v.worker for v in (*find_stalled([*vitals, dead], now), *(missing.suspects if missing else ()))}
+            self._show_stacks(cause.worker, vitals, stacks.collect_stacks(self.running, vitals), stalled, now)
         if missing is not None:
             worker.send(signal.SIGKILL)
 
     def _show_stacks(
-        self, cause: int, vitals: Sequence[Vital], shown: Mapping[int, str], still: Collection[int], now: float
+        self, cause: int, vitals: Sequence[Vital], shown: Mapping[int, str], stalled: Collection[int], now: float
     ) -> None:
         """Reports where each worker is, with the stacks of stalled ones; keeps all for `_store_stacks`."""
         if any(vital.reading for vital in vitals):
-            self.report(stacks.format_stacks(vitals, shown, still=still, now=now))
+            self.report(stacks.format_stacks(vitals, shown, stalled=stalled, now=now))
             self.to_store = functools.partial(stacks.store, cause=cause, vitals=vitals, stacks=shown, now=now)
 
     def _store_stacks(self) -> None:

@@ -199,14 +199,14 @@ class Trial:
         """Records an evaluation."""
         epoch, step = event["epoch"], event["step"]
         self.curve = [point for point in self.curve if (point.epoch, point.step) < (epoch, step)]
-        if (objective := finite(event["objective"])) is not None:
+        if (objective := to_finite(event["objective"])) is not None:
             self.curve.append(TrialPoint(epoch, step, objective))
         self.epochs = max(self.epochs, epoch)
 
     def end(self, event: Mapping[str, Any], at_seconds: float) -> None:
         """Takes in the end of a stretch; what an interrupted one reported may still be overtaken."""
         self.status, self.message, seconds = event["status"], event["message"], event.get("seconds", 0.0)
-        objective = finite(event["objective"]) if self.status in (DONE, PAUSED, STOPPED) else None
+        objective = to_finite(event["objective"]) if self.status in (DONE, PAUSED, STOPPED) else None
         self.host = event.get("host")
         self.ends.append(End(objective, seconds, at_seconds))
         self.values, self.rung = event.get("values", self.values), event.get("rung", self.rung)
@@ -292,6 +292,6 @@ def read_sweep(run_dir: str) -> Sweep:
     return sweep
 
 
-def finite(value: float | str | None) -> float | None:
+def to_finite(value: float | str | None) -> float | None:
     """Returns an objective as a number; None if there is none, and for NaN and infinities, which JSON has as text."""
     return None if value is None or not math.isfinite(float(value)) else float(value)
