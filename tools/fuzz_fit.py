@@ -58,7 +58,6 @@ from tfdist.strategies.multi_worker import MultiWorker  # noqa: E402
 TOLERANCE, COARSE = 1e-5, 5e-2
 # What may be refused: a part of the message, and words of the page in docs/ that says so.
 REFUSALS = {
-    "compiled without a loss": ("fit.md", "x alone, for a model that adds its loss itself"),
     "at the same time": ("fit.md", "class_weight and sample_weight together"),
     "outputs without names": ("fit.md", "a subclassed model of several outputs, as a list"),
     "None for an input of the model": ("fit.md", "None for an input that is optional"),

@@ -35,7 +35,7 @@ def test_the_losses_of_outputs_are_left_out_where_the_page_says_that_they_differ
 
 
 def test_an_error_is_judged_by_what_fit_does_and_by_what_the_pages_refuse() -> None:
-    refused = UserError("The model is compiled without a loss.")
+    refused = UserError("class_weight and sample_weight come at the same time.")
     assert fuzz_fit.judge_error(refused, {}) == "refused"
     assert fuzz_fit.judge_error(UserError("No."), ValueError()) == "both fail"
     assert fuzz_fit.judge_error(KeyError(), KeyError()) == "both fail"
