@@ -88,7 +88,7 @@ REPLACED = {
 }
 SERVERS = {
     f"{REPOSITORY}/tests/gcs/server.py": PORTS[1],
-    "examples/serving/serve.py": PORTS[2],
+    "server/serve.py": PORTS[2],
     "tensorboard": PORTS[3],
 }
 REMOVED = {"tfdist launch -n 4 train.py": "runs/digits"}  # as the page says before the command

@@ -38,8 +38,8 @@ def missing_requirement(module: str) -> UserError | None:
     if package is None:
         return None
     return build_user_error(
-        f"{sys.executable} has no module {name!r}, which tfdist needs. Use the Python of the environment that "
-        f"tools/quickstart.sh makes (.venv/bin/python), or run: pip install "
+        f"{sys.executable} has no module {name!r}, which tfdist needs. Use the Python of the environment "
+        f"in which tfdist is installed, or run: pip install "
         f"{TENSORFLOW_EXTRAS if package == 'tensorflow' else package}",
         error_id="missing-package",
     )
