@@ -99,7 +99,6 @@ OF_OBJECTS = {
         "_value": "one replica's variable as a Keras variable of its own",
     },
     "tensorboard": {
-        "_batch_start_time": "not kept in a checkpoint",
         "_is_tracing": "not kept in a checkpoint",
         "_model": "not kept in a checkpoint",
         "_profiler_started": "not kept in a checkpoint",
@@ -107,10 +106,7 @@ OF_OBJECTS = {
     },
     "client of Cloud Storage": {"_bucket_metadata_cache": "no thread asks for the bucket, and draws random numbers"},
     "dataset": {"_inputs": "the parts of a user's tf.data pipeline"},
-    "dataset of files": {"_filenames": "its files, to be shared among workers"},
-    "dataset of a function": {"_map_func": "whether it draws random numbers"},
     "batched dataset": {"_batch_size": "how many examples a batch holds"},
-    "traced function": {"_functions": "whether it draws random numbers"},
     "graph": {"_get_function": "the bodies of loops and branches, for the plan of a step's memory"},
 }
 
@@ -196,8 +192,5 @@ _SAMPLES: dict[str, Callable[[], Any]] = {
     "variable": lambda: keras.Variable(0.0),
     "tensorboard": keras.callbacks.TensorBoard,
     "dataset": lambda: _numbers().take(1),
-    "dataset of files": lambda: tf.data.TFRecordDataset(["none"]),
-    "dataset of a function": lambda: _numbers().map(lambda n: n),
     "batched dataset": lambda: _numbers().batch(1),
-    "traced function": lambda: tf.function(lambda: tf.constant(0)).get_concrete_function().graph,
 }
