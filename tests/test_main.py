@@ -344,7 +344,7 @@ def test_a_gin_file_in_a_bucket_that_cannot_be_reached_is_told_within_seconds() 
     dead_proxy = {"https_proxy": "http://127.0.0.1:9", "NO_GCE_CHECK": "true"}
     told = run_python(args, env=dead_proxy, timeout=60)
     assert told.status == EXIT_STORE_UNAVAILABLE
-    assert "'gs://no-such-bucket/experiment.gin' cannot be read" in told.stderr
+    assert "the gin file gs://no-such-bucket/experiment.gin cannot be read" in told.stderr
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "predict", "export", "resume", "report"])
