@@ -195,7 +195,7 @@ class Watch:
                     profiles.clear()
                     self._ask_for_profiles()
                 if not (self.outcome.was_interrupted or self.is_ending) and self.have_hosts_changed():
-                    self._leave_hosts()
+                    self._end_for_new_hosts()
                 self._collect()
                 self._check_for_hang(time.monotonic())
                 self._act(time.monotonic())
@@ -272,7 +272,7 @@ class Watch:
                 self.outcome.first_signal = self.outcome.first_signal or number
             self.outcome.was_interrupted = True
 
-    def _leave_hosts(self) -> None:
+    def _end_for_new_hosts(self) -> None:
         self.report("The hosts have changed. The workers save and end, to continue on those that there are now.")
         self._send_all(signal.SIGTERM)
         self.outcome.was_interrupted = self.outcome.left_hosts = True
