@@ -228,13 +228,13 @@ def watch_for_deaths(cluster: Cluster) -> None:
         f"/job:{job}/replica:0/task:{index}" for job, workers in cluster.jobs.items() for index in range(len(workers))
     ]
     stop = threading.Event()
-    thread = threading.Thread(target=_ask_until_one_died, args=(others, stop), name="tfdist-deaths", daemon=True)
+    thread = threading.Thread(target=_poll_until_one_died, args=(others, stop), name="tfdist-deaths", daemon=True)
     thread.start()
     atexit.register(thread.join)  # TensorFlow must not end while it is asked
     atexit.register(stop.set)  # called first
 
 
-def _ask_until_one_died(tasks: Sequence[str], stop: threading.Event) -> None:
+def _poll_until_one_died(tasks: Sequence[str], stop: threading.Event) -> None:
     """As `CollectiveAllReduceExtended._check_health`, which is off beside a coordination service."""
     while not stop.wait(ASK_SECONDS):
         for task in tasks:

@@ -67,7 +67,7 @@ class Part:
         counts = {"num_tensors": num_tensors, "num_tensor_bytes": num_tensor_bytes}
         _store_note(path, self.index, {"files": [dataclasses.asdict(file) for file in stored], **counts})
 
-    def note_failure(self, path: str, error: BaseException) -> None:
+    def report_failure(self, path: str, error: BaseException) -> None:
         """Writes the note that this worker's files will not come."""
         files.make_dirs(path)
         _store_note(path, self.index, {"error": f"{type(error).__name__}: {error}"})

@@ -193,7 +193,7 @@ class Watch:
                 self._pass_on_signals()
                 if profiles:
                     profiles.clear()
-                    self._ask_for_profiles()
+                    self._request_profiles()
                 if not (self.outcome.was_interrupted or self.is_ending) and self.have_hosts_changed():
                     self._end_for_new_hosts()
                 self._collect()
@@ -278,7 +278,7 @@ class Watch:
         self.outcome.was_interrupted = self.outcome.left_hosts = True
         self.kill_at = time.monotonic() + SAVE_SECONDS
 
-    def _ask_for_profiles(self) -> None:
+    def _request_profiles(self) -> None:
         name = heartbeat.PROFILE_SIGNAL.name
         self.report(f"Passing {name} on to the workers: those that train take a profile of their next steps.")
         for worker in self.running:

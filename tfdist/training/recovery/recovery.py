@@ -95,9 +95,9 @@ class Recovery:
             drawn, drawn_arrays = read_generators()
             stored = self._share(self._with_arrays(tensors, {**arrays, **drawn_arrays}))
             self.manager.save(State(step, stored, {**values, RANDOM: drawn}), metrics=metrics)
-            self.schedule.note_write(self.manager.last_write_seconds)
+            self.schedule.record_write(self.manager.last_write_seconds)
         now = time.monotonic()
-        self.schedule.note_save(step, now, cost_seconds=now - begun)
+        self.schedule.record_save(step, now, cost_seconds=now - begun)
         self.saved_step = step
         heartbeat.beat(heartbeat.BETWEEN)
 
