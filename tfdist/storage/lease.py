@@ -197,7 +197,7 @@ class _FileLease:
             raise LeaseLostError(f"{self._path} is not this run's any more: it was removed. Nothing more is written.")
 
     def release(self) -> None:
-        """Gives the directory back. Releasing again does nothing."""
+        """Deletes the lock file and unlocks the directory. Releasing again does nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return

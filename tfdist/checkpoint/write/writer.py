@@ -87,7 +87,7 @@ class Part:
         return stored, sum(note["num_tensors"] for note in told), sum(note["num_tensor_bytes"] for note in told)
 
     def _read_notes(self, path: str, gives_up: Callable[[], bool]) -> list[dict[str, Any]]:
-        """The other workers' notes, in their order. One listing shows which are there, as a bucket answers slowly."""
+        """Waits for the other workers' notes; returns them in order. Lists once a round, as a bucket answers slowly."""
         deadline, pause = time.monotonic() + PATIENCE_SECONDS, FIRST_PAUSE_SECONDS
         missing = {_note_name(index): index for index in range(1, self.count)}
         told: dict[int, dict[str, Any]] = {}

@@ -169,7 +169,7 @@ class Meeting:
         """Connects to a worker, again and again; worker 0 stays connected, the others wait for it to connect."""
         while True:
             try:
-                reader, writer = await self._ask(index)
+                reader, writer = await self._connect(index)
                 with contextlib.closing(writer):
                     if self.cluster.is_chief:
                         await self._follow(index, reader, writer)
@@ -181,7 +181,7 @@ class Meeting:
             while self.missing is not None:
                 await asyncio.sleep(self.ask_seconds)
 
-    async def _ask(self, index: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, index: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to a worker, which is who it should be."""
         address = self.cluster.workers[index]
         async with self.attempts, asyncio.timeout(ANSWER_SECONDS):
