@@ -333,6 +333,6 @@ def test_the_shell_completes_verbs_flags_and_experiments() -> None:
         (["train", "tfdist:experiments/digits_t"], ["digits_tfds.gin", "digits_tfrecord.gin", "digits_two_tasks.gin"]),
     ]:
         words = " ".join(f"'{word}'" for word in ["tfdist", *typed])
-        script = f"{verbs.write_completion()}\nCOMP_WORDS=({words}); {ask}"
+        script = f"{verbs.build_completion()}\nCOMP_WORDS=({words}); {ask}"
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
         assert [line.removeprefix("tfdist:experiments/") for line in done.stdout.split()] == expected

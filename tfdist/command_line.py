@@ -167,7 +167,7 @@ def exit_status_of(command: Callable[[], int | None], *, trusts_the_disk: bool =
 
 def _report_error(error: TfdistError) -> int:
     """Prints an error, and leaves its id for a launcher; returns the exit status."""
-    heartbeat.set_exit_info(error_id=find_error_id(error))
+    heartbeat.add_exit_info(error_id=find_error_id(error))
     if isinstance(error, PreemptedError):
         write_line(sys.stderr or sys.stdout, str(error))
     else:

@@ -56,7 +56,7 @@ def test_the_notes_of_many_workers_are_read_several_at_once(
         Part(index, 65, "a1").note(
             str(tmp_path), [StoredFile(f"{index}", 1, 0, "none")], num_tensors=1, num_tensor_bytes=4
         )
-    read, together = writer._read, threading.Barrier(8)
+    read, together = writer._read_note, threading.Barrier(8)
 
     def waiting(path: str, name: str) -> dict[str, Any]:
         together.wait(60)  # for seven others, which one after the other would never come

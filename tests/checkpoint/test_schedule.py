@@ -32,7 +32,7 @@ def test_checkpoints_are_made_where_they_are_due(
     found = []
     for step in calls:
         if schedule.is_due(step, float(step)):
-            schedule.note_save(step, float(step), cost_seconds=0.0)
+            schedule.record_save(step, float(step), cost_seconds=0.0)
             assert not schedule.is_due(step, step + 1e9)
             found.append(step)
     assert found == saved
@@ -70,7 +70,7 @@ def auto(mean_seconds_between_failures: float, *costs: float) -> CheckpointSched
     policy = CheckpointPolicy(mean_seconds_between_failures=mean_seconds_between_failures)
     schedule = CheckpointSchedule(policy, steps_per_epoch=None)
     for step, cost in zip(itertools.count(1), costs, strict=False):
-        schedule.note_save(step, 0.0, cost_seconds=cost)
+        schedule.record_save(step, 0.0, cost_seconds=cost)
     return schedule
 
 
@@ -95,5 +95,5 @@ def test_auto_makes_one_every_sqrt_of_twice_cost_times_failure_time(
 
 def test_auto_does_not_begin_a_checkpoint_before_the_last_one_could_be_written() -> None:
     schedule = auto(60.0, 0.001)
-    schedule.note_write(40.0)
+    schedule.record_write(40.0)
     assert schedule.interval_seconds == 40.0

@@ -16,7 +16,7 @@ from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.checkpoint.format.tensor_files import TensorSpec, plan_files, read
-from tfdist.checkpoint.restore import State, cut_slice, join_slices, mark_slice, whole_name, whole_shape
+from tfdist.checkpoint.restore import State, cut_slice, join_slices, slice_name, whole_name, whole_shape
 from tfdist.errors import UserError
 from tfdist.storage import contents
 
@@ -106,8 +106,8 @@ def test_what_is_no_such_file_is_refused(content: bytes) -> None:
 def test_slices_are_put_together_under_the_name_of_the_whole() -> None:
     whole = np.arange(24.0).reshape(2, 12)
     kernel, slot = "model/dense/kernel", "optimizer/dense/kernel"
-    names = [mark_slice(kernel, i, count=3, axis=1) for i in range(3)]
-    slots = [f"{mark_slice(slot, i, count=3, axis=1)}/momentum" for i in range(3)]
+    names = [slice_name(kernel, i, count=3, axis=1) for i in range(3)]
+    slots = [f"{slice_name(slot, i, count=3, axis=1)}/momentum" for i in range(3)]
     tensors = {name: cut_slice(whole, name) for name in [*names, *slots]} | {"model/dense/bias": whole}
     assert tensors[names[1]].tolist() == whole[:, 4:8].tolist()
     assert {whole_name(name) for name in tensors} == {kernel, f"{slot}/momentum", "model/dense/bias"}

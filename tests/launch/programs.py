@@ -78,7 +78,7 @@ SHOWING = """
 from tfdist.telemetry import heartbeat
 heartbeat.begin(os.environ[heartbeat.VARIABLE])
 run_dir = here / "run"
-heartbeat.set_exit_info(run_dir=str(run_dir))
+heartbeat.add_exit_info(run_dir=str(run_dir))
 slot = int(os.environ["TFDIST_SLOT"])
 start = 1
 while (here / f"start{slot}-{start}").exists():

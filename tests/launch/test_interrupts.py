@@ -164,7 +164,7 @@ def test_as_the_last_worker_ends(launch: Callable[..., Run]) -> None:
 def test_the_third_ctrl_c_ends_a_launcher_that_is_stuck(
     launch: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = "heartbeat.set_exit_info(run_dir='gs://bucket/run'); mark('failed'); sys.exit(9)"
+    program = "heartbeat.add_exit_info(run_dir='gs://bucket/run'); mark('failed'); sys.exit(9)"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
         run = launch(SHOWING + program, options=("--max_restarts=1",), workers=1)

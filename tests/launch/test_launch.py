@@ -189,7 +189,7 @@ heartbeat.beat(heartbeat.TRAINING, 5)
 if index == 1:
     wait_for(f"start0-{start}")
     print("no memory", file=sys.stderr)
-    heartbeat.set_exit_info(error_id="device-memory")
+    heartbeat.add_exit_info(error_id="device-memory")
     sys.exit(1)
 time.sleep(100)
 """
@@ -210,7 +210,7 @@ time.sleep(100)
 def test_wrong_input_and_a_start_that_left_are_not_started_again(launch: Callable[..., Run]) -> None:
     program = """
 if sys.argv[1] == "left":
-    heartbeat.set_exit_info(left_after_saving=True)
+    heartbeat.add_exit_info(left_after_saving=True)
 sys.exit({"wrong": 2, "diverged": 3, "left": 99}[sys.argv[1]])
 """
     for word, expected in (("wrong", 2), ("diverged", 3), ("left", 99)):

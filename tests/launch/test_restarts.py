@@ -177,8 +177,8 @@ def test_a_heartbeat_shows_what_a_process_does_and_what_it_told(tmp_path: pathli
     shown = read(path)
     assert (shown.phase, shown.step, shown.turn, shown.is_storing) == (heartbeat.TRAINING, 8, 4, True)
     assert before <= shown.moment <= time.monotonic() and 0 < shown.recent_seconds <= shown.longest_seconds < 60
-    mine.set_exit_info(run_dir="a")
-    mine.set_exit_info(address_taken=True)
+    mine.add_exit_info(run_dir="a")
+    mine.add_exit_info(address_taken=True)
     assert read_exit_info(path) == {"run_dir": "a", "address_taken": True}
     assert stacks_path(path).exists()
 

@@ -192,14 +192,14 @@ def test_an_upload_that_breaks_after_a_long_while_of_sending_is_tried_again(monk
         tries.append(pieces)
         for _ in range(pieces):
             time.sleep(0.2)
-            attempts.note_sent()
+            attempts.record_sent()
         raise ConnectionResetError("reset by peer")
 
     with pytest.raises(StoreUnavailableError, match="reset by peer"):
         gcs_requests.persist(PATH, lambda: send(10), attempts)
     assert len(tries) >= 2
     tries.clear()
-    attempts.note_progress()
+    attempts.record_progress()
     begun = time.monotonic()
     with pytest.raises(StoreUnavailableError):
         gcs_requests.persist(PATH, lambda: send(0), attempts)

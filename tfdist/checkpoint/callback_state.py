@@ -113,7 +113,7 @@ def _read_plain_attributes(callback: Any, *, copied: bool = True) -> dict[str, A
 
 
 def _find_unkept(callback: Any) -> dict[str, tuple[int, int]]:
-    """Finds data that no checkpoint stores, by attribute: the object's id, and how much it holds."""
+    """Finds attributes that no checkpoint stores: the id and the length of each value."""
     kept = _read_plain_attributes(callback, copied=False)
     found = {name: value for name, value in vars(callback).items() if name not in kept and isinstance(value, _DATA)}
     found = {name: value for name, value in found.items() if name not in NO_STATE + SET_UP_ONCE}

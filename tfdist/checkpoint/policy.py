@@ -127,7 +127,7 @@ class CheckpointSchedule:
         self._write_seconds = 0.0
 
     def begin(self, now: float) -> None:
-        """Training begins; `now` is in seconds of the clock whose readings `is_due` and `note_save` get."""
+        """Training begins; `now` is in seconds of the clock whose readings `is_due` and `record_save` get."""
         self._time = now
 
     def next_boundary(self, step: int) -> int | None:
@@ -156,13 +156,13 @@ class CheckpointSchedule:
             return min(best, FIRST_SECONDS)
         return max(best, wait / LARGEST_SHARE, self._write_seconds)
 
-    def note_save(self, step: int, now: float, *, cost_seconds: float) -> None:
+    def record_save(self, step: int, now: float, *, cost_seconds: float) -> None:
         """Records that a checkpoint of `step` was taken by `now` and made the training wait for `cost_seconds`."""
         self._step = step
         self._time = now
         self._costs = [*self._costs, cost_seconds][-REMEMBERED_COSTS:]
 
-    def note_write(self, seconds: float) -> None:
+    def record_write(self, seconds: float) -> None:
         """Records that the last checkpoint took `seconds` from its copy in memory to its commit."""
         self._write_seconds = seconds
 

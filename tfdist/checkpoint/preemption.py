@@ -184,7 +184,7 @@ def watch(address: str, closing: threading.Event, on_notice: Callable[[str], Non
     """
     while not closing.is_set():
         with contextlib.suppress(OSError, http.client.HTTPException):
-            reasons = [ENDING_VALUES[key].get(_ask(address, key)) for key in ENDING_VALUES]
+            reasons = [ENDING_VALUES[key].get(_request_value(address, key)) for key in ENDING_VALUES]
             if (reason := next(filter(None, reasons), None)) is not None:
                 if not closing.is_set():
                     on_notice(reason)
@@ -192,7 +192,7 @@ def watch(address: str, closing: threading.Event, on_notice: Callable[[str], Non
         closing.wait(POLL_SECONDS)
 
 
-def _ask(address: str, key: str) -> str:
+def _request_value(address: str, key: str) -> str:
     connection = http.client.HTTPConnection(address, timeout=ANSWER_SECONDS)
     path = f"/computeMetadata/v1/instance/{key}"
     try:

@@ -41,7 +41,7 @@ class State:
     path: str | None = None
 
 
-Vote = Mapping[str, tuple[tuple[int, ...], Any]]  # name → shape, dtype
+TensorSpecs = Mapping[str, tuple[tuple[int, ...], Any]]  # name → shape, dtype
 _MOST_DIFFERENCES = 40  # in one message; `list_differences` gives all
 
 
@@ -82,7 +82,7 @@ def load(path: str, *, verify: bool = True, wanted: Callable[[str], bool] = lamb
     return _load(read_entry(path), verify=verify, wanted=wanted)
 
 
-def match_tensors(tensors: Mapping[str, np.ndarray], wanted: Vote, *, partial: bool) -> dict[str, np.ndarray]:
+def match_tensors(tensors: Mapping[str, np.ndarray], wanted: TensorSpecs, *, partial: bool) -> dict[str, np.ndarray]:
     """Returns those of `tensors` that `wanted` names.
 
     Raises UserError listing what is missing, left over, or of another shape or type; with `partial` all of this is
@@ -101,8 +101,8 @@ def match_tensors(tensors: Mapping[str, np.ndarray], wanted: Vote, *, partial: b
     return {name: tensors[name] for name, kind in wanted.items() if name in tensors and _fits(tensors[name], kind)}
 
 
-def list_differences(tensors: Mapping[str, np.ndarray], wanted: Vote) -> list[str]:
-    """One line for each tensor that is missing, left over, or of another shape or type."""
+def list_differences(tensors: Mapping[str, np.ndarray], wanted: TensorSpecs) -> list[str]:
+    """Returns a line for each tensor that is missing, left over, or of another shape or type than `wanted`."""
     extra = [name for name in tensors if name not in wanted]
     lines = []
     for name, kind in wanted.items():
@@ -143,8 +143,8 @@ def _type_name(dtype: Any) -> str:
 _MARK = re.compile(r"\.part(\d+)of(\d+)axis(\d+)")
 
 
-def mark_slice(name: str, index: int, *, count: int, axis: int) -> str:
-    """The name of slice `index` of `count`, cut along an axis."""
+def slice_name(name: str, index: int, *, count: int, axis: int) -> str:
+    """Returns the name of a slice: "dense/kernel.part0of2axis1" for `index` 0 of `count` 2 along `axis` 1."""
     return f"{name}.part{index}of{count}axis{axis}"
 
 

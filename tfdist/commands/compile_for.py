@@ -58,16 +58,16 @@ def run(options: flags.FlagValues) -> int:
     return EXIT_DONE
 
 
-def _format_json(found: Sequence[Any]) -> str:
-    return json.dumps([each.to_dict() for each in found], indent=2)
+def _format_json(steps: Sequence[Any]) -> str:
+    return json.dumps([each.to_dict() for each in steps], indent=2)
 
 
-def _format_text(found: Sequence[Any]) -> str:
+def _format_text(steps: Sequence[Any]) -> str:
     from tfdist.telemetry.console.console_text import in_bytes
     from tfdist.tpu_compiler.compile_report import format_table
 
-    first = found[0]
+    first = steps[0]
     return (
         f"{first.num_parameters:,} parameters: {in_bytes(first.parameter_bytes)}, and "
-        f"{in_bytes(first.slot_bytes)} of the optimizer's\n{format_table(found)}"
+        f"{in_bytes(first.slot_bytes)} of the optimizer's\n{format_table(steps)}"
     )

@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def list_settings() -> Iterator[Description]:
-    """Every setting of every root, in the order of the declarations. Imports TensorFlow."""
+    """Yields every setting that gin files may give, class by class, in the order of declaration. Imports TensorFlow."""
     roots: dict[str, Any] = dict(load_roots(verbose=False))
     from tfdist.checkpoint.policy import CheckpointPolicy
 

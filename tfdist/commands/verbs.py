@@ -174,7 +174,7 @@ def translate(name: str, arguments: Sequence[str]) -> list[str]:
     values, operands = command_line.parse_with_operands(
         defined,
         arguments,
-        about=_describe(name),
+        about=_format_help(name),
         hint=f"A setting has no dashes: train.epochs=3. tfdist {name} --help lists the flags.",
     )
     experiments, statements, runs = _sort_operands(name, operands)
@@ -252,7 +252,7 @@ def _sort_operands(name: str, operands: Sequence[str]) -> tuple[list[str], list[
     return experiments, statements, runs
 
 
-def _describe(name: str) -> str:
+def _format_help(name: str) -> str:
     verb = VERBS[name]
     summary = verb.summary[0].upper() + verb.summary[1:]
     return (
@@ -282,13 +282,13 @@ def print_completion(arguments: Sequence[str]) -> int:
         if len(operands) != 1 or operands[0] not in SHELLS:
             raise UserError(f"Received {' '.join(operands)!r}. Write: tfdist completion {' or '.join(SHELLS)}")
         zsh = "autoload -U +X bashcompinit && bashcompinit\n" if operands[0] == "zsh" else ""
-        print(zsh + write_completion(), end="", flush=True)
+        print(zsh + build_completion(), end="", flush=True)
 
     return exit_status_of(run)
 
 
-def write_completion() -> str:
-    """The script for bash, and for zsh with bashcompinit."""
+def build_completion() -> str:
+    """Builds the completion script for bash, which zsh runs through bashcompinit."""
     shipped = importlib.resources.files("tfdist") / "configs" / "experiments"
     experiments = sorted(f"tfdist:experiments/{path.name}" for path in shipped.iterdir())
     cases = []

@@ -67,7 +67,7 @@ class Assignment:
 
     @property
     def macro(self) -> tuple[str, ...] | None:
-        """The macro that the assignment defines; None where it sets a parameter."""
+        """The scopes and the name of the macro that the assignment defines; None where it sets a parameter."""
         return (*self.scope, self.function) if self.parameter == "" else None
 
 

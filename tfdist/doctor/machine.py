@@ -26,13 +26,13 @@ MEBIBYTES = 4  # that are written and read
 
 def check_machine(*, shared_memory: Path = SHARED_MEMORY, has_rdma: bool = False) -> list[Finding]:
     """Whether shared memory, open files and locked memory (for RDMA) suffice."""
-    findings = [_shared_memory(shared_memory), _open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))]
+    findings = [_check_shared_memory(shared_memory), _check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))]
     if has_rdma:
-        findings.append(_locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]))
+        findings.append(_check_locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]))
     return findings
 
 
-def _shared_memory(directory: Path) -> Finding:
+def _check_shared_memory(directory: Path) -> Finding:
     try:
         about = os.statvfs(directory)
         free = about.f_bavail * about.f_frsize
@@ -49,7 +49,7 @@ def _shared_memory(directory: Path) -> Finding:
     return Finding(WARNING, GROUP, what, why, hint, {"shared_bytes": free})
 
 
-def _open_files(soft: int, hard: int) -> Finding:
+def _check_open_files(soft: int, hard: int) -> Finding:
     if soft == resource.RLIM_INFINITY or soft >= ENOUGH_FILES:
         shown = "any number of" if soft == resource.RLIM_INFINITY else soft
         return ok_finding(GROUP, f"{shown} open files are allowed", open_files=soft)
@@ -62,7 +62,7 @@ def _open_files(soft: int, hard: int) -> Finding:
     return Finding(level, GROUP, f"only {soft} open files are allowed", why, hint, {"open_files": soft})
 
 
-def _locked_memory(soft: int) -> Finding:
+def _check_locked_memory(soft: int) -> Finding:
     if soft == resource.RLIM_INFINITY:
         return ok_finding(GROUP, "memory can be locked without a limit, as RDMA wants it")
     why = "RDMA registers memory by locking it; NCCL then fails with 'ibv_reg_mr failed' or goes by TCP."

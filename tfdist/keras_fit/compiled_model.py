@@ -182,7 +182,7 @@ def _text(part: Any) -> str:
 
 
 def _config(part: Any) -> dict[str, Any]:
-    """The settings of a part, as far as it tells them."""
+    """Returns the config of a layer, loss or optimizer without names; empty if its get_config() fails."""
     try:
         return dict(_plain(part.get_config()))
     except (NotImplementedError, TypeError, ValueError):  # of the user's own

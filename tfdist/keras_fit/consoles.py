@@ -27,12 +27,12 @@ def console_for(verbose: Any) -> Callable[[bool], Console]:
         raise UserError(f"verbose is {verbose!r}; write 0, 1, 2 or 'auto'.")
     level = {"0": 0, "2": 2}.get(str(verbose), 1)
 
-    def make(is_chief: bool) -> Console:
+    def make_console(is_chief: bool) -> Console:
         if not is_chief or level == 1:
             return open_console(is_chief=is_chief)
         return EpochLines(sys.stdout, sys.stderr) if level == 2 else WarningsOnly(sys.stdout, sys.stderr)
 
-    return make
+    return make_console
 
 
 class WarningsOnly(PlainConsole):

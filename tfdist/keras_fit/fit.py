@@ -120,7 +120,7 @@ def fit(
         check_compiled(model)
         if overrides(model, "fit") and model is not getattr(_thread, "prepared", None):
             return _call_own_fit(model, arguments)
-        strategy = _connect_strategy(model, strategy)
+        strategy = _choose_and_connect(model, strategy)
         at_end.enter_context(reporting_failures(strategy))
         validation_freq = sorted(validation_freq) if isinstance(validation_freq, Collection) else validation_freq
         _check_arguments(settings, epochs, initial_epoch, validation_freq)
@@ -291,8 +291,8 @@ def _check_arguments(settings: Mapping[str, Any], epochs: Any, initial_epoch: An
     TrainSettings.declarations()["eval_every"].check("fit.validation_freq", validation_freq)
 
 
-def _connect_strategy(model: keras.Model, strategy: Strategy | str | None) -> Strategy:
-    """The strategy, connected."""
+def _choose_and_connect(model: keras.Model, strategy: Strategy | str | None) -> Strategy:
+    """Connects `strategy`, or else that of the model's or the current scope, or a chosen one; returns it."""
     made_in = scope_of(model)
     if strategy in (None, "auto"):
         scope = tf.distribute.get_strategy() if made_in is None and tf.distribute.has_strategy() else made_in

@@ -12,7 +12,7 @@ import itertools
 import logging
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -114,7 +114,7 @@ def python_kind(x: Any, *, seed: int | None, drain: bool) -> Any:
     if not isinstance(x, types.GeneratorType):
         return x
     if drain:
-        return ListedBatches(_drain(x))
+        return ListedBatches(_cache_all_batches(x))
     first = next(x, None)
     if first is None:
         raise UserError("The generator gives no batch.")
@@ -220,18 +220,18 @@ def _record_batch_errors(batches: Iterator[Any]) -> Iterator[Any]:
         record_errors(_raise_batch_error)(error)
 
 
-def _raise_batch_error(raised: Exception) -> None:
+def _raise_batch_error(raised: Exception) -> NoReturn:
     raise BatchError(raised) from raised
 
 
-def _refuse_shorter_pass(first: int, now: int) -> None:
+def _refuse_shorter_pass(first: int, now: int) -> NoReturn:
     raise UserError(
         f"The data had {first:,} batches for an epoch at first, and has {now:,} now. Give as many in every epoch, "
         f"or no more than the shortest has: steps_per_epoch (or validation_steps) = {now}."
     )
 
 
-def _refuse_early_end(count: int, total: int | None) -> None:
+def _refuse_early_end(count: int, total: int | None) -> NoReturn:
     needed = f"{total:,} are needed" if total else "more are needed"
     raise UserError(
         f"The generator ended after {count:,} batches, and {needed} (steps of an epoch × epochs). Let it run without "
@@ -239,7 +239,7 @@ def _refuse_early_end(count: int, total: int | None) -> None:
     )
 
 
-def _drain(generator: types.GeneratorType) -> list[Any]:
+def _cache_all_batches(generator: types.GeneratorType) -> list[Any]:
     batches, size = [], 0
     for batch in generator:
         batches.append(batch)

@@ -42,12 +42,12 @@ class Patches(contextlib.ExitStack):
                 vars(owner)[name] = value
 
 
-def _put_back(held: dict[str, Any], before: dict[str, Any]) -> None:
+def _put_back(attributes: dict[str, Any], before: dict[str, Any]) -> None:
     for name, value in before.items():
         if value is _NOT_THERE:
-            held.pop(name, None)
+            attributes.pop(name, None)
         else:
-            held[name] = value
+            attributes[name] = value
 
 
 class SharedPatch:

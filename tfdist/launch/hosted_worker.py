@@ -98,7 +98,7 @@ class HostedWorker(Worker):
         assert self._host is not None
         try:
             while self._status is None:
-                self._take(WorkerUpdate(**self._host.call("look", LOOK_SECONDS)))
+                self._record_update(WorkerUpdate(**self._host.call("look", LOOK_SECONDS)))
         except HostLostError as error:
             self.fail(f"worker {self.index} was lost: {error}")
         for feed in self._feeds.values():
@@ -111,7 +111,7 @@ class HostedWorker(Worker):
                 self._output.report(why)
                 self._status = status
 
-    def _take(self, seen: WorkerUpdate) -> None:
+    def _record_update(self, seen: WorkerUpdate) -> None:
         for stream, data in seen.written:
             self._feeds[stream](data.encode("latin-1"))
         for ending, text in seen.shown.items():

@@ -75,7 +75,7 @@ class HostList:
     def __init__(self, command: str, report: Callable[[str], None]) -> None:
         self._command = command
         self._report = report
-        self.slots = self._ask()
+        self.slots = self._run_command()
         threading.Thread(target=self._follow, name="tfdist-hosts", daemon=True).start()
 
     def _follow(self) -> None:
@@ -83,13 +83,13 @@ class HostList:
         while True:
             time.sleep(ASK_SECONDS)
             try:
-                self.slots, failure = self._ask(), ""
+                self.slots, failure = self._run_command(), ""
             except UserError as error:
                 if str(error) != failure:
                     self._report(f"{error} The hosts stay as they are.")
                 failure = str(error)
 
-    def _ask(self) -> list[str]:
+    def _run_command(self) -> list[str]:
         try:
             done = subprocess.run(
                 self._command,

@@ -77,7 +77,7 @@ def find_interface(address: str) -> str:
 
 
 def check_own_name() -> None:
-    """Raises UserError where this machine's name is of loopback: Horovod has the others connect to its address."""
+    """Raises UserError unless this machine's name has an address of its own, not of loopback, for Horovod."""
     name = os.uname().nodename
     try:
         address = socket.gethostbyname(name)

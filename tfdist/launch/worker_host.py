@@ -81,7 +81,7 @@ class WorkerHost:
         self._memory_kills = count_memory_kills()
         self._process = Process(index, [sys.executable, *arguments], environment, heartbeat=self._heartbeat)
         for pipe, stream in zip(self._process.pipes, (STDOUT, STDERR), strict=True):
-            self._readers.append(read_pipe(pipe, functools.partial(self._take, stream)))
+            self._readers.append(read_pipe(pipe, functools.partial(self._record_output, stream)))
 
     def look(self, seconds: float) -> dict[str, Any]:
         """The fields of a `WorkerUpdate` with what is new; waits so long for something to be."""
@@ -93,7 +93,7 @@ class WorkerHost:
         if status is not None:
             for reader in self._readers:
                 reader.join(DRAIN_SECONDS)
-            self._take(STDERR, explain_kill(status, self._memory_kills).encode())
+            self._record_output(STDERR, explain_kill(status, self._memory_kills).encode())
         with self._news:
             written, self._written = self._written, []
         shown = {}
@@ -108,7 +108,7 @@ class WorkerHost:
         if self._process is not None:
             self._process.send(signal_number)
 
-    def _take(self, stream: int, chunk: bytes) -> None:
+    def _record_output(self, stream: int, chunk: bytes) -> None:
         with self._news:
             self._written += [(stream, chunk.decode("latin-1"))] if chunk else []
             self._news.notify_all()

@@ -39,7 +39,7 @@ def build_mlp(
 def build_heads(
     *, input_shape: Sequence[int], heads: Mapping[str, int], hidden_units: Sequence[int] = (128, 64)
 ) -> keras.Model:
-    """Builds dense layers that several outputs share.
+    """Builds a multilayer perceptron with several outputs, one linear layer each on shared hidden layers.
 
     Args:
       input_shape: of an example, which is flattened.

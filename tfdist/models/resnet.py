@@ -37,7 +37,7 @@ def build_resnet(
     for stage, width in enumerate(filters):
         for block in range(blocks):
             x = _residual(x, width, strides=2 if stage and not block else 1)
-    x = keras.layers.GlobalAveragePooling2D()(_activate(x))
+    x = keras.layers.GlobalAveragePooling2D()(_normalize_and_activate(x))
     if dropout:
         x = keras.layers.Dropout(dropout)(x)
     logits = keras.layers.Dense(num_classes, dtype="float32", name="logits")(x)
@@ -46,13 +46,13 @@ def build_resnet(
 
 def _residual(x: Any, width: int, *, strides: int) -> Any:
     """Two convolutions beside a shortcut, which a convolution brings to the same shape where that changes."""
-    here = _activate(x)
+    here = _normalize_and_activate(x)
     changes = strides > 1 or x.shape[-1] != width
     shortcut = keras.layers.Conv2D(width, 1, strides=strides, use_bias=False)(here) if changes else x
     here = keras.layers.Conv2D(width, 3, strides=strides, padding="same", use_bias=False)(here)
-    here = keras.layers.Conv2D(width, 3, padding="same", use_bias=False)(_activate(here))
+    here = keras.layers.Conv2D(width, 3, padding="same", use_bias=False)(_normalize_and_activate(here))
     return keras.layers.Add()([shortcut, here])
 
 
-def _activate(x: Any) -> Any:
+def _normalize_and_activate(x: Any) -> Any:
     return keras.layers.ReLU()(keras.layers.GroupNormalization(GROUPS)(x))

@@ -98,7 +98,7 @@ def find_classes(target: str, values: np.ndarray, predict: str | None) -> list[A
 
 
 def find_kind(file: str) -> str:
-    """The kind of data that a file holds, by its ending; raises UserError where that says nothing."""
+    """Finds the kind of data by the file's ending, "images" for a directory; raises UserError if it is unknown."""
     path = Path(file)
     if path.is_dir():
         return "images"

@@ -15,7 +15,7 @@ MAX_WORDS = 10_000
 
 
 def inspect(request: DataRequest) -> DataDescription:
-    """Describes a file of lines; the length that texts are cut to suits nearly all."""
+    """Describes a file of lines `label<TAB>text`; texts are cut to a length that suits nearly all."""
     request.refuse_target()
     lines = read_lines(file_version(request.file))
     labels = np.array([line.label for line in lines])

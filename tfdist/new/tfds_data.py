@@ -12,7 +12,7 @@ TEST_NAMES = ("test", "validation")
 
 
 def inspect(request: DataRequest) -> DataDescription:
-    """Describes the data set of a name, or in a directory whose last part is the name."""
+    """Describes an image classification data set of TensorFlow Datasets, given by its name or its directory."""
     request.refuse_target()
     path = Path(request.file).resolve()
     is_path = path.is_dir()

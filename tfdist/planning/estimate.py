@@ -328,7 +328,7 @@ def plan_checkpoints(policy: CheckpointPolicy | None) -> tuple[float | None, flo
         return None, 0.0
     failures = policy.mean_seconds_between_failures
     schedule = CheckpointSchedule(CheckpointPolicy(mean_seconds_between_failures=failures), steps_per_epoch=None)
-    schedule.note_save(1, 0.0, cost_seconds=FIRST_COST)
+    schedule.record_save(1, 0.0, cost_seconds=FIRST_COST)
     interval = schedule.interval_seconds
     assert interval is not None
     return interval, FIRST_COST / interval + interval / 2 / failures

@@ -94,7 +94,7 @@ class MemoryTracer:
             for buffer in buffers:
                 buffer.readers -= 1
             for buffer in [*buffers, *(buffer_of[tensor.name] for tensor in operation.outputs)]:
-                self._drop(buffer)
+                self._free_if_unread(buffer)
             queue.finish(operation)
         return [buffer_of[tensor.name] for tensor in graph.outputs]
 
@@ -104,7 +104,7 @@ class MemoryTracer:
         self.peak = max(self.peak, self.live)
         return Buffer(size)
 
-    def _drop(self, buffer: Buffer) -> None:
+    def _free_if_unread(self, buffer: Buffer) -> None:
         if buffer.readers <= 0 and not buffer.kept:
             self.live -= buffer.size
             buffer.size = 0

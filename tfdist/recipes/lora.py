@@ -81,7 +81,7 @@ def read_adapter(model: keras.Model) -> dict[str, np.ndarray]:
 
 
 @contextlib.contextmanager
-def keep_adapters(model: keras.Model) -> Iterator[None]:
+def restore_adapters(model: keras.Model) -> Iterator[None]:
     """Keeps adapters that have learned nothing yet as they are, while weights are loaded from a file that has none.
 
     Keras sets both factors to zero then, and a product of two zeros has no gradient.

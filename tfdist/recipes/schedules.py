@@ -41,10 +41,10 @@ class Schedule(LearningRateSchedule):
         self._run = run
         for inner in vars(self).values():
             bind(inner, run)
-        self._count_steps(run)
+        self._adapt_to_run(run)
 
-    def _count_steps(self, run: RunLength) -> None:
-        """Counts what depends on the run."""
+    def _adapt_to_run(self, run: RunLength) -> None:
+        """Sets what depends on the run: its number of steps, its batch size."""
 
     def _value(self, step: Any) -> Any:
         raise NotImplementedError
@@ -90,7 +90,7 @@ def _with_lengths(base: Any, *counted: str) -> Any:
                 return [parse_length(setting, each) for each in value]
             return parse_length(setting, value)
 
-        def _count_steps(self, run: RunLength) -> None:
+        def _adapt_to_run(self, run: RunLength) -> None:
             def steps(lengths: Length | list[Length]) -> Any:
                 return [each.steps(run) for each in lengths] if isinstance(lengths, list) else lengths.steps(run)
 
@@ -135,7 +135,7 @@ class Warmup(Schedule):
         self.then, self.length, self.start = then, length, start
         self._length = parse_length("Warmup.length", length)
 
-    def _count_steps(self, run: RunLength) -> None:
+    def _adapt_to_run(self, run: RunLength) -> None:
         self._steps = self._length.steps(run)
 
     def _value(self, step: Any) -> Any:
@@ -158,7 +158,7 @@ class InverseSquareRoot(Schedule):
         self.peak, self.timescale = peak, timescale
         self._length = parse_length("InverseSquareRoot.timescale", timescale)
 
-    def _count_steps(self, run: RunLength) -> None:
+    def _adapt_to_run(self, run: RunLength) -> None:
         self._steps = max(self._length.steps(run), 1)
 
     def _value(self, step: Any) -> Any:
@@ -185,7 +185,7 @@ class WarmupStableDecay(Schedule):
         self._warmup = parse_length("WarmupStableDecay.warmup", warmup)
         self._decay = parse_length("WarmupStableDecay.decay", decay)
 
-    def _count_steps(self, run: RunLength) -> None:
+    def _adapt_to_run(self, run: RunLength) -> None:
         self._rise, self._fall = self._warmup.steps(run), self._decay.steps(run)
         self._total = run.total_steps
         if self._rise + self._fall > self._total:
@@ -218,7 +218,7 @@ class ForBatch(Schedule):
         one_of("linear", "square root")("ForBatch.rule", rule)
         self.rate, self.base_batch_size, self.rule = rate, base_batch_size, rule
 
-    def _count_steps(self, run: RunLength) -> None:
+    def _adapt_to_run(self, run: RunLength) -> None:
         times = run.global_batch_size / self.base_batch_size
         self._factor = times if self.rule == "linear" else math.sqrt(times)
 

@@ -16,7 +16,7 @@ from tfdist.training.step.gradients import explain_errors
 
 
 class InputsAlone(Task):
-    """Takes the inputs out of examples as a training's task does; of `Supervised`, x of x, (x, y) and (x, y, weight).
+    """Task that only takes the inputs out of examples, as a training's does, to predict or export; it has no loss.
 
     Args:
       task: of the training; None for one that the model is compiled with, which is `Supervised`.

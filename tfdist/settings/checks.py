@@ -107,7 +107,7 @@ def _is_above_zero(value: Any) -> bool:
 
 
 def _is_callable(value: Any) -> bool:
-    """Returns whether a value is a function or class, which gin may configure, or an object that needs no arguments."""
+    """Returns whether a value is a function, a class, or an object that can be called without arguments."""
     if callable(value) and not isinstance(value, type) and not inspect.isroutine(value):
         try:
             inspect.signature(value).bind()

@@ -113,16 +113,16 @@ class Attempts:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.note_progress()
+        self.record_progress()
 
-    def note_progress(self) -> None:
+    def record_progress(self) -> None:
         """Restarts the timeouts and the delay, as bytes have arrived."""
         self._idle_seconds = 0.0
         self._moved_at = time.monotonic()
         self._is_sending = False
         self._delay = _FIRST_DELAY_SECONDS
 
-    def note_sent(self) -> None:
+    def record_sent(self) -> None:
         """A piece of this try was taken: sending it counts as no waiting, however slow the network is."""
         now = time.monotonic()
         if not self._is_sending:

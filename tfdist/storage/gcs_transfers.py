@@ -55,7 +55,7 @@ def upload(path: str, parts: Sequence[memoryview], *, replaces: int | None, chec
     # The server compares the checksum before it stores anything.
     encoded = base64.b64encode(checksum.to_bytes(4, "big")).decode()
     attempts = Attempts(path)
-    body = _Multipart({"name": name, "crc32c": encoded, "metadata": {_WRITER: writer}}, parts, attempts.note_sent)
+    body = _Multipart({"name": name, "crc32c": encoded, "metadata": {_WRITER: writer}}, parts, attempts.record_sent)
     condition = {} if replaces is None else {"ifGenerationMatch": str(replaces)}
 
     def send() -> int:
@@ -167,7 +167,7 @@ def _download_range(path: str, first: int, buffer: memoryview, generation: int |
                 return done
         except Exception as error:
             if done > before:
-                attempts.note_progress()
+                attempts.record_progress()
             if getattr(error, "code", None) == 404 and generation is not None:
                 raise OSError(errno.ESTALE, "it was replaced or removed while it was read", path) from error
             attempts.wait_after(error)

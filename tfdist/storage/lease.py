@@ -136,7 +136,7 @@ def acquire(
     if wait_seconds is None:
         wait_seconds = REMOTE_WAIT_SECONDS if is_remote else LOCAL_WAIT_SECONDS
     deadline, told = _now() + wait_seconds, False
-    take = functools.partial(_take_object, seen={}) if is_remote else _take_file
+    take = functools.partial(_lock_object, seen={}) if is_remote else _lock_file
     while isinstance(taken := take(path, me, notify), Owner):
         left = deadline - _now()
         if left <= 0:
@@ -150,7 +150,7 @@ def acquire(
     return taken
 
 
-def _take_file(path: str, me: Owner, notify: Callable[[str], None]) -> _FileLease | Owner:
+def _lock_file(path: str, me: Owner, notify: Callable[[str], None]) -> _FileLease | Owner:
     """Locks a file, or finds its owner. It goes when it is released, so a lock counts only on the file of that name."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -171,7 +171,7 @@ def _take_file(path: str, me: Owner, notify: Callable[[str], None]) -> _FileLeas
         notify(f"{path} cannot be locked on this file system: nothing keeps a second run away")
     if not _is_named(descriptor, path):
         os.close(descriptor)
-        return _take_file(path, me, notify)
+        return _lock_file(path, me, notify)
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, me.encode(), 0)
     return _FileLease(path, descriptor)
@@ -197,7 +197,7 @@ class _FileLease:
             raise LeaseLostError(f"{self._path} is not this run's any more: it was removed. Nothing more is written.")
 
     def release(self) -> None:
-        """Gives the directory back. Releasing again does nothing."""
+        """Deletes the lock file and unlocks the directory. Releasing again does nothing."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
@@ -206,7 +206,7 @@ class _FileLease:
         os.close(descriptor)
 
 
-def _take_object(path: str, me: Owner, notify: Callable[[str], None], seen: dict[int, float]) -> _ObjectLease | Owner:
+def _lock_object(path: str, me: Owner, notify: Callable[[str], None], seen: dict[int, float]) -> _ObjectLease | Owner:
     """Writes an object, a new one or in the place of one whose owner is gone, or finds the owner.
 
     Args:
@@ -223,7 +223,7 @@ def _take_object(path: str, me: Owner, notify: Callable[[str], None], seen: dict
     try:
         generation = upload(path, [memoryview(me.encode())], replaces=generation)
     except SupersededError:  # another was quicker
-        return _read_owner(path)[1] or _take_object(path, me, notify, seen)
+        return _read_owner(path)[1] or _lock_object(path, me, notify, seen)
     if other is not None:
         notify(f"took over from {other}, which has ended")
     return _ObjectLease(path, me, generation)

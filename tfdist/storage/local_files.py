@@ -174,7 +174,7 @@ class LocalFiles:
             self.remove_tree(each, None) if os.path.isdir(each) else self.remove(each)
 
     def replace_tree(self, path: str, source: str, names: Sequence[str], last: str) -> None:
-        """Copies the files `names` of `source` beside `path`, durably, and exchanges the directories in one step."""
+        """Copies files of `source` beside `path`, durably, then exchanges both in one step; ignores `last`."""
         del last  # all come at once
         self.make_dirs(os.path.dirname(path) or ".")
         temporary = _temporary_path(path)

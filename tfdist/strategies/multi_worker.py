@@ -156,7 +156,7 @@ class MultiWorker(Strategy):
         try:
             rendezvous(cluster, timeout_seconds=self.peer_timeout_seconds, on_wait=notify)
         except AddressTakenError:
-            heartbeat.set_exit_info(address_taken=True)  # a launcher that chose the address chooses another
+            heartbeat.add_exit_info(address_taken=True)  # a launcher that chose the address chooses another
             raise
         set_heartbeat_timeout(cluster, self._heartbeat_seconds(cluster))
         with preserve_sigterm_handler():
@@ -174,7 +174,7 @@ class MultiWorker(Strategy):
             except tf.errors.UnknownError as error:
                 if "Could not start gRPC server" not in str(error):
                     raise
-                heartbeat.set_exit_info(address_taken=True)
+                heartbeat.add_exit_info(address_taken=True)
                 raise AddressTakenError(
                     f"{cluster.task_name(cluster.worker_index)} cannot listen at its address {cluster.address}: "
                     "another process, or a forked child of this one, took the port meanwhile. Start all workers again."
@@ -228,13 +228,13 @@ def watch_for_deaths(cluster: Cluster) -> None:
         f"/job:{job}/replica:0/task:{index}" for job, workers in cluster.jobs.items() for index in range(len(workers))
     ]
     stop = threading.Event()
-    thread = threading.Thread(target=_ask_until_one_died, args=(others, stop), name="tfdist-deaths", daemon=True)
+    thread = threading.Thread(target=_poll_until_one_died, args=(others, stop), name="tfdist-deaths", daemon=True)
     thread.start()
     atexit.register(thread.join)  # TensorFlow must not end while it is asked
     atexit.register(stop.set)  # called first
 
 
-def _ask_until_one_died(tasks: Sequence[str], stop: threading.Event) -> None:
+def _poll_until_one_died(tasks: Sequence[str], stop: threading.Event) -> None:
     """As `CollectiveAllReduceExtended._check_health`, which is off beside a coordination service."""
     while not stop.wait(ASK_SECONDS):
         for task in tasks:

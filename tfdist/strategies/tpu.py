@@ -118,7 +118,7 @@ class TpuProgram(Strategy):
         return self._num_replicas
 
     def check_alone(self) -> None:
-        """Refuses nothing: what is traced alone may be a step of several processes."""
+        """Does nothing: one process may trace a step of several."""
 
     def distribute(self, make: MakeDataset) -> Iterator[Any]:
         return iter(make(self.topology))

@@ -69,7 +69,7 @@ class Adversarial(Supervised):
             )
 
     def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term | WholeTerm], Any]:
-        """The terms of the examples and of the changed ones."""
+        """Computes the loss terms, and the outputs, of clean and of adversarial examples."""
         clean, seen = super().terms(model, examples, training=training)
         x, *rest = examples
         changed, seen_there = super().terms(model, (self._attack(model, x, rest), *rest), training=training)

@@ -49,7 +49,7 @@ class UncertaintyWeighted(Supervised):
             )
 
     def bind(self, model: keras.Model, structure: Any) -> None:
-        """Gives the model the variables that weigh."""
+        """Adds a trainable log variance per output to the model."""
         super().bind(model, structure)
         setattr(model, PRIOR, LogVariances(len(self._losses), name=PRIOR))
 

@@ -145,8 +145,8 @@ class Objective(NamedTuple):
       numerators: float32 scalars to differentiate; Σ numerator ÷ divisor is the loss, coefficients and regularization
         included.
       divisors: float32 scalars, `ROWS` (the number of examples) always among them.
-      shown: float32 scalars; Σ shown ÷ divisor is the loss to report. It differs from the first for "none", and for a
-        `WholeTerm`, which every replica differentiates whole.
+      shown: float32 scalars; Σ shown ÷ divisor is the loss to report. It differs from the numerators for a
+        term with reduction "none", and for a `WholeTerm`, which every replica differentiates whole.
       term_sums: the same for each term alone, without coefficient, by divisor and name.
       weight: one float32 scalar, what the examples weigh in all by absolute value; 0 where nothing can be learned from
         them. Empty where each of them counts, whatever the batch.

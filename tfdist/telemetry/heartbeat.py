@@ -130,8 +130,8 @@ class Heartbeat:
             if bool(self._storing) != self._reading.is_storing:
                 self._write(is_storing=bool(self._storing))
 
-    def set_exit_info(self, **info: Any) -> None:
-        """Leaves something for the supervisor to read when this process has ended."""
+    def add_exit_info(self, **info: Any) -> None:
+        """Adds facts to the file that the supervisor reads when this process has ended, and writes it at once."""
         self._exit_info |= info
         part = f"{self._path}.facts.part"
         Path(part).write_text(json.dumps(self._exit_info))
@@ -176,19 +176,19 @@ def set_writing_checkpoint(is_storing: bool, *, writer: int) -> None:
         _HEARTBEAT.set_writing_checkpoint(is_storing, writer=writer)
 
 
-def set_exit_info(**info: Any) -> None:
-    """Leaves what the supervisor may have to know when this process has ended; for JSON."""
+def add_exit_info(**info: Any) -> None:
+    """Adds facts, which JSON can hold, to the file that the supervisor reads when this process has ended."""
     if _HEARTBEAT is not None:
         with contextlib.suppress(OSError):
-            _HEARTBEAT.set_exit_info(**info)
+            _HEARTBEAT.add_exit_info(**info)
 
 
-def _forget() -> None:
+def _forget_after_fork() -> None:
     global _HEARTBEAT
     _HEARTBEAT = None
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def read(path: Path) -> Reading | None:

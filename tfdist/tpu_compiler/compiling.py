@@ -57,9 +57,9 @@ def _compile_program(
 
 
 def _find_largest_batch(programs: Programs, path: str, target: Slice, compiler: Compiler) -> int:
-    """The most examples of a core with which the step fits, found to an eighth of its size."""
+    """Finds, to an eighth, the most examples a core has room for; each size that is tried is compiled."""
 
-    def fits(size: int) -> bool:
+    def compiles_within_memory(size: int) -> bool:
         try:
             found = _compile_program(programs, path, target, compiler, TRAIN, size)
         except NoRoomError:
@@ -68,12 +68,12 @@ def _find_largest_batch(programs: Programs, path: str, target: Slice, compiler: 
 
     size = programs.local_batch_size
     for _ in range(MAX_DOUBLINGS):
-        if not fits(2 * size):
+        if not compiles_within_memory(2 * size):
             break
         size *= 2
     unit = max(1, size // PARTS)
     low, high = size // unit, 2 * size // unit
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle * unit) else (low, middle)
+        low, high = (middle, high) if compiles_within_memory(middle * unit) else (low, middle)
     return low * unit

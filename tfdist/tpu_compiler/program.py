@@ -33,7 +33,7 @@ TRAIN, EVALUATE = "train", "evaluate"
 
 
 class Programs:
-    """The programs that `trace_programs` yields.
+    """The training and evaluation steps of one experiment, traced for a TPU, which `write` lowers to HLO.
 
     Attributes:
       kinds: of the programs that the experiment has: `TRAIN`, and `EVALUATE` where it evaluates.

@@ -242,7 +242,7 @@ class CheckpointManager:
         except BaseException as error:
             if self._part is not None and self._is_helper:
                 with contextlib.suppress(OSError):  # then the chief waits in vain, but not for ever
-                    self._part.note_failure(path, error)
+                    self._part.report_failure(path, error)
             else:
                 self._forget(path)
             raise

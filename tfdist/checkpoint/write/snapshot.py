@@ -89,7 +89,7 @@ class SnapshotBuffer:
         self._is_free.set()
 
     def take(self, arrays: Mapping[str, np.ndarray]) -> tuple[HostBuffer, float]:
-        """The buffer, filled with `arrays`, and the seconds that were waited for its last content to be written.
+        """Waits until the buffer's last content is written, fills it with `arrays`; returns it and the seconds waited.
 
         Raises UserError for arrays that cannot be stored, MemoryError when there is no room.
         """

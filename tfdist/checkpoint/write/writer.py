@@ -64,13 +64,13 @@ class Part:
 
     def note(self, path: str, stored: Sequence[StoredFile], *, num_tensors: int, num_tensor_bytes: int) -> None:
         """Writes the note that this worker's files are there."""
-        files_of = [dataclasses.asdict(file) for file in stored]
-        _write(path, self.index, {"files": files_of, "num_tensors": num_tensors, "num_tensor_bytes": num_tensor_bytes})
+        counts = {"num_tensors": num_tensors, "num_tensor_bytes": num_tensor_bytes}
+        _store_note(path, self.index, {"files": [dataclasses.asdict(file) for file in stored], **counts})
 
-    def note_failure(self, path: str, error: BaseException) -> None:
+    def report_failure(self, path: str, error: BaseException) -> None:
         """Writes the note that this worker's files will not come."""
         files.make_dirs(path)
-        _write(path, self.index, {"error": f"{type(error).__name__}: {error}"})
+        _store_note(path, self.index, {"error": f"{type(error).__name__}: {error}"})
 
     def collect_others(self, path: str, gives_up: Callable[[], bool]) -> tuple[tuple[StoredFile, ...], int, int]:
         """The other workers' files, numbers of tensors and of bytes, once all are there.
@@ -87,14 +87,14 @@ class Part:
         return stored, sum(note["num_tensors"] for note in told), sum(note["num_tensor_bytes"] for note in told)
 
     def _read_notes(self, path: str, gives_up: Callable[[], bool]) -> list[dict[str, Any]]:
-        """The other workers' notes, in their order. One listing shows which are there, as a bucket answers slowly."""
+        """Waits for the other workers' notes; returns them in order. Lists once a round, as a bucket answers slowly."""
         deadline, pause = time.monotonic() + PATIENCE_SECONDS, FIRST_PAUSE_SECONDS
-        missing = {_name(index): index for index in range(1, self.count)}
+        missing = {_note_name(index): index for index in range(1, self.count)}
         told: dict[int, dict[str, Any]] = {}
         with ThreadPoolExecutor(NOTES_AT_ONCE, "tfdist-notes") as threads:
             while missing:
                 there = [name for name in files.list_names(path) if name in missing]
-                for name, note in zip(there, threads.map(lambda name: _read(path, name), there), strict=True):
+                for name, note in zip(there, threads.map(lambda name: _read_note(path, name), there), strict=True):
                     index = missing.pop(name)
                     if "error" in note:
                         raise OSError(f"worker {index} could not write its part: {note['error']}")
@@ -107,16 +107,16 @@ class Part:
         return [told[index] for index in sorted(told)]
 
 
-def _write(path: str, index: int, content: dict[str, Any]) -> None:
-    files.write_atomic(files.join(path, _name(index)), json.dumps(content))
+def _store_note(path: str, worker: int, content: dict[str, Any]) -> None:
+    files.write_atomic(files.join(path, _note_name(worker)), json.dumps(content))
 
 
-def _read(path: str, name: str) -> dict[str, Any]:
+def _read_note(path: str, name: str) -> dict[str, Any]:
     return from_json(files.read(files.join(path, name)))
 
 
-def _name(index: int) -> str:
-    return f"part-{index:05d}.json"
+def _note_name(worker: int) -> str:
+    return f"part-{worker:05d}.json"
 
 
 _MOST_UPLOADS = 4

@@ -45,7 +45,7 @@ class Augmentation:
                 f"{tf.nest.map_structure(lambda spec: spec.shape.as_list()[1:], self._spec)}."
             )
         self._draws = ExampleDraws()
-        self.layers = [self._build(builder) for builder in builders]
+        self.layers = [self._build_layer(builder) for builder in builders]
 
     def __call__(self, examples: Any, seeds: tf.Tensor) -> Any:
         images = examples[0] if isinstance(examples, tuple) else examples
@@ -71,7 +71,7 @@ class Augmentation:
             changed = tf.round(tf.clip_by_value(changed, self._spec.dtype.min, self._spec.dtype.max))
         return tf.cast(changed[0], self._spec.dtype)
 
-    def _build(self, builder: LayerBuilder) -> keras.layers.Layer:
+    def _build_layer(self, builder: LayerBuilder) -> keras.layers.Layer:
         policy = keras.config.dtype_policy()
         keras.config.set_dtype_policy("float32")  # whatever the model computes in
         try:

@@ -20,7 +20,7 @@ ONE_CTRL_C_SECONDS = 0.2  # timeout(1) signals its child, and then the process g
 
 
 def record_signals() -> collections.deque[int]:
-    """Has signals noted from now on, each once, in their order; returns where. SIGHUP stays with nohup, if it is.
+    """Installs handlers that record signals in the returned deque; SIGHUP stays ignored under nohup.
 
     PROFILE is ignored, by workers too until they train.
     """

@@ -193,9 +193,9 @@ class Watch:
                 self._pass_on_signals()
                 if profiles:
                     profiles.clear()
-                    self._ask_for_profiles()
+                    self._request_profiles()
                 if not (self.outcome.was_interrupted or self.is_ending) and self.have_hosts_changed():
-                    self._leave_hosts()
+                    self._end_for_new_hosts()
                 self._collect()
                 self._check_for_hang(time.monotonic())
                 self._act(time.monotonic())
@@ -272,13 +272,13 @@ class Watch:
                 self.outcome.first_signal = self.outcome.first_signal or number
             self.outcome.was_interrupted = True
 
-    def _leave_hosts(self) -> None:
+    def _end_for_new_hosts(self) -> None:
         self.report("The hosts have changed. The workers save and end, to continue on those that there are now.")
         self._send_all(signal.SIGTERM)
         self.outcome.was_interrupted = self.outcome.left_hosts = True
         self.kill_at = time.monotonic() + SAVE_SECONDS
 
-    def _ask_for_profiles(self) -> None:
+    def _request_profiles(self) -> None:
         name = heartbeat.PROFILE_SIGNAL.name
         self.report(f"Passing {name} on to the workers: those that train take a profile of their next steps.")
         for worker in self.running:

@@ -102,7 +102,7 @@ class Meeting:
                 "machine."
             ) from None
         except UserError as error:
-            self._send(failed=str(error))
+            self._send_to_all(failed=str(error))
             await asyncio.sleep(3 * self.ask_seconds)  # the peer that does not fit asks too and hears it
             raise
         finally:
@@ -169,7 +169,7 @@ class Meeting:
         """Connects to a worker, again and again; worker 0 stays connected, the others wait for it to connect."""
         while True:
             try:
-                reader, writer = await self._ask(index)
+                reader, writer = await self._connect(index)
                 with contextlib.closing(writer):
                     if self.cluster.is_chief:
                         await self._follow(index, reader, writer)
@@ -181,7 +181,7 @@ class Meeting:
             while self.missing is not None:
                 await asyncio.sleep(self.ask_seconds)
 
-    async def _ask(self, index: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, index: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to a worker, which is who it should be."""
         address = self.cluster.workers[index]
         async with self.attempts, asyncio.timeout(ANSWER_SECONDS):
@@ -206,14 +206,14 @@ class Meeting:
             if self.troubles:
                 writer.write(encode(missing=self._list()))
             elif not self.over.done():
-                self._send(met=True)
+                self._send_to_all(met=True)
                 self.over.set_result(None)
             await reader.read()
             raise ConnectionResetError
         finally:
             del self.links[index]
 
-    def _send(self, **message: Any) -> None:
+    def _send_to_all(self, **message: Any) -> None:
         for writer in self.links.values():
             writer.write(encode(**message))
 
@@ -250,7 +250,7 @@ class Meeting:
             await asyncio.sleep(1.0)
             waiting_for, now = self._list(), time.monotonic()
             if waiting_for != before:
-                self._send(missing=waiting_for)
+                self._send_to_all(missing=waiting_for)
             is_news = waiting_for not in (reported, "") and waiting_for == before
             if now - begun >= FIRST_WORD_SECONDS and (is_news or now - reported_at >= NEXT_WORD_SECONDS):
                 self.on_wait(f"waiting for {waiting_for}")

@@ -153,10 +153,10 @@ def begin_run() -> None:
     _is_fresh = False
 
 
-def _forget() -> None:
+def _begin_after_fork() -> None:
     global _is_first
     begin()
     _is_first = True
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_begin_after_fork)

@@ -38,8 +38,8 @@ class Console:
     def __init__(self, stderr: TextIO | None = None) -> None:
         self._stderr = stderr or sys.stderr
 
-    def belongs_to(self, run: RunFacts) -> None:
-        """Sets the run whose output this is."""
+    def set_run(self, run: RunFacts) -> None:
+        """Sets the run whose output is shown; called once, before `start`."""
 
     def start(self, plan: TrainingPlan) -> None:
         """Shows that the training begins, or resumes."""

@@ -123,15 +123,12 @@ def in_bytes(count: float) -> str:
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
     """Returns for each path the shortest end of it that no other of them shares."""
-
-    def end(path: str, count: int) -> str:
-        return ".".join(path.split(".")[-count:])
-
     names = {}
     for path in paths:
-        counts = range(1, path.count(".") + 2)
-        alone = (count for count in counts if sum(end(other, count) == end(path, count) for other in paths) == 1)
-        names[path] = end(path, next(alone, path.count(".") + 1))
+        parts = path.split(".")
+        endings = [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
+        alone = (end for end in endings if sum(f".{other}".endswith(f".{end}") for other in paths) == 1)
+        names[path] = next(alone, path)
     return names
 
 

@@ -31,7 +31,7 @@ class JsonLog(Console):
         self._run: RunFacts | None = None
         self._last_time = time.monotonic()
 
-    def belongs_to(self, run: RunFacts) -> None:
+    def set_run(self, run: RunFacts) -> None:
         self._run = run
 
     def start(self, plan: TrainingPlan) -> None:

@@ -296,14 +296,14 @@ def trace_loss(model: keras.Model, task: Task, structure: Any, metrics: Sequence
     stateless scope puts that off till the end of the trace, and keeps the trace from counting anything.
     """
 
-    def loss(examples: Any) -> tf.Tensor:
+    def loss_and_metrics(examples: Any) -> tf.Tensor:
         objective = forward(model, task, {"examples": examples}, training=False)
         with keras.StatelessScope(initialize_variables=False):
             for group in metrics:
                 task.update_metrics(group.metrics, examples, objective.outputs, None)
         return tf.add_n([*objective.numerators.values()])
 
-    as_tf_function(loss).get_concrete_function(structure)
+    as_tf_function(loss_and_metrics).get_concrete_function(structure)
     with keras.StatelessScope():
         pass  # at its end Keras makes the variables that were asked for in the other one
 

@@ -143,7 +143,7 @@ class Loop:
         self._stragglers.end(outcome.step)
         if outcome.step < boundaries.total_steps and not outcome.stopped_early:
             assert self._recovery is not None
-            self._recovery.pause(outcome.step, because="train.stop_after_epochs asks for it")
+            self._recovery.wait_until_stored(outcome.step, because="train.stop_after_epochs asks for it")
             return dataclasses.replace(outcome, paused=True)
         changed = self._strategy.any_worker(self._callbacks.train_end(self._logs()))
         if changed:

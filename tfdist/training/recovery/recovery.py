@@ -95,9 +95,9 @@ class Recovery:
             drawn, drawn_arrays = read_generators()
             stored = self._share(self._with_arrays(tensors, {**arrays, **drawn_arrays}))
             self.manager.save(State(step, stored, {**values, RANDOM: drawn}), metrics=metrics)
-            self.schedule.note_write(self.manager.last_write_seconds)
+            self.schedule.record_write(self.manager.last_write_seconds)
         now = time.monotonic()
-        self.schedule.note_save(step, now, cost_seconds=now - begun)
+        self.schedule.record_save(step, now, cost_seconds=now - begun)
         self.saved_step = step
         heartbeat.beat(heartbeat.BETWEEN)
 
@@ -119,8 +119,8 @@ class Recovery:
         committed = None if self.manager is None else self.manager.last_committed_step
         return max((step for step in (self.start_step, committed) if step is not None), default=None)
 
-    def pause(self, step: int, *, because: str) -> None:
-        """Waits until all is stored, on all workers.
+    def wait_until_stored(self, step: int, *, because: str) -> None:
+        """Blocks until the state of `step` is stored, on all workers; a collective. `because` goes into the error.
 
         Raises:
           NotSavedError: the state of `step`, which was given to `save`, could not be written; on every worker.
@@ -153,9 +153,9 @@ class Recovery:
         )
 
     def leave(self, step: int) -> NoReturn:
-        """`pause`, and raises PreemptedError, or NotSavedError."""
+        """Blocks as `wait_until_stored` does, and raises PreemptedError, or NotSavedError."""
         reason = self.preemption.reason or "another worker has to leave"
-        self.pause(step, because=reason)
+        self.wait_until_stored(step, because=reason)
         raise PreemptedError(
             f"Left at step {step:,} after saving, because {reason}. The same command resumes from there.",
             exit_status=EXIT_INTERRUPTED if self.preemption.is_interrupt else self.exit_status,
@@ -181,11 +181,11 @@ class Checkpoint:
     ) -> None:
         self.step, self.values, self.arrays, self._assign = step, values, arrays, assign
 
-    def restore(self, *, again: bool = False) -> None:
-        """Puts the state in place, `again` if it will be called once more; later calls do nothing. A collective."""
+    def restore(self, *, keep: bool = False) -> None:
+        """Assigns the state to the variables, once; a collective. `keep` leaves it in memory for another call."""
         if self._assign is not None:
             self._assign()
-            self._assign = self._assign if again else None
+            self._assign = self._assign if keep else None
 
 
 class RecoveryStart(NamedTuple):

@@ -208,7 +208,7 @@ def _load_newest(training: Training, state: TrainingState) -> tuple[Checkpoint |
 
 def _restore_but_rates(checkpoint: Checkpoint, optimizer: keras.optimizers.Optimizer) -> None:
     rates = constant_rates(optimizer)
-    checkpoint.restore(again=True)
+    checkpoint.restore(keep=True)
     for each, rate in rates:
         each.learning_rate = rate
 

@@ -24,7 +24,7 @@ from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.restore import State
 from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.patches import Patches
-from tfdist.recipes.lora import adapter_bytes, keep_adapters, read_adapter
+from tfdist.recipes.lora import adapter_bytes, read_adapter, restore_adapters
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.events import EventLog
@@ -326,7 +326,7 @@ def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> lis
         try:
             with open(copy, "wb") as target:
                 target.write(files.read(path))
-            with keep_adapters(model), warnings.catch_warnings(record=True, action="always") as caught:
+            with restore_adapters(model), warnings.catch_warnings(record=True, action="always") as caught:
                 model.load_weights(copy, skip_mismatch=partial)
         except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
             told = format_exception(error).partition(" Target variable: ")[0]  # of which Keras shows the values

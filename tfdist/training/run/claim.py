@@ -72,7 +72,7 @@ def lock_run_directory(
     check: Callable[[], object] = lambda: None,
     notify: Callable[[str], None],
 ) -> RunClaim:
-    """The run directory, made if it is missing. A collective.
+    """Makes and locks the run directory; deletes what is in it if the request begins empty. A collective.
 
     Args:
       directory: of the run.

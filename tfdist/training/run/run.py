@@ -140,7 +140,7 @@ def open_run(
         checkpoint_dir = getattr(settings.backup, "backup_dir", None)
     directory = RunDirectory(request.run_dir, checkpoint_dir)
     waiting = request.console(True)
-    heartbeat.set_exit_info(run_dir=directory.path)
+    heartbeat.add_exit_info(run_dir=directory.path)
     heartbeat.beat(heartbeat.CONNECTING)
     strategy.check_alone()
     topology = strategy.connect(notify=waiting.message)
@@ -182,12 +182,12 @@ def _record_end(run: Run, mode: str) -> Iterator[None]:
         if stream.status == FAILED:
             stream.status = DONE
     except PreemptedError as error:
-        heartbeat.set_exit_info(left_after_saving=True)
+        heartbeat.add_exit_info(left_after_saving=True)
         stream.status = PREEMPTED
         events.warning("preempted", reason=str(error))
         raise
     except NotSavedError as error:
-        heartbeat.set_exit_info(left_unsaved=True)
+        heartbeat.add_exit_info(left_unsaved=True)
         events.error("left_unsaved", reason=str(error))
         raise
     except BaseException as error:
@@ -232,7 +232,7 @@ def reporting_failures(strategy: Strategy) -> Iterator[None]:
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         told = explain_failure(error, strategy) or error
         if isinstance(told, PeerFailedError):
-            heartbeat.set_exit_info(failed_worker=told.worker)
+            heartbeat.add_exit_info(failed_worker=told.worker)
         elif not isinstance(told, PeerLostError):
             strategy.report_failure(told)
         if told is error:
@@ -344,7 +344,7 @@ def open_telemetry(
       keeps: whether the run directory outlives the run; without, there are no summaries.
       samples: whether what this process uses is sampled.
     """
-    console.belongs_to(run)
+    console.set_run(run)
     directory = RunDirectory(run.directory)
     own = [sink for sink in settings.sinks if run.is_chief or sink.every_worker]
     stream = SinkDispatcher(own, run, warn=lambda message: events.warning("sink_dropped", message=message))

@@ -65,7 +65,7 @@ class Trainer:
             first_step = opened.start.step if opened.start else 0
             self._rollbacks.check_start(opened.start)
             if self._rollbacks.has_gone_back and opened.start is not None:
-                opened.start.restore(again=True)  # in place of the weights that failed
+                opened.start.restore(keep=True)  # in place of the weights that failed
             profiler = Profiler(run, training.boundaries.total_steps)
             iterator = assembly.stream(run, training.source, training.plan, first_step=first_step)
             callbacks = self._build_callbacks(first_step if opened.start is not None and opened.start.values else None)

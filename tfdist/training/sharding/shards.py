@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from tfdist.checkpoint.restore import mark_slice
+from tfdist.checkpoint.restore import slice_name
 from tfdist.errors import UserError
 from tfdist.strategies.strategy import Strategy, static_replica_index
 from tfdist.training.step.precision import as_tf_function
@@ -139,7 +139,7 @@ class Shards:
                 found._value = tf.Variable(value, trainable=True, name=variable.name)
                 return found
             axis, count = self._split[id(variable)], self._strategy.topology.num_replicas
-            *scope_names, name = mark_slice(variable.path, replica, count=count, axis=axis).split("/")
+            *scope_names, name = slice_name(variable.path, replica, count=count, axis=axis).split("/")
             for scope_name in scope_names:
                 scopes.enter_context(keras.name_scope(scope_name))
             return keras.Variable(tf.split(value, count, axis)[replica], dtype=variable.dtype, name=name)
@@ -169,7 +169,7 @@ class Shards:
             for replica, here in self._here[id(variable)].items():
                 if self.is_split(variable):
                     count = self._strategy.topology.num_replicas
-                    found[mark_slice(name, replica, count=count, axis=self._split[id(variable)])] = here
+                    found[slice_name(name, replica, count=count, axis=self._split[id(variable)])] = here
                 else:
                     found[name] = here
         return found

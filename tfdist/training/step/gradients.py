@@ -114,7 +114,7 @@ class LocalGradients:
         return sums
 
     def _compute_in_turn(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
-        """Microbatches and the passes over them, as `_halved` has them, one after the other."""
+        """Yields microbatches, each with its sums, one after the other in the order of `_order_by_halves`."""
         generators = seed_generators(self._model)
         seeds = [tf.identity(generator.state.value) for generator in generators]
         before: list[tf.Tensor] = []
@@ -147,7 +147,7 @@ class LocalGradients:
             yield parts[number], found[number][0]
 
     def _sum(self, vectors: list[tf.Tensor]) -> tf.Tensor:
-        """The sum of what the microbatches of all replicas have, as `_as_tree` and then `ordered_sum` add."""
+        """The sum of what the microbatches of all replicas have, as `_sum_as_tree` and then `ordered_sum` add."""
         while len(vectors) > 1:
             half = len(vectors) // 2
             vectors = [a + b for a, b in zip(vectors[:half], vectors[half:], strict=True)]

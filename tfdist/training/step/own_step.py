@@ -171,14 +171,14 @@ def _trace(model: keras.Model, method: str, structure: Any, metrics: Sequence[ke
     logs: dict[str, Any] = {}
     by_row: list[Any] = []
 
-    def note_result(metric: keras.metrics.Metric, result: Callable[[], Any]) -> Any:
+    def record_result(metric: keras.metrics.Metric, result: Callable[[], Any]) -> Any:
         value = result()
         for position, each in enumerate(tf.nest.flatten(value)):
             if isinstance(each, tf.Tensor | keras.Variable):  # no number, of which there are others like it
                 results[id(each)] = Value(metric, position), each
         return value
 
-    def note_update(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+    def record_update(self: Any, grads: Any, trainable_variables: Any = None) -> None:
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         if not all(each is None for each in grads):
             updates.setdefault(id(self), (self, variables))
@@ -196,10 +196,10 @@ def _trace(model: keras.Model, method: str, structure: Any, metrics: Sequence[ke
 
     with Patches() as patches, explain_errors(structure):
         for kind in UPDATING:
-            patches.replace(kind, apply=note_update)
+            patches.replace(kind, apply=record_update)
         patches.replace(tf.GradientTape, gradient=zero_gradient)  # which outside of replicas there is none of
         for metric in metrics:
-            patches.replace(metric, result=functools.partial(note_result, metric, metric.result))
+            patches.replace(metric, result=functools.partial(record_result, metric, metric.result))
         as_tf_function(step).get_concrete_function(structure)
         with keras.StatelessScope():
             pass  # at its end Keras makes the variables that were asked for in the other one

@@ -68,7 +68,7 @@ class Profiler:
     def __enter__(self) -> Profiler:
         self._old_handler = signal.getsignal(PROFILE_SIGNAL)
         if self._handles_signal:
-            signal.signal(PROFILE_SIGNAL, self._note_signal)
+            signal.signal(PROFILE_SIGNAL, self._record_signal)
         return self
 
     def __exit__(
@@ -91,7 +91,7 @@ class Profiler:
         is_free = self._old_handler in (signal.SIG_DFL, signal.SIG_IGN)
         return self._hears and is_free and threading.current_thread() is threading.main_thread()
 
-    def _note_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def _record_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._is_signaled = True
 
     def next_edge(self, step: int) -> int | None:

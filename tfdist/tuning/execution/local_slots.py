@@ -133,7 +133,7 @@ class LocalSlots:
             yield TrialExit(run.name, status, log, time.monotonic() - run.started, lost, host)
 
     def close(self) -> None:
-        """Kills what still runs."""
+        """Kills what still runs, and waits until it has ended."""
         left = [run for run in self._running if run is not None]
         for run in left:
             self._kill(run)

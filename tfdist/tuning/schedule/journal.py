@@ -112,7 +112,7 @@ class Journal:
         return (lines, torn) if parse_line(torn) is None else ([*lines, torn], b"")
 
     def write(self, event: str, **details: Any) -> None:
-        """Adds an event; raises what `still_ours` raises."""
+        """Appends an event, after it has cut off a torn line; raises where another chief has taken the directory."""
         self._still_ours()
         if self._sink is None:
             lines, torn = self._lines()
@@ -164,11 +164,11 @@ class End:
 
 @dataclasses.dataclass(kw_only=True)
 class Trial:
-    """One trial with all its stretches: a paused or interrupted one started again.
+    """One trial with all its attempts: a paused or interrupted one is started again.
 
-    `status` is that of the last stretch, "running" while it has not ended. `objective` is that of the last end that
+    `status` is that of the last attempt, "running" while it has not ended. `objective` is that of the last end that
     had one, None before. `epochs` are those trained in all, `target_epochs` those of the rung; `seconds` are the sum
-    over the stretches. `host` is the node of the last one, None on the sweep's own machine. The curve's epochs never
+    over the attempts. `host` is the node of the last one, None on the sweep's own machine. The curve's epochs never
     go back: what is trained again replaces what was there.
     """
 
@@ -190,12 +190,12 @@ class Trial:
         """Whether the trial's objective may be compared: the trial ended well at least once."""
         return self.objective is not None and self.status not in (INFEASIBLE, FAILED)
 
-    def start(self, event: Mapping[str, Any]) -> None:
+    def record_start(self, event: Mapping[str, Any]) -> None:
         """Records that the trial runs."""
         self.values, self.status, self.message = event["values"], RUNNING, ""
         self.rung, self.target_epochs = event["rung"], event.get("epochs")
 
-    def report(self, event: Mapping[str, Any]) -> None:
+    def record_report(self, event: Mapping[str, Any]) -> None:
         """Records an evaluation."""
         epoch, step = event["epoch"], event["step"]
         self.curve = [point for point in self.curve if (point.epoch, point.step) < (epoch, step)]
@@ -203,8 +203,8 @@ class Trial:
             self.curve.append(TrialPoint(epoch, step, objective))
         self.epochs = max(self.epochs, epoch)
 
-    def end(self, event: Mapping[str, Any], at_seconds: float) -> None:
-        """Takes in the end of a stretch; what an interrupted one reported may still be overtaken."""
+    def record_end(self, event: Mapping[str, Any], at_seconds: float) -> None:
+        """Records the end of an attempt; its objective counts only if it is done, paused or stopped."""
         self.status, self.message, seconds = event["status"], event["message"], event.get("seconds", 0.0)
         objective = to_finite(event["objective"]) if self.status in (DONE, PAUSED, STOPPED) else None
         self.host = event.get("host")
@@ -265,11 +265,11 @@ class Sweep:
         elif kind in (TRIAL_STARTED, TRIAL_REPORTED, TRIAL_ENDED):
             trial = self.by_name.setdefault(event["trial"], Trial(name=event["trial"]))
             if kind == TRIAL_STARTED:
-                trial.start(event)
+                trial.record_start(event)
             elif kind == TRIAL_REPORTED:
-                trial.report(event)
+                trial.record_report(event)
             else:
-                trial.end(event, self.seconds)
+                trial.record_end(event, self.seconds)
 
 
 def read_sweep(run_dir: str) -> Sweep:

@@ -104,7 +104,7 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
                     console.message(f"TensorBoard's table of the trials lacks trial {name}: {error}", "warning")
 
         journal = leaving.enter_context(contextlib.closing(Journal(plan.run_dir, on_event, held.check)))
-        past = _load_journal(plan, identity, journal)
+        past = _open_journal(plan, identity, journal)
         shares_gpus = settings.executor.shares_gpus and (settings.num_workers > 1 or command.launch)
         slots = LocalSlots(command, settings.num_workers, gpus=find_gpus() if shares_gpus else ())
         with contextlib.closing(slots):
@@ -190,8 +190,8 @@ def _build_hypermodel(training: TrainSettings) -> HyperModel | None:
     return model if isinstance(model, HyperModel) else None
 
 
-def _load_journal(plan: SweepPlan, identity: Mapping[str, Any], journal: Journal) -> list[dict[str, Any]]:
-    """The journal's events of this sweep; another sweep that has stored nothing makes room for it.
+def _open_journal(plan: SweepPlan, identity: Mapping[str, Any], journal: Journal) -> list[dict[str, Any]]:
+    """Returns this sweep's events; deletes the journal and the trials of another sweep that has stored nothing.
 
     Raises:
       UserError: the directory holds another sweep.
