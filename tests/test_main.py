@@ -606,7 +606,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the experiments read from data/, made by the commands that their first comments name."""
     data = tmp_path_factory.mktemp("prepared")
     for name in ("digits", "images", "tables", "text"):
-        run_python([REPOSITORY / "tools" / f"prepare_{name}.py", f"--out={data}"], timeout=180).check()
+        run_python([REPOSITORY / "examples/files" / f"prepare_{name}.py", f"--out={data}"], timeout=180).check()
     teacher = ["-m", "tfdist.main", DIGITS, param("train.epochs = 1"), f"--run_dir={data / 'teacher'}"]
     run_python(teacher, cwd=REPOSITORY).check()
     return data

@@ -994,7 +994,7 @@ PARSERS = {
     "strategies.cluster.tf_config": "TF_CONFIG",
     **dict.fromkeys(
         [
-            *("training.recovery.recovery", "training.watch.equality", "strategies.strategy", "commands.doctor"),
+            *("training.watch.equality", "strategies.strategy", "commands.doctor"),
             *("launch.hosts", "launch.worker_host"),
         ],
         "between workers of one start",

@@ -62,7 +62,7 @@ def test_the_notes_of_many_workers_are_read_several_at_once(
         together.wait(60)  # for seven others, which one after the other would never come
         return read(path, name)
 
-    monkeypatch.setattr(writer, "_read", waiting)
+    monkeypatch.setattr(writer, "_read_note", waiting)
     stored, num_tensors, num_bytes = Part(0, 65, "a1").collect_others(str(tmp_path), lambda: True)
     assert [file.name for file in stored] == [f"{index}" for index in range(1, 65)]
     assert (num_tensors, num_bytes) == (64, 256)

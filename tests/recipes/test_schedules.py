@@ -172,10 +172,8 @@ def test_a_training_has_the_weights_of_one_whose_steps_were_counted_by_hand(tmp_
 
 
 @pytest.mark.slow
-def test_validate_draws_the_rates(tmp_path: pathlib.Path) -> None:
+def test_validate_names_some_rates(tmp_path: pathlib.Path) -> None:
     told = support.run_python(
         ["-m", "tfdist.main", "--mode=validate", "--gin_file=tfdist:experiments/digits.gin"], cwd=tmp_path
     ).check()
     assert "learning rate: 0.004 at step 0, 0.00218 at step 139, 0.0004 at step 275" in told.stdout
-    drawn = [line for line in told.stdout.splitlines() if "█" in line]
-    assert len(drawn) == 4 and len(drawn[0].strip()) < len(drawn[1].strip()) < len(drawn[-1].strip()) == 72
