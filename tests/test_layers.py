@@ -41,7 +41,7 @@ MAY_IMPORT = {
         "report",
     }
     | MATERIAL,
-    "build_horovod": {"command_line", "requirements", "errors"},
+    "build_horovod": {"strategies.cluster", "command_line", "requirements", "errors"},
     "new": {"main", "tuning", "report"} | MATERIAL,
     "main": {"config", "experiment", "planning", "serving", "tuning", "training", "report"} | {"xla_cache"} | MATERIAL,
     "keras_fit": {"experiment", "training"} | MATERIAL,

@@ -31,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from tfdist.command_line import exit_status_of, flags, parse, start
 from tfdist.errors import UserError
 from tfdist.requirements import installed_tensorflow
+from tfdist.strategies.cluster.environment import cache_directory
 
 VERSION = "0.28.1"
 SOURCE_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
@@ -55,8 +56,7 @@ def build_and_install(arguments: Sequence[str]) -> None:
     if not tensorflow:
         raise ModuleNotFoundError(name="tensorflow")
     key = cache_key(variables, tensorflow[0])
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    folder = pathlib.Path(base) / "tfdist" / "horovod" / key
+    folder = pathlib.Path(cache_directory()) / "horovod" / key
     folder.mkdir(parents=True, exist_ok=True)
     with open(f"{folder}.lock", "w") as stream, tempfile.TemporaryDirectory(dir=folder) as scratch:
         fcntl.flock(stream, fcntl.LOCK_EX)  # one process builds or installs at a time

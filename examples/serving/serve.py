@@ -1,7 +1,7 @@
 """Answers requests with a SavedModel that `--mode=export` wrote, by FastAPI; it needs no tfdist.
 
     pip install fastapi uvicorn tensorflow
-    python examples/serving/serve.py runs/digits/export/saved_model --port=8000
+    python serve.py runs/digits/export/saved_model --port=8000
 
 POST /predict with {"inputs": [example, …]}, or with every input by name, gives the outputs by name.
 """

@@ -15,7 +15,7 @@ from tfdist.checkpoint.catalog import Entry
 from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import EXIT_DONE, UserError, printable, suggest
 from tfdist.storage import files
-from tfdist.telemetry.console.console_text import in_bytes
+from tfdist.telemetry.console.console_text import align_columns, in_bytes
 from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -74,15 +74,7 @@ def find_checkpoints(run_dir: str) -> str:
 def format_table(rows: Sequence[Mapping[str, str]], *, right: Sequence[str]) -> str:
     """Formats the rows under the names of their columns; the columns in `right` end flush."""
     columns = [name for name in rows[0] if name in right or any(row[name] for row in rows)]
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
-    lines = [{name: name for name in columns}, *rows]
-    padded = [
-        "  ".join(
-            line[name].rjust(widths[name]) if name in right else line[name].ljust(widths[name]) for name in columns
-        )
-        for line in lines
-    ]
-    return "\n".join(line.rstrip() for line in padded)
+    return align_columns([columns, *([row[name] for name in columns] for row in rows)], right)
 
 
 def format_entry(entry: Entry, verified: Mapping[str, str | None]) -> dict[str, str]:

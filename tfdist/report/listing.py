@@ -6,12 +6,11 @@ Invariant: a run that cannot be read is a line of the table as well. `python -m 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
 
 from tfdist.errors import UserError, printable
 from tfdist.report.run_data import RunData, read_run
 from tfdist.storage import files
-from tfdist.telemetry.console.console_text import number_text
+from tfdist.telemetry.console.console_text import align_columns, number_text
 from tfdist.telemetry.run_directory import RunDirectory
 
 MAX_METRICS = 3  # shown, an evaluation's first
@@ -46,14 +45,7 @@ def list_runs(directory: str, now: datetime.datetime) -> str:
         for run in runs
     ]
     rows += [(path.removeprefix(f"{top}/"), "unreadable", "", "", "", "", "") for path in unread]
-    columns = zip(*(map(printable, row) for row in [HEADS, *rows]), strict=True)
-    aligned = [_align(cells, is_number=name in NUMBERS) for name, cells in zip(HEADS, columns, strict=True)]
-    return "\n".join("  ".join(line).rstrip() for line in zip(*aligned, strict=True))
-
-
-def _align(cells: Sequence[str], *, is_number: bool) -> list[str]:
-    width = max(map(len, cells))
-    return [cell.rjust(width) if is_number else cell.ljust(width) for cell in cells]
+    return align_columns([HEADS, *(tuple(map(printable, row)) for row in rows)], NUMBERS)
 
 
 def _find_run_dirs(directory: str) -> list[str]:

@@ -38,7 +38,7 @@ def refuse_own_steps(model: keras.Model) -> None:
 
 
 class OwnSteps(Task):
-    """Placeholder task of a model that overrides `train_step` or `test_step`; its `terms` fails."""
+    """Placeholder task of a model that trains by its own steps, or without a loss; its `terms` fails."""
 
     def inputs(self, examples: Any) -> Any:
         """x of (x, y, sample_weight)."""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.telemetry.console.console_text import in_bytes
+from tfdist.telemetry.console.console_text import align_columns, in_bytes
 from tfdist.tpu_compiler.devices import Slice
 
 HEADERS = (
@@ -85,9 +85,7 @@ class CompiledStep:
 
 def format_table(found: Sequence[CompiledStep]) -> str:
     """A line for each slice; what it shows is of one core and one step."""
-    rows = [HEADERS, *(_row(each) for each in found)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADERS))]
-    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return align_columns([HEADERS, *map(_row, found)], HEADERS)
 
 
 def _row(each: CompiledStep) -> tuple[str, ...]:

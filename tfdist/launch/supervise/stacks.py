@@ -26,7 +26,7 @@ def collect_stacks(workers: Sequence[Worker], vitals: Sequence[Vital]) -> dict[i
     """Has workers write their stacks by `faulthandler`, and waits; returns those of each that answered."""
     asked = {v.worker for v in vitals if v.shows_stacks and not v.is_stopped}
     files = {w.index: heartbeat.stacks_path(w.heartbeat) for w in workers if w.index in asked}
-    begins = {worker: len(_read(path)) for worker, path in files.items()}
+    begins = {worker: _measure_size(path) for worker, path in files.items()}
     for worker in workers:
         if worker.index in asked:
             worker.send(heartbeat.STACKS_SIGNAL)
@@ -34,7 +34,7 @@ def collect_stacks(workers: Sequence[Worker], vitals: Sequence[Vital]) -> dict[i
     sizes, stable_since = dict(begins), time.monotonic()
     while files and time.monotonic() < give_up:
         time.sleep(0.01)
-        grown = {worker: len(_read(path)) for worker, path in files.items()}
+        grown = {worker: _measure_size(path) for worker, path in files.items()}
         if grown != sizes:
             sizes, stable_since = grown, time.monotonic()
         elif all(sizes[w] > begins[w] for w in sizes) and time.monotonic() - stable_since > SETTLE_SECONDS:
@@ -118,6 +118,13 @@ def _library(frame: str) -> str:
     """The installed package that a frame belongs to; empty for all other code."""
     match = re.search(r"/(?:site|dist)-packages/([^/\"]+)", frame)
     return match[1] if match else ""
+
+
+def _measure_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _read(path: Path) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 _GIN_REFERENCE = re.compile(r"[@%][\w./]+(\(\))?")
@@ -119,6 +119,14 @@ def in_bytes(count: float) -> str:
         if count < 1024 or unit == UNITS[-1]:
             break
     return f"{count:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def align_columns(rows: Sequence[Sequence[str]], right: Collection[str]) -> str:
+    """Formats rows under the names of their columns, which are the first row; those in `right` end flush."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [list(zip(rows[0], row, widths, strict=True)) for row in rows]
+    padded = [[text.rjust(n) if name in right else text.ljust(n) for name, text, n in row] for row in cells]
+    return "\n".join("  ".join(row).rstrip() for row in padded)
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
