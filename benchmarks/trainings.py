@@ -132,7 +132,7 @@ def build_own_training(strategy: Strategy, workload: Workload) -> Train:
     sizes: dict[str, Any] = {"precision": "float32", "batch_size": plan.global_batch_size}
     build = functools.partial(build_own_model, workload)
     learner = build_learner(strategy, build, optimizer, OwnSteps(), source.structure, Patches(), **sizes)
-    step = OwnTrainStep(strategy, learner, find_whole_rows(plan, source))
+    step = OwnTrainStep(strategy, learner, plan, find_whole_rows(plan, source))
     iterator = strategy.distribute(lambda topology: build_pipeline(source, plan, topology))
 
     def train(num_steps: int) -> None:

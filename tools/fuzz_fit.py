@@ -211,8 +211,6 @@ def check(program: Program, engines: dict[str, Callable[[Program], Any]], counts
     expected = observe(program, keras.Model.fit)
     problems = []
     for name, engine in engines.items():
-        if program.draws and name != "one device":
-            continue
         if name == WORKERS and (isinstance(expected, Exception) or "generate(" in program.code):
             counts[f"left out ({name})"] += 1  # an error costs new workers; generators are refused there
             continue

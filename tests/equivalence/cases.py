@@ -409,6 +409,30 @@ def dropout_model() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10)(x))
 
 
+@keras.saving.register_keras_serializable("tfdist_tests")
+class NoisyDense(keras.layers.Layer):
+    """Adds noise to its weights, the same for all rows of a batch (Fortunato et al., "Noisy Networks", 2018)."""
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        self.kernel = self.add_weight(shape=(shape[-1], 10))
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        noise = keras.random.normal(self.kernel.shape, stddev=0.1, seed=self.seeds)
+        return keras.ops.matmul(inputs, self.kernel + noise if training else self.kernel)
+
+
+def random_model() -> keras.Model:
+    """Draws in most of the ways in which Keras's layers do: an image, a channel, a number, a step in time, weights."""
+    inputs = keras.Input((64,))
+    x = keras.layers.RandomTranslation(0.2, 0.2, seed=1)(keras.layers.Reshape((8, 8, 1))(inputs))
+    x = keras.layers.RandomFlip("horizontal", seed=2)(keras.layers.GaussianNoise(0.1)(x))
+    x = keras.layers.SpatialDropout2D(0.3)(keras.layers.Conv2D(6, 3, activation="tanh")(x))
+    x = keras.layers.LSTM(8, dropout=0.2, recurrent_dropout=0.2)(keras.layers.Reshape((6, 36))(x))
+    x = keras.layers.AlphaDropout(0.2)(keras.layers.GaussianDropout(0.2)(keras.layers.Dense(48, "selu")(x)))
+    return keras.Model(inputs, NoisyDense()(x))
+
+
 def plain_convnet_model() -> keras.Model:
     inputs = keras.Input((64,))
     x = keras.layers.Conv2D(8, 3, activation="tanh")(keras.layers.Reshape((8, 8, 1))(inputs))
@@ -625,6 +649,10 @@ CASES: dict[str, dict[str, Any]] = {
         "num_microbatches": 2,
     },
     "counts": {"model": counting_model, "train_data": lambda: digits(453), "shuffle": False},
+    "dropout_uneven": {"model": dropout_model, "train_data": lambda: digits(501), "num_microbatches": 3},
+    "random_layers": SHORT | {"model": random_model, "train_data": digits, "optimizer": clipped_adam},
+    "random_layers_uneven": SHORT
+    | {"model": random_model, "train_data": lambda: digits(501), "optimizer": clipped_adam, "num_microbatches": 2},
     "clipvalue": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipvalue=0.01)},
     "clipnorm": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipnorm=0.05), "log_gradient_norm": True},
     "overflow": OVERFLOW | {"train_data": overflowing_digits},

@@ -20,6 +20,7 @@ PADDED_CASES = (
     "fewer_examples_than_replicas",
     "batch_norm_masked",
     "batch_norm_convolution",
+    "random_layers_uneven",
 )
 LAUNCH = {
     "one_device": [],

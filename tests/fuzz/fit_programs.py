@@ -122,7 +122,6 @@ class Program:
       code: defines build() and arguments().
       calls: how often fit is called.
       stops_at: the batch at which a run with a run_dir is stopped, to be resumed; 0 only has a run_dir, None none.
-      draws: draws random numbers, which two replicas draw otherwise.
       is_coarse: computes in 16 bits.
       parts_differ: the losses of its outputs are means over examples here, over batches in `fit`.
     """
@@ -130,7 +129,6 @@ class Program:
     code: str
     calls: int
     stops_at: int | None
-    draws: bool
     is_coarse: bool
     parts_differ: bool
 
@@ -260,7 +258,6 @@ def programs(draw: Draw) -> Program:
         code="\n".join(lines) + "\n",
         calls=1 if stops_at is not None else choose((1, 1, 2)),
         stops_at=stops_at,
-        draws="Dropout" in " ".join(hidden),
         is_coarse="bfloat16" in " ".join(hidden),
         parts_differ=len(outs) > 1 and (n % size > 0 or "validation" in str(given)),
     )

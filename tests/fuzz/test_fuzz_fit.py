@@ -13,7 +13,7 @@ from support import REPOSITORY, run_python
 
 from tfdist.errors import UserError
 
-PROGRAM = Program("", calls=1, stops_at=None, draws=False, is_coarse=False, parts_differ=False)
+PROGRAM = Program("", calls=1, stops_at=None, is_coarse=False, parts_differ=False)
 
 
 def test_what_differs_is_seen() -> None:

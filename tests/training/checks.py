@@ -10,11 +10,9 @@ import tensorflow as tf
 from equivalence.cases import with_weightless_batch
 from training.trainings import one_hot_digits, softmax_model
 
-from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.step.normalization import global_moments
-from tfdist.training.step.randomness import separate_replicas, set_seeds
 
 MANY_METRICS: dict[str, Any] = {
     "model": softmax_model,
@@ -46,22 +44,6 @@ WEIGHTLESS: dict[str, Any] = {
     "epochs": 1,
     "deterministic": True,
 }
-
-
-def drawn_masks(strategy: Strategy) -> list[list[list[list[float]]]]:
-    """Two calls of a dropout, of every replica: [call][replica]."""
-    set_seeds(3, deterministic=False)
-    with strategy.scope():
-        inputs = keras.Input((40,))
-        model = keras.Model(inputs, keras.layers.Dropout(0.5)(inputs))
-    separate_replicas(model, Patches())
-
-    @tf.function
-    def draw() -> Any:
-        return strategy.run(lambda: model(tf.ones([2, 40]), training=True))
-
-    results = [strategy.distribution.experimental_local_results(draw()) for _ in range(2)]
-    return [[mask.numpy().tolist() for mask in call] for call in results]
 
 
 def moments_data(offset: float, *, masked: bool) -> tuple[np.ndarray, np.ndarray]:

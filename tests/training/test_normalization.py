@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from equivalence.cases import BASE, dense_model
-from training.checks import differ, drawn_masks, moments_data
+from training.checks import differ, moments_data
 from training.trainings import activity_model, constrained_model, run
 
 from tfdist.experiment import validate
@@ -166,17 +166,6 @@ def test_separated_losses_still_count_and_the_model_can_be_saved(tmp_path: pathl
     model(x)
     assert [float(loss) for loss in model.losses] == expected
     model.save(tmp_path / "model.keras")
-
-
-@pytest.mark.slow
-def test_replicas_draw_apart_and_the_first_as_one_device(mirrored: Callable[[str], Any]) -> None:
-    strategy = OneDevice()
-    strategy.connect()
-    alone = drawn_masks(strategy)
-    both = mirrored("masks")
-    assert [call[0] for call in both] == [call[0] for call in alone]
-    rows = [row for call in both for mask in call for row in mask]
-    assert len({tuple(row) for row in rows}) == len(rows) == 8
 
 
 def traced_together(*functions: Callable[[], tf.Tensor]) -> list[float]:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import pytest
 import support
-from equivalence.cases import CASES, digits
+from equivalence.cases import CASES, attentive_model, clipped_adam, digits
 from tensorflow.python.autograph.core import ag_ctx
 from training import xla_trials
 from training.checks import differ
@@ -154,6 +154,7 @@ def test_all_workers_try_alike(tmp_path: pathlib.Path, strategy: str, tried: set
 
 
 EMBEDDING = CASES["large_embedding"]
+DRAWING: dict[str, Any] = {"model": attentive_model, "optimizer": clipped_adam}
 
 
 @pytest.mark.slow
@@ -163,8 +164,12 @@ EMBEDDING = CASES["large_embedding"]
         ({"num_microbatches": 3, "train_data": lambda: digits(301)}, "pass"),
         (CASES["two_outputs"], "on"),
         *[(EMBEDDING, "pass"), (EMBEDDING, "update"), (EMBEDDING, "on")],
+        *[(DRAWING, "on"), (DRAWING | {"num_microbatches": 2, "train_data": lambda: digits(501)}, "pass")],
     ],
-    ids=["microbatches", "two_outputs", "embedding, pass", "embedding, update", "embedding, on"],
+    ids=[
+        *("microbatches", "two_outputs", "embedding, pass", "embedding, update", "embedding, on"),
+        *("dropout", "dropout, microbatches"),
+    ],
 )
 def test_xla_agrees_with_what_is_not_compiled(tmp_path: pathlib.Path, case: dict[str, Any], xla: str) -> None:
     settings = case | {"epochs": 1}

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from equivalence.cases import OVERFLOW, dense_model, digits, overflowing_digits, sgd
-from training.checks import MANY_METRICS, drawn_masks, moments
+from training.checks import MANY_METRICS, moments
 from training.trainings import Trained, constrained_model, run
 
 from tfdist.keras_patches.patches import Patches
@@ -83,7 +83,6 @@ CHECKS: dict[str, Check] = {
     "summed_gradients": summed_gradients,
     "overflow": overflow,
     "metrics": metrics,
-    "masks": lambda strategy, directory: drawn_masks(strategy),
     "constraint": weights(model=constrained_model, epochs=1),
     **{
         f"moments_{offset:g}_{masked}": lambda strategy, _, offset=offset, masked=masked: moments(

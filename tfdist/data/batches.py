@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -97,21 +97,22 @@ class BatchPlan:
         is_even = self.global_batch_size % (self.num_replicas * self.num_microbatches) == 0
         return self.global_batch_size // self.num_replicas if is_full and is_even else None
 
-    def fix_shapes(self, nest: Any) -> Any:
-        """A nest of a replica's rows, with their number as the static size of the first axis where it is `width`.
+    def fix_shapes(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """A replica's rows, with their number as the static size of the first axis where it is `width`.
 
         What is traced with it may need less: TensorFlow keeps for the way back through a loop whatever it needs the
         shape of.
         """
         width = self.width
         if width is None:
-            return nest
+            return batch
 
         def with_width(rows: Any) -> Any:
             is_dense = isinstance(rows, tf.Tensor) and rows.shape.rank is not None
             return tf.ensure_shape(rows, [width, *rows.shape[1:]]) if is_dense else rows
 
-        return tf.nest.map_structure(with_width, nest)
+        rows = {name: each for name, each in batch.items() if name != "first_rows"}
+        return {**batch, **tf.nest.map_structure(with_width, rows)}
 
     def replica_slice(self, step: tf.Tensor, replica: tf.Tensor) -> dict[str, tf.Tensor]:
         """The examples of `replica` in the run's step number `step`, both int64 scalars.
@@ -121,6 +122,8 @@ class BatchPlan:
           epoch: int64 scalar.
           splits: int64 [num_microbatches + 1], where each microbatch begins; only with several whose sizes differ.
           shares: float32 [n], how much of each example is this replica's; only where it is not 1 for all.
+          first_rows: int64 [num_microbatches], the place of each microbatch's first example in the global batch; only
+            where it depends on the step.
         """
         steps_per_epoch = tf.constant(self.steps_per_epoch, tf.int64)
         epoch, step_in_epoch = step // steps_per_epoch, step % steps_per_epoch
@@ -128,18 +131,26 @@ class BatchPlan:
         size = tf.minimum(tf.constant(self.global_batch_size, tf.int64), self.num_examples - first)
         microbatches = self._split_microbatches(first, size)
         if self.pad:
-            return {"epoch": epoch, **self._slice_padded(microbatches, replica)}
+            return {"epoch": epoch, **self._slice_padded(first, microbatches, replica)}
         of_size = {"may_be_short": self._has_short_microbatch, "are_even": self.width is not None}
-        return {"epoch": epoch, **self._slice_exactly(microbatches, replica, **of_size)}
+        return {"epoch": epoch, **self._slice_exactly(first, microbatches, replica, **of_size)}
 
     def replica_slice_of_batch(self, size: tf.Tensor, replica: tf.Tensor) -> dict[str, tf.Tensor]:
         """The rows of `replica` in a batch of `size` examples, both int64 scalars; for batches of any size.
 
         Returns:
-          positions, splits and shares as `replica_slice` gives them; positions are counted from the batch's first row.
+          what `replica_slice` gives, but an epoch; positions are counted from the batch's first row.
         """
         of_size = {"may_be_short": self.num_replicas * self.num_microbatches > 1, "are_even": False}
-        return self._slice_exactly(self._split_microbatches(tf.constant(0, tf.int64), size), replica, **of_size)
+        first = tf.constant(0, tf.int64)
+        return self._slice_exactly(first, self._split_microbatches(first, size), replica, **of_size)
+
+    def find_first_row(self, batch: Mapping[str, Any], microbatch: int, replica: tf.Tensor) -> Any:
+        """The place in the global batch of the first row of a replica's part of a microbatch, int64 scalar."""
+        if "first_rows" in batch:
+            return batch["first_rows"][microbatch]
+        part = self.global_batch_size // (self.num_replicas * self.num_microbatches)
+        return (microbatch * self.num_replicas + tf.cast(replica, tf.int64)) * part
 
     def _split_microbatches(self, first: tf.Tensor, size: tf.Tensor) -> list[Range]:
         edges = [first + size * i // self.num_microbatches for i in range(self.num_microbatches + 1)]
@@ -157,7 +168,7 @@ class BatchPlan:
         return begin + size * replica // self.num_replicas, begin + size * (replica + 1) // self.num_replicas
 
     def _slice_exactly(
-        self, microbatches: list[Range], replica: tf.Tensor, *, may_be_short: bool, are_even: bool
+        self, first: tf.Tensor, microbatches: list[Range], replica: tf.Tensor, *, may_be_short: bool, are_even: bool
     ) -> dict[str, tf.Tensor]:
         piece: dict[str, tf.Tensor] = {}
         parts: Sequence[Range] = [self._find_part(begin, end, replica) for begin, end in microbatches]
@@ -165,6 +176,8 @@ class BatchPlan:
             parts, shares = zip(*(self._share_part(begin, end, replica) for begin, end in microbatches), strict=True)
             sizes = [end - begin for begin, end in parts]
             piece["shares"] = tf.concat([tf.fill([n], share) for n, share in zip(sizes, shares, strict=True)], axis=0)
+        if self.num_replicas * self.num_microbatches > 1 and not are_even:
+            piece["first_rows"] = tf.stack([begin - first for begin, _ in parts])
         if len(parts) > 1 and not are_even:
             sizes = tf.stack([end - begin for begin, end in parts])
             piece["splits"] = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(sizes)], axis=0)
@@ -187,14 +200,17 @@ class BatchPlan:
         part = tf.where(is_short, begin, part_begin), tf.where(is_short, last, part_end)
         return part, tf.where(is_short, share, 1.0)
 
-    def _slice_padded(self, microbatches: list[Range], replica: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _slice_padded(self, first: tf.Tensor, microbatches: list[Range], replica: tf.Tensor) -> dict[str, tf.Tensor]:
         parts = [self._find_part(begin, end, replica) for begin, end in microbatches]
         width = self.global_batch_size // (self.num_microbatches * self.num_replicas)
         offsets = tf.range(width, dtype=tf.int64)
         positions = tf.concat([begin + offsets for begin, _ in parts], axis=0)
         real = tf.concat([begin + offsets < end for begin, end in parts], axis=0)
         positions = tf.where(real, positions, tf.fill(tf.shape(positions), parts[0][0]))
-        return {"positions": positions, "shares": tf.cast(real, tf.float32)}
+        piece = {"positions": positions, "shares": tf.cast(real, tf.float32)}
+        if self.num_examples % self.global_batch_size and not self.drop_remainder:
+            piece["first_rows"] = tf.stack([begin - first for begin, _ in parts])
+        return piece
 
 
 def check_split(global_batch_size: int, num_replicas: int, num_microbatches: int, *, even: bool) -> None:

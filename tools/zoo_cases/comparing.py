@@ -16,10 +16,12 @@ from zoo_cases.training import STRATEGIES, result_path
 
 TOLERANCE = 1e-5
 REFERENCE, *OTHERS = STRATEGIES
-DRAWS = "draws random numbers: each replica its own (see “Random layers”)"
+MIXES = "mixes the rows of a replica's part of the batch (see “Random layers”)"
 # Why a class does not agree, or is refused, where nothing better can be had.
 REMARKS: dict[str, str] = {
     "layers/AugMix": "chooses its augmentations with Python's `random` when it is traced, other ones in each process",
+    "layers/CutMix": MIXES,
+    "layers/MixUp": MIXES,
     "layers/STFTSpectrogram": "its kernels' entries are large, and a rounding of theirs is above 1e-05",
 }
 Result = Mapping[str, np.ndarray]
@@ -79,11 +81,9 @@ def _make_row(name: str, results: Mapping[str, Result], metric: str | None) -> R
     if not others or REFERENCE not in results:
         return Row(name, None, None, f"not run: {missing}", is_explained=False)
     reference = results[REFERENCE]
-    names = [n for n in reference if n != "draws" and (metric is None or n.split(" ")[-1] == metric)]
+    names = [n for n in reference if metric is None or n.split(" ")[-1] == metric]
     alike = all(_is_same(others[0], other, names) for other in others[1:]) if len(others) > 1 else None
     difference = max(_measure_difference(reference, others[0], n) for n in names)
-    if difference > TOLERANCE and bool(reference["draws"]):
-        remark = remark or DRAWS
     is_explained = name in REMARKS or (alike is not False and (difference <= TOLERANCE or bool(remark)))
     said = "; ".join(filter(None, [remark, f"not run: {missing}" if missing else ""]))
     return Row(name, alike, difference, said, is_explained and not missing)

@@ -29,7 +29,6 @@ from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import Strategy
 from tfdist.training.run.request import Request
 from tfdist.training.run.train_settings import TrainSettings
-from tfdist.training.step.randomness import seed_generators
 from zoo_cases.case import Case
 from zoo_cases.collection import collect_cases
 
@@ -74,8 +73,7 @@ def train_case(case: Case, strategy: Strategy, run_dir: str) -> dict[str, np.nda
     weights = {f"weight_{i:03d}": np.array(v.value) for i, v in enumerate(variables)}
     logged = {f"train {name}": value for name, value in result.train_metrics.items()}
     logged |= {f"eval {name}": value for name, value in result.eval_metrics.items()}
-    draws = np.array(bool(seed_generators(models[-1])))
-    return {"draws": draws, **weights, **{name: np.asarray(value) for name, value in logged.items()}}
+    return {**weights, **{name: np.asarray(value) for name, value in logged.items()}}
 
 
 def main(strategy_name: str, directory: str, keys: list[str]) -> None:

@@ -14,7 +14,8 @@ from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import dispose
 from tfdist.data.sources.source import Source
 from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.strategy import Strategy
+from tfdist.keras_patches.random_by_place import draw_for_rows
+from tfdist.strategies.strategy import Strategy, replica_index
 from tfdist.tasks.own_methods import OwnSteps
 from tfdist.tasks.task import ROWS, Objective, Task
 from tfdist.telemetry import heartbeat
@@ -32,6 +33,7 @@ from tfdist.training.step.own_step import (
     trace_step,
 )
 from tfdist.training.step.precision import as_tf_function
+from tfdist.training.step.randomness import find_rows
 
 
 class Evaluator:
@@ -56,7 +58,7 @@ class Evaluator:
         self._metrics = metrics
         self._term_names: Sequence[str] = task.term_names()
         self._iterator: Any = iterator
-        self._batch_size = plan.global_batch_size
+        self._plan = plan
         self._num_steps = plan.steps_per_epoch
         self._note = run.note
         self._has_noted = False
@@ -146,8 +148,10 @@ class Evaluator:
         self._sums.assign(tf.zeros_like(self._sums))
 
     def _on_replica(self, batch: dict[str, Any]) -> None:
-        parts = {"num_parts": self._strategy.topology.num_replicas, "batch_size": self._batch_size}
-        objective = forward(self._model, self._task, batch, training=False, **parts)
+        parts = {"num_parts": self._strategy.topology.num_replicas, "batch_size": self._plan.global_batch_size}
+        first_row = self._plan.find_first_row(batch, 0, replica_index())
+        with draw_for_rows(find_rows(self._plan, {**batch, "first_row": first_row}, frozenset())):
+            objective = forward(self._model, self._task, batch, training=False, **parts)
         self._task.update_metrics(self._metrics.metrics, batch["examples"], objective.outputs, batch.get("shares"))
         loss, terms = self._parts_of_losses(objective)
         count = objective.divisors[ROWS]
@@ -219,7 +223,7 @@ class OwnEvaluator(Evaluator):
         return results
 
     def _on_replica(self, batch: dict[str, Any]) -> None:
-        step_on_rows(self._strategy, self._model, "test_step", self._step_metrics, batch, self._whole_rows)
+        step_on_rows(self._strategy, self._model, "test_step", self._step_metrics, batch, self._plan, self._whole_rows)
 
     def _results(self) -> tuple[tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         return tf.constant(0.0), {}, self._metrics.read(self._strategy)[0]

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.patches import COMPILED, Patches
+from tfdist.keras_patches.random_by_place import FixedShapes, record_fixed_shapes
 from tfdist.recipes.recompute import AUTO, choose_layers
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.own_methods import OwnSteps
@@ -35,7 +36,7 @@ from tfdist.training.step.metrics import ADDED, MetricGroup, result_of
 from tfdist.training.step.optimizer import build_optimizer, list_optimizers, parts
 from tfdist.training.step.own_step import StepMetrics, StepTrace, average_over_replicas, trace_step
 from tfdist.training.step.precision import LossScale, as_tf_function
-from tfdist.training.step.randomness import separate_replicas
+from tfdist.training.step.randomness import seed_generators
 from tfdist.training.step.state import Learner
 from tfdist.training.watch.equality import check_agreement
 from tfdist.user_code import where_defined
@@ -84,7 +85,7 @@ def build_learner(
         check_divisible(built, num_parts=strategy.topology.num_replicas)
         train_metrics = MetricGroup(task.metric_specs())
         eval_metrics = MetricGroup(task.metric_specs(), names=train_metrics.names)
-        check_fit(built, task, structure, (train_metrics, eval_metrics))
+        fixed_shapes = check_fit(built, task, structure, (train_metrics, eval_metrics))
         if shards is None:
             arrange()
             made_optimizer = build_optimizer(optimizer, built, patches, build_on_stages if strategy.stages else None)
@@ -96,13 +97,13 @@ def build_learner(
     check_agreement(strategy, lambda: describe_model(built, made_optimizer), advice=ADVICE_OF_MODELS)
     scale_factor = float(made_optimizer.loss_scale_factor or 1.0)
     patches.replace(made_optimizer, loss_scale_factor=None)
-    separate_replicas(built, patches)
     patch_aggregation(built, strategy, patches)
     if strategy.topology.num_local_replicas > 1:
         separate_losses(built, patches)
     if shards is None:
         strategy.synchronize([*built.variables, *made_optimizer.variables])
-    return Learner(built, made_optimizer, loss_scale, train_metrics, eval_metrics, scale_factor, shards)
+    metrics = (train_metrics, eval_metrics)
+    return Learner(built, made_optimizer, loss_scale, *metrics, scale_factor, shards, fixed_shapes=fixed_shapes)
 
 
 def _build_with_own_steps(strategy: Strategy, builder: ModelBuilder, structure: Any, patches: Patches) -> Learner:
@@ -128,7 +129,6 @@ def _build_with_own_steps(strategy: Strategy, builder: ModelBuilder, structure: 
         if each is not main and each not in parts(main)
     }
     check_agreement(strategy, lambda: describe_model(model, main), advice=ADVICE_OF_MODELS)
-    separate_replicas(model, patches)
     average_over_replicas(model, optimizers, metrics.metrics, patches)
     patch_aggregation(model, strategy, patches)
     if strategy.topology.num_local_replicas > 1:
@@ -242,11 +242,19 @@ def symbols_of(structure: Any) -> Any:
     return tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), structure)
 
 
-def check_fit(model: keras.Model, task: Task, structure: Any, metrics: Sequence[MetricGroup]) -> None:
-    """Raises UserError where model, loss and metrics do not take the examples."""
-    with explain_errors(structure):
+def check_fit(model: keras.Model, task: Task, structure: Any, metrics: Sequence[MetricGroup]) -> FixedShapes:
+    """Checks that model, loss and metrics take the examples.
+
+    Returns:
+      The shapes of random numbers that do not depend on the batch.
+
+    Raises:
+      UserError: they do not.
+    """
+    with explain_errors(structure), record_fixed_shapes() as shapes:
         check_inputs(model, task.inputs(structure))
         trace_loss(model, task, structure, metrics)
+    return frozenset(shapes)
 
 
 def check_divisible(model: keras.Model, *, num_parts: int) -> None:
@@ -297,7 +305,7 @@ def trace_loss(model: keras.Model, task: Task, structure: Any, metrics: Sequence
     """
 
     def loss_and_metrics(examples: Any) -> tf.Tensor:
-        objective = forward(model, task, {"examples": examples}, training=False)
+        objective = forward(model, task, {"examples": examples}, training=bool(seed_generators(model)))
         with keras.StatelessScope(initialize_variables=False):
             for group in metrics:
                 task.update_metrics(group.metrics, examples, objective.outputs, None)

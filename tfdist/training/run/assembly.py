@@ -51,7 +51,7 @@ from tfdist.training.step.normalization import batch_norm_layers, microbatch_not
 from tfdist.training.step.optimizer import bind_schedules, steps_before_swa
 from tfdist.training.step.own_step import OwnTrainStep, find_whole_rows, refuse_padding
 from tfdist.training.step.precision import set_precision
-from tfdist.training.step.randomness import seed_generators, set_seeds
+from tfdist.training.step.randomness import seed_generators, set_seeds, shuffle_note
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.equality import check_agreement, check_same_batches
@@ -121,6 +121,8 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
         sizes = {"num_microbatches": plan.num_microbatches, "global_batch_size": plan.global_batch_size}
         if (note := microbatch_note(learner.model, **sizes)) is not None:
             run.note("microbatch_statistics", note)
+    if (note := shuffle_note(learner.model, plan.num_replicas * plan.num_microbatches)) is not None:
+        run.note("shuffled_parts", note)
     in_order = settings.canonical_replicas is not None
     wanted = settings.synchronize_batch_norm
     synchronize(learner.model, run.strategy, patches, wanted=wanted, pads=settings.pads, in_parts=in_order)
@@ -308,7 +310,7 @@ def build_step(training: Training, xla: str | None = None) -> TrainStep:
         xla, _ = choose_xla(training)
     compiles_pass, compiles_update = COMPILED[xla]
     if isinstance(training.task, OwnSteps):
-        return OwnTrainStep(run.strategy, learner, find_whole_rows(plan, training.source))
+        return OwnTrainStep(run.strategy, learner, plan, find_whole_rows(plan, training.source))
     check_divisible(learner.model, num_parts=plan.num_replicas * plan.num_microbatches)
     in_order = settings.canonical_replicas is not None
     if settings.canonical_replicas is not None:

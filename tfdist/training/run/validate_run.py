@@ -43,6 +43,7 @@ from tfdist.training.step.normalization import microbatch_note
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
 from tfdist.training.step.own_step import LARGEST_DIFFERENCE, compare_halves, refuse_padding, trace_step
 from tfdist.training.step.precision import as_tf_function, set_precision
+from tfdist.training.step.randomness import shuffle_note
 
 Tell = Callable[[str], None]
 NUM_RATES = 72  # of which the highest is looked for
@@ -91,6 +92,8 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
         built, num_microbatches=training.num_microbatches, global_batch_size=training.global_batch_size
     )
     if note is not None and settings.canonical_replicas is None:
+        tell(f"note: {note}")
+    if (note := shuffle_note(built, replicas * training.num_microbatches)) is not None:
         tell(f"note: {note}")
     tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
     own_values = sum(np.size(variable) for variable in made.variables)

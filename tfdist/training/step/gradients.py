@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from tfdist.data.batches import BatchPlan
 from tfdist.errors import UserError, build_user_error
-from tfdist.strategies.strategy import Strategy
+from tfdist.keras_patches.random_by_place import draw_for_rows
+from tfdist.strategies.strategy import Strategy, replica_index
 from tfdist.strategies.sums import ordered_sum_of_vector
 from tfdist.tasks.task import Objective, Task, reduce_terms
 from tfdist.training.sharding.sharded_weights import pieces
@@ -27,7 +28,7 @@ from tfdist.training.step.layer_state import layer_losses, map_penalized, moving
 from tfdist.training.step.lockstep import side_by_side
 from tfdist.training.step.normalization import batch_norm_layers, example_weights
 from tfdist.training.step.precision import factor_of
-from tfdist.training.step.randomness import drawing_for, seed_generators
+from tfdist.training.step.randomness import find_rows, seed_generators
 from tfdist.training.step.state import Learner
 from tfdist.user_code import format_exception, list_own_frames
 
@@ -50,8 +51,8 @@ class LocalGradients:
       task: gives the loss.
       plan: how batches come cut.
       jit_compile: whether XLA compiles the pass.
-      in_order: adds up microbatches as a tree, and has each draw its own random numbers, so that no bit depends on
-        how many of the parts of a batch are replicas and how many microbatches (`ordered_sum`).
+      in_order: adds up microbatches as a tree, so that no bit depends on how many of the parts of a batch are replicas
+        and how many microbatches (`ordered_sum`).
 
     Attributes:
       variables: that gradients are taken by, all that the model trains.
@@ -79,7 +80,9 @@ class LocalGradients:
         self._num_microbatches = plan.num_microbatches
         self._meet = in_order and any(layer.trainable for layer in batch_norm_layers(learner.model))
         self._num_replicas = strategy.topology.num_replicas
+        self._plan = plan
         num_parts = self._num_replicas * plan.num_microbatches
+        self._is_compiled = jit_compile
         self._parts: dict[str, Any] = {"training": True, "num_parts": num_parts, "batch_size": plan.global_batch_size}
         self._is_scaled = learner.loss_scale is not None or learner.scale_factor != 1.0
         self.gives_means = num_parts == 1 and not self._is_scaled
@@ -92,11 +95,12 @@ class LocalGradients:
         if self.in_order:
             return self._sum_as_tree(batch, counts=counts)
         sums: Sums | None = None
+        seeds = self._read_seeds()
         for i in range(self._num_microbatches):
             # One after the other, so that only one microbatch's activations are alive; or each at another stage.
             before = [] if sums is None or self._strategy.stages else _tensors(sums[0])
             with tf.control_dependencies(before):
-                part = _microbatch(batch, i, self._num_microbatches)
+                part = self._cut_part(batch, i, seeds)
             own = self._count_examples(part, self._pass(part), counts=counts)
             sums = own if sums is None else _add_sums(sums, own)
         assert sums is not None
@@ -113,30 +117,42 @@ class LocalGradients:
         ((_, sums),) = held
         return sums
 
+    def _read_seeds(self) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """The states of the seed generators before the first microbatch, from which each of several draws."""
+        if self._num_microbatches == 1:
+            return []
+        states = [generator.state for generator in seed_generators(self._model)]
+        return [(state, tf.identity(state.value)) for state in states]
+
+    def _cut_part(
+        self, batch: dict[str, Any], index: int, seeds: Sequence[tuple[keras.Variable, tf.Tensor]] = ()
+    ) -> dict[str, Any]:
+        """Cuts out a microbatch, with the place of its first row, and has it draw from these `seeds`."""
+        for state, seed in seeds:
+            state.assign(seed)
+        part = _microbatch(batch, index, self._num_microbatches)
+        return {**part, "first_row": self._plan.find_first_row(batch, index, replica_index())}
+
     def _compute_in_turn(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
         """Yields microbatches, each with its sums, one after the other in the order of `_order_by_halves`."""
-        generators = seed_generators(self._model)
-        seeds = [tf.identity(generator.state.value) for generator in generators]
+        seeds = self._read_seeds()
         before: list[tf.Tensor] = []
         for i in _order_by_halves(range(self._num_microbatches)):
             with tf.control_dependencies(before):
-                part = _microbatch(batch, i, self._num_microbatches)
-                for generator, seed in zip(generators, seeds, strict=True):
-                    generator.state.assign(seed)
-            with drawing_for(i, self._num_replicas):
-                found = self._pass(part)
+                part = self._cut_part(batch, i, seeds)
+            found = self._pass(part)
             before = _tensors(found[0])
             yield part, found
 
     def _side_by_side(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
         """Yields microbatches and passes, computed together, as layers need statistics of all; these move once."""
         numbers = range(self._num_microbatches)
-        parts = [_microbatch(batch, i, self._num_microbatches) for i in numbers]
+        parts = [self._cut_part(batch, i) for i in numbers]
         moving = moving_variables(self._model)
 
         def compute_pass(number: int) -> tuple[Sums, list[Any]]:
             scope = keras.StatelessScope(collect_losses=True, initialize_variables=False)
-            with scope, drawing_for(number, self._num_replicas):
+            with scope:
                 return self._pass(parts[number]), [scope.get_current_value(variable) for variable in moving]
 
         found = side_by_side([functools.partial(compute_pass, number) for number in numbers], self._sum)
@@ -162,6 +178,11 @@ class LocalGradients:
         return gradients, objective._replace(numerators={}, outputs=())
 
     def _differentiate(self, part: dict[str, Any]) -> Sums:
+        rows = find_rows(self._plan, part, self._learner.fixed_shapes, is_compiled=self._is_compiled)
+        with draw_for_rows(rows):
+            return self._differentiate_rows(part)
+
+    def _differentiate_rows(self, part: dict[str, Any]) -> Sums:
         with tf.GradientTape(persistent=True) as tape, pieces(self._learner.shards, self.variables) as own:
             tape.watch(list(own.values()))
             if self._meet:
@@ -251,7 +272,7 @@ def _num_examples(part: dict[str, Any]) -> tf.Tensor:
 
 def _microbatch(batch: dict[str, Any], index: int, count: int) -> dict[str, Any]:
     """Slice `index` of the `count` that the batch's `splits` mark, or that are of one size and need no marks."""
-    rows = {name: value for name, value in batch.items() if name != "splits"}
+    rows = {name: value for name, value in batch.items() if name not in ("splits", "first_rows")}
     if count == 1:
         return rows
     if "splits" in batch:

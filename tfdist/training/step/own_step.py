@@ -28,14 +28,15 @@ from tfdist.data.sources.source import Source
 from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches, SharedPatch
-from tfdist.strategies.strategy import Strategy, sum_repeated_rows
+from tfdist.keras_patches.random_by_place import FixedShapes, draw_for_rows, record_fixed_shapes
+from tfdist.strategies.strategy import Strategy, replica_index, sum_repeated_rows
 from tfdist.training.step.gradients import explain_errors, make_dense_if_small
 from tfdist.training.step.layer_state import NONE
 from tfdist.training.step.metrics import MetricGroup, result_of
 from tfdist.training.step.normalization import batch_norm_layers, weighted_reductions
 from tfdist.training.step.optimizer import disable_reduction
 from tfdist.training.step.precision import as_tf_function
-from tfdist.training.step.randomness import seed_generators
+from tfdist.training.step.randomness import find_rows, seed_generators
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import StepResult, TrainStep, are_finite, multiply_gradient
 
@@ -140,12 +141,14 @@ class StepTrace:
       shapes: of those that come from the step itself.
       updates: the optimizers whose `apply` it calls, each with the variables of the first call.
       adds_rows: whether it differentiates a loss of each row by weights, which adds up the rows' gradients.
+      fixed_shapes: of random numbers that it draws for all rows alike.
     """
 
     values: Mapping[str, Value]
     shapes: Mapping[str, tuple[int, ...]]
     updates: Sequence[tuple[keras.optimizers.Optimizer, list[keras.Variable]]]
     adds_rows: bool
+    fixed_shapes: FixedShapes
 
 
 def trace_step(model: keras.Model, method: str, structure: Any) -> StepTrace:
@@ -194,7 +197,7 @@ def _trace(model: keras.Model, method: str, structure: Any, metrics: Sequence[ke
             logs.update(as_logs(getattr(model, method)(_unwrap(examples))))
         return tf.constant(0)
 
-    with Patches() as patches, explain_errors(structure):
+    with Patches() as patches, explain_errors(structure), record_fixed_shapes() as fixed_shapes:
         for kind in UPDATING:
             patches.replace(kind, apply=record_update)
         patches.replace(tf.GradientTape, gradient=zero_gradient)  # which outside of replicas there is none of
@@ -214,7 +217,7 @@ def _trace(model: keras.Model, method: str, structure: Any, metrics: Sequence[ke
                     "the mean over the batch, or the result of a metric."
                 )
             shapes[name] = tuple(shape)
-    return StepTrace(values, shapes, list(updates.values()), bool(by_row))
+    return StepTrace(values, shapes, list(updates.values()), bool(by_row), frozenset(fixed_shapes))
 
 
 def _unwrap(examples: Any) -> Any:
@@ -254,7 +257,7 @@ class StepMetrics(MetricGroup):
             name: self._values.add_variable(shape=shape, initializer="zeros", name=name.replace("/", "_"))
             for name, shape in step.shapes.items()
         }
-        self._step = step
+        self.step = step
         self.metrics = list({id(each): each for each in [*self._reset, *shown, self._values]}.values())
         self.names = list(step.values)
 
@@ -279,7 +282,7 @@ class StepMetrics(MetricGroup):
         summed = self.states(strategy, beside)
         states = dict(zip(map(id, self.variables), summed, strict=False))
         results: dict[str, tf.Tensor] = {}
-        for name, (metric, position) in self._step.values.items():
+        for name, (metric, position) in self.step.values.items():
             if metric is None:
                 results[name] = states[id(self._last[name])]
             else:
@@ -367,6 +370,7 @@ def step_on_rows(
     method: str,
     metrics: StepMetrics,
     batch: Mapping[str, Any],
+    plan: BatchPlan,
     whole_rows: int | None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Runs the model's own `train_step` or `test_step` on one replica's rows; in replica context.
@@ -377,6 +381,7 @@ def step_on_rows(
       method: "train_step" or "test_step".
       metrics: of the step.
       batch: a local batch.
+      plan: how batches come cut.
       whole_rows: of every global batch, cut into parts of one size; None where the sizes differ.
 
     Returns:
@@ -393,7 +398,8 @@ def step_on_rows(
     else:
         (whole,) = strategy.sum_over_replicas([own])
     rows = Rows(strategy, own, whole, share)
-    with _bind_rows(rows):
+    part = {"examples": examples, "first_row": plan.find_first_row(batch, 0, replica_index())}
+    with _bind_rows(rows), draw_for_rows(find_rows(plan, part, metrics.step.fixed_shapes)):
         metrics.note(getattr(model, method)(_unwrap(examples)), rows)
     return whole, tf.reduce_all(tf.stack(rows.are_finite)) if rows.are_finite else tf.constant(True)
 
@@ -420,15 +426,15 @@ class OwnTrainStep(TrainStep):
     Args:
       strategy: connected.
       learner: what is trained.
-      whole_rows: as in `step_on_rows`.
+      plan, whole_rows: as in `step_on_rows`.
     """
 
     reports_loss = False
 
-    def __init__(self, strategy: Strategy, learner: Learner, whole_rows: int | None) -> None:
+    def __init__(self, strategy: Strategy, learner: Learner, plan: BatchPlan, whole_rows: int | None) -> None:
         self._strategy = strategy
         self._learner = learner
-        self._whole_rows = whole_rows
+        self._plan, self._whole_rows = plan, whole_rows
         self.term_names = ()
         self.unused = []
         self.compiles_update = False
@@ -440,7 +446,7 @@ class OwnTrainStep(TrainStep):
         strategy, learner, none = self._strategy, self._learner, tf.constant(0.0, tf.float64)
         assert isinstance(learner.train_metrics, StepMetrics)
         step = functools.partial(step_on_rows, strategy, learner.model, "train_step", learner.train_metrics)
-        count, finite = strategy.first_local(strategy.run(step, args=(batch, self._whole_rows)))
+        count, finite = strategy.first_local(strategy.run(step, args=(batch, self._plan, self._whole_rows)))
         return StepResult(tf.constant(0.0), {}, count, (), finite, none, tf.constant(math.nan))
 
 

@@ -1,15 +1,13 @@
-"""Seeds: the same start everywhere, and different random numbers on each replica.
+"""Seeds: the same start everywhere, and of what is drawn for a batch the same numbers as on one device.
 
-Keras's seed generators count draws; replicas that count alike would drop the same units of their different examples.
-Each replica's draws are therefore offset by its index. Replica 0 draws what one device would.
+Keras's seed generators count draws, on every replica alike, once a step. Which part of a draw a replica takes follows
+from the place of its rows in the global batch, see `tfdist.keras_patches.random_by_place`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import random
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -17,13 +15,12 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import config as framework  # the public module can only switch determinism on
 
-from tfdist.keras_patches.patches import Patches
-from tfdist.strategies.strategy import replica_index
+from tfdist.data.batches import BatchPlan
+from tfdist.keras_patches.random_by_place import FixedShapes, Rows
 
-ODD_CONSTANT = 0x9E3779B9  # 2^32 ÷ golden ratio: spreads small indices over the seeds
+SHUFFLING = (keras.layers.MixUp, keras.layers.CutMix)
 NUMPY_KEY = "random/numpy"
 NUMPY_GAUSS = ("has_gauss", "gauss")
-_drawing = threading.local()
 _ours: list[str] = []  # what an earlier run of this process switched on
 
 
@@ -47,16 +44,22 @@ def is_deterministic() -> bool:
     return framework.is_op_determinism_enabled()
 
 
-def separate_replicas(model: keras.Model, patches: Patches) -> None:
-    """Makes every seed generator of the model's layers draw other numbers on each replica."""
-    for generator in seed_generators(model):
-        patches.replace(generator, next=_offset_by_replica(generator.next))
-
-
 def seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
     """The seed generators of all layers, whose states belong to the training's state."""
     found = [g for layer in model._flatten_layers() for g in getattr(layer, "_seed_generators", ())]
     return list({id(g): g for g in found}.values())
+
+
+def shuffle_note(model: keras.Model, num_parts: int) -> str | None:
+    """Returns a note on a model that mixes the rows of its batch, which comes in several parts; None for any other."""
+    layers = [layer.name for layer in model._flatten_layers() if isinstance(layer, SHUFFLING)]
+    if num_parts == 1 or not layers:
+        return None
+    return (
+        f"The layer {layers[0]!r} mixes the rows of its batch, which comes in {num_parts} parts for replicas and "
+        "microbatches: with another number of them this is another training. tfdist.MixUp and tfdist.CutMix around the "
+        "data mix the same rows everywhere."
+    )
 
 
 def read_generators() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -79,25 +82,21 @@ def set_generators(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) 
     np.random.set_state({"bit_generator": "MT19937", "state": state, **rest})
 
 
-@contextlib.contextmanager
-def drawing_for(microbatch: int, num_replicas: int) -> Iterator[None]:
-    """Has this thread draw for one part of the global batch, wherever it is computed: the replica's of a microbatch."""
-    before = getattr(_drawing, "first_part", 0)
-    _drawing.first_part = microbatch * num_replicas
-    try:
-        yield
-    finally:
-        _drawing.first_part = before
+def find_rows(
+    plan: BatchPlan, part: Mapping[str, Any], fixed_shapes: FixedShapes, *, is_compiled: bool = False
+) -> Rows | None:
+    """Finds the rows that a replica computes; None where they are the whole batch, which TensorFlow draws as well.
 
-
-def _offset_by_replica(draw: Any) -> Any:
-    def next_seed(*args: Any, **kwargs: Any) -> tf.Tensor:
-        seed = tf.convert_to_tensor(draw(*args, **kwargs))
-        if tf.distribute.get_replica_context() is None:
-            return seed
-        replica = tf.cast(replica_index(), tf.uint32)
-        replica += tf.constant(getattr(_drawing, "first_part", 0), tf.uint32)
-        offset = tf.stack([replica * tf.constant(ODD_CONSTANT, tf.uint32), tf.constant(0, tf.uint32)])
-        return seed + tf.bitcast(offset, seed.dtype) if seed.dtype.size == 4 else seed + tf.cast(offset, seed.dtype)
-
-    return next_seed
+    Args:
+      plan: how batches come cut.
+      part: a microbatch's `examples`, and the place of the first, `first_row`.
+      fixed_shapes: of draws that do not depend on the batch.
+      is_compiled: whether XLA compiles what is drawn.
+    """
+    is_whole = plan.num_replicas * plan.num_microbatches == 1
+    is_compiled = is_compiled or plan.pad
+    if is_whole and not is_compiled:
+        return None
+    first = next(each for each in tf.nest.flatten(part["examples"]) if each is not None)
+    count = tf.shape(first, tf.int64)[0] if first.shape[0] is None else int(first.shape[0])
+    return Rows(0 if is_whole else part["first_row"], count, plan.global_batch_size, is_compiled, fixed_shapes)

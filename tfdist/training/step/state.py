@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint.restore import cut_slice, whole_name, whole_shape
+from tfdist.keras_patches.random_by_place import FixedShapes
 from tfdist.strategies.strategy import Strategy
 from tfdist.training.sharding.shards import Shards
 from tfdist.training.step.layer_state import moving_variables
@@ -39,6 +40,7 @@ class Learner:
       shards: who keeps the optimizer's state; None: every replica all of it.
       scale_factor: the optimizer's own `loss_scale_factor`, which the step applies in its place.
       other_optimizers: that a model's own step calls beside `optimizer`, by name.
+      fixed_shapes: of random numbers that the model draws for all rows alike.
     """
 
     model: keras.Model
@@ -49,6 +51,7 @@ class Learner:
     scale_factor: float = 1.0
     shards: Shards | None = None
     other_optimizers: Mapping[str, keras.optimizers.Optimizer] = dataclasses.field(default_factory=dict)
+    fixed_shapes: FixedShapes = frozenset()
 
 
 class _NamedVariables:
