@@ -1,7 +1,7 @@
 """Models with training steps of their own, as people write them from papers; each in small, with its data.
 
-A kind is built and compiled inside the strategy's scope. Its numbers do not depend on chance but where it says so:
-noise comes as data.
+A kind is built and compiled inside the strategy's scope. The autoencoder and the diffusion draw; noise of others comes
+as data.
 """
 
 from __future__ import annotations
@@ -130,17 +130,19 @@ class Penalized(Stepped):
 
 
 class Autoencoder(Stepped):
-    """A variational autoencoder with its noise as data (Kingma and Welling 2014)."""
+    """A variational autoencoder (Kingma and Welling 2014)."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
         self.encoder, self.decoder = dense(8, 8), dense(8, 6)
         self.divergence = keras.metrics.Mean(name="divergence")
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        x, noise = data
+        x = data
         with tf.GradientTape() as tape:
             mean, log_variance = ops.split(self.encoder(x), 2, axis=1)
+            noise = keras.random.normal(ops.shape(mean), seed=self.seeds)
             rebuilt = self.decoder(mean + ops.exp(0.5 * log_variance) * noise)
             divergence = -0.5 * ops.mean(1 + log_variance - ops.square(mean) - ops.exp(log_variance))
             loss = ops.mean(ops.square(rebuilt - x)) + divergence
@@ -154,6 +156,7 @@ class Diffusion(Stepped):
 
     def __init__(self) -> None:
         super().__init__()
+        self.seeds = keras.random.SeedGenerator(2)
         self.net, self.average = dense(8, 6), dense(8, 6)
         for net in (self.net, self.average):
             net.build((None, 7))
@@ -161,9 +164,9 @@ class Diffusion(Stepped):
         self.average.trainable = False
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        x, noise = data
-        time = ops.sigmoid(noise[:, :1])
-        noise = ops.concatenate([noise, noise[:, :2]], axis=1)
+        x = data
+        time = keras.random.uniform((ops.shape(x)[0], 1), seed=self.seeds)
+        noise = keras.random.normal(ops.shape(x), seed=self.seeds)
         with tf.GradientTape() as tape:
             given = ops.sqrt(time) * x + ops.sqrt(1 - time) * noise
             loss = ops.mean(ops.square(self.net(ops.concatenate([given, time], axis=1)) - noise))
@@ -513,8 +516,8 @@ KINDS: dict[str, tuple[Callable[[], keras.Model], Data]] = {
     DATASET: (compiled(Clipped), (X, TARGETS)),
     "GAN": (of_optimizers(Gan, ADAM, RMSPROP), (X, NOISE)),
     "WGAN-GP": (of_optimizers(Penalized), (X, NOISE)),
-    "variational autoencoder": (compiled(Autoencoder), (X, NOISE)),
-    "diffusion": (compiled(Diffusion), (X, NOISE)),
+    "variational autoencoder": (compiled(Autoencoder), (X,)),
+    "diffusion": (compiled(Diffusion), (X,)),
     "distillation": (compiled(Distilled, loss=LOSS, metrics=["accuracy"]), (X, LABELS)),
     "adversarial": (compiled(Adversarial), (X, LABELS)),
     "MAML": (compiled(MetaLearner), (X, TARGETS)),
