@@ -212,7 +212,7 @@ def run_command(
 def kill_marked(mark: str) -> None:
     """Kills every process that bears the mark, again and again until none is left that could start another."""
     deadline = time.monotonic() + 10
-    while found := [process for process in psutil.process_iter() if _bears(process, mark)]:
+    while found := find_marked(mark):
         for process in found:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -221,9 +221,9 @@ def kill_marked(mark: str) -> None:
         time.sleep(0.01)
 
 
-def has_marked(mark: str) -> bool:
-    """Whether a process bears the mark."""
-    return any(_bears(process, mark) for process in psutil.process_iter())
+def find_marked(mark: str) -> list[psutil.Process]:
+    """The processes that bear the mark."""
+    return [process for process in psutil.process_iter() if _bears(process, mark)]
 
 
 def _bears(process: psutil.Process, mark: str) -> bool:

@@ -10,13 +10,12 @@ import signal
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from unittest import mock
 
-import forks
 import pytest
 import support
+from processes import Running
 
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.command_line import exit_status_of
@@ -25,48 +24,43 @@ from tfdist.tuning.schedule.chief import Chief
 
 pytestmark = pytest.mark.slow
 CTRL_C = b"\x03"
-SECONDS = 120.0
+DIGITS = "--gin_file=configs/experiments/digits.gin"
 
 
-class InTerminal:
-    """The command in a terminal, its output as far as it was read."""
+class InTerminal(Running):
+    """The command in a terminal."""
 
     def __init__(self, run_dir: pathlib.Path, *params: str) -> None:
-        self.run_dir, self.output = run_dir, ""
-        self.mark = uuid.uuid4().hex
+        self.run_dir = run_dir
         self.master, slave = pty.openpty()
         flags = [f"--gin_param={text}" for text in ("train.epochs = 100000", "train.xla = 'off'", *params)]
-        flags = ["--gin_file=configs/experiments/digits.gin", *flags, f"--run_dir={run_dir}"]
-        self.process = forks.Popen(
-            [sys.executable, "-m", "tfdist.main", *flags],
-            env=support.clean_environment() | {support.MARK: self.mark, "TERM": "xterm"},
-            cwd=support.REPOSITORY,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
+        super().__init__(
+            [sys.executable, "-m", "tfdist.main", DIGITS, *flags, f"--run_dir={run_dir}"],
+            run_dir.with_suffix(".output"),
+            {"TERM": "xterm"},
+            support.REPOSITORY,
             preexec_fn=_take_terminal,
+            **dict.fromkeys(("stdin", "stdout", "stderr"), slave),
         )
         os.close(slave)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError):  # the terminal's end
+        with contextlib.suppress(OSError), self._log.open("ab", buffering=0) as log:  # the terminal's end
             while text := os.read(self.master, 4096):
-                self.output += text.decode(errors="replace")
+                log.write(text)
 
-    def until(self, text: str) -> None:
-        support.wait_until(lambda: text in self.output or self.process.poll() is not None, seconds=SECONDS)
-        assert text in self.output, self.output
+    def until_shown(self, text: str) -> None:
+        self.until(lambda: text in self.output)
 
     def press(self, keys: bytes) -> None:
         os.write(self.master, keys)
 
     def wait(self) -> int:
-        status = self.process.wait(SECONDS)
+        status = self.end()
         self._reader.join(5)
-        return 128 - status if status < 0 else status
+        return status
 
     @property
     def num_checkpoints(self) -> int:
@@ -80,35 +74,25 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-@contextlib.contextmanager
-def in_terminal(run_dir: pathlib.Path, *params: str) -> Iterator[InTerminal]:
-    started = InTerminal(run_dir, *params)
-    try:
-        yield started
-    finally:
-        support.kill_marked(started.mark)
-        started.process.wait()
-
-
 def test_ctrl_c_saves_and_leaves_and_the_same_command_goes_on(tmp_path: pathlib.Path) -> None:
-    with in_terminal(tmp_path / "run") as command:
-        command.until("| eval loss")
+    with InTerminal(tmp_path / "run") as command:
+        command.until_shown("| eval loss")
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED, command.output
         assert "after saving, because SIGINT was received" in " ".join(command.output.split())
         assert "Traceback" not in command.output and command.num_checkpoints == 1
-    with in_terminal(tmp_path / "run") as command:
-        command.until("Resuming at step")
+    with InTerminal(tmp_path / "run") as command:
+        command.until_shown("Resuming at step")
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED and "Traceback" not in command.output, command.output
 
 
 def test_a_second_ctrl_c_ends_at_once_even_inside_of_a_step(tmp_path: pathlib.Path) -> None:
     """A call of a million steps, which the main thread does not come back from."""
-    with in_terminal(tmp_path, "train.steps_per_call = 1000000", "train.eval_data = None") as command:
-        command.until("steps in all")
+    with InTerminal(tmp_path, "train.steps_per_call = 1000000", "train.eval_data = None") as command:
+        command.until_shown("steps in all")
         command.press(CTRL_C)
-        command.until("SIGINT was received")
+        command.until_shown("SIGINT was received")
         begun = time.monotonic()
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED
@@ -117,8 +101,8 @@ def test_a_second_ctrl_c_ends_at_once_even_inside_of_a_step(tmp_path: pathlib.Pa
 
 
 def test_a_terminal_that_is_closed_costs_no_step(tmp_path: pathlib.Path) -> None:
-    with in_terminal(tmp_path) as command:
-        command.until("| eval loss")
+    with InTerminal(tmp_path) as command:
+        command.until_shown("| eval loss")
         os.close(command.master)
         assert command.wait() == EXIT_PREEMPTED
         assert command.num_checkpoints == 1
@@ -128,7 +112,7 @@ def test_a_terminal_that_is_closed_costs_no_step(tmp_path: pathlib.Path) -> None
 @pytest.mark.parametrize("seconds", [1.0, 3.0, 5.0])
 def test_ctrl_c_before_the_training_begins_shows_no_traceback(tmp_path: pathlib.Path, seconds: float) -> None:
     """While TensorFlow is imported, the data read, the model built or the first step compiled."""
-    with in_terminal(tmp_path) as command:
+    with InTerminal(tmp_path) as command:
         time.sleep(seconds)
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED, command.output

@@ -23,9 +23,10 @@ import keras
 import numpy as np
 import pytest
 from gcs.server import GcsServer
+from processes import running
 from support import REPOSITORY
 from sweep_journals import Journal as WrittenJournal
-from tuning.sweeps import Sweep, running, write_experiment
+from tuning.sweeps import Sweep, write_experiment
 from tuning.sweeps import arguments as sweep_arguments
 
 from tfdist import main
@@ -830,7 +831,7 @@ def test_an_export_that_is_killed_leaves_a_whole_one(
     (whole,) = run_export.run_saved_model(str(directory / "export" / "saved_model"), inputs).values()
     killed = ["--gin_param=export.data = @typed.rows", f"--gin_param=typed.rows.kill = {(call, name)!r}"]
     with running(typed.arguments("export", directory, *killed), tmp_path / "log") as process:
-        assert process.end() == -signal.SIGKILL, process.output
+        assert process.end() == 128 + signal.SIGKILL, process.output
     (found,) = run_export.run_saved_model(str(directory / "export" / "saved_model"), inputs).values()
     np.testing.assert_array_equal(found, whole)
     assert typed("export", directory) == (0, ANY)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 import random
 import signal
-import time
 from collections.abc import Callable
 
 import pytest
@@ -28,7 +27,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
         if (name, params) not in made:
             made[name, params] = Run(root / f"{name}-{len(made)}")
             with Process(made[name, params], name, *params) as process:
-                assert process.wait() == 0, process.output()
+                assert process.wait() == 0, process.output
         return made[name, params]
 
     return run
@@ -61,7 +60,7 @@ def test_runs_go_on_under_other_strategies_and_signals_cost_no_step(
     ):
         saved = leave(run, strategy, saved, at_step=step, number=number, to_one_worker=to_whom == "one worker")
     with Process(run, "one_device", NO_DROPOUT) as process:
-        assert process.wait() == 0, process.output()
+        assert process.wait() == 0, process.output
         assert [event["step"] for event in process.new_events("resumed")] == [saved]
     assert differences(run, undisturbed("one_device", NO_DROPOUT), tolerance=TOLERANCE) == []
 
@@ -73,7 +72,7 @@ def test_horovods_workers_save_when_told_and_others_go_on(
     run = Run(tmp_path / "run")
     saved = leave(run, "horovod", 0, at_step=2 * STEPS_PER_EPOCH - 1, number=signal.SIGTERM, to_one_worker=False)
     with Process(run, "mirrored", NO_DROPOUT) as process:
-        assert process.wait() == 0, process.output()
+        assert process.wait() == 0, process.output
         assert [event["step"] for event in process.new_events("resumed")] == [saved]
     assert differences(run, undisturbed("one_device", NO_DROPOUT), tolerance=TOLERANCE) == []
 
@@ -81,16 +80,13 @@ def test_horovods_workers_save_when_told_and_others_go_on(
 def leave(run: Run, strategy: str, before: int, *, at_step: int, number: int, to_one_worker: bool) -> int:
     """Trains from step `before` on until it is told to leave; the step that it saved last, which is the last it did."""
     with Process(run, strategy, NO_DROPOUT, step_seconds=STEP_SECONDS) as process:
-        deadline = time.monotonic() + 120
-        while run.newest_step < at_step:
-            assert process.status is None and time.monotonic() < deadline, process.output()
-            time.sleep(0.002)
+        process.until(lambda: run.newest_step >= at_step)
         if to_one_worker:
             process.workers()[1].send_signal(number)
         else:
-            process.send(number)
-        assert process.wait() == PREEMPTED, process.output()
+            process.signal(number)
+        assert process.wait() == PREEMPTED, process.output
         assert [event["step"] for event in process.new_events("resumed")] == ([before] if before else [])
-        assert f"Left at step {run.newest_step:,} after saving" in process.output()
+        assert f"Left at step {run.newest_step:,} after saving" in process.output
     assert at_step <= run.newest_step == run.progress < TOTAL_STEPS
     return run.newest_step

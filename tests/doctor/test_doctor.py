@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import forks
 import pytest
 import support
 from gcs.server import GcsServer
+from processes import running_workers
 
 from tfdist.errors import EXIT_DONE, EXIT_USER_ERROR
 from tfdist.launch.local_workers import tf_config
@@ -26,32 +25,18 @@ def found(report: dict[str, Any], group: str, level: str | None = None) -> list[
     return [each for each in report["findings"] if each["group"] == group and level in (None, each["level"])]
 
 
-def doctors(*workers: list[str]) -> list[tuple[int, dict[str, Any]]]:
+def doctors(logs: Path, *workers: list[str]) -> list[tuple[int, dict[str, Any]]]:
     """Runs a doctor for each worker of one cluster, each with arguments of its own; statuses and reports."""
-    addresses = [f"127.0.0.1:{port}" for port in support.free_ports(len(workers))]
-    processes = [
-        forks.Popen(
-            [sys.executable, "-m", "tfdist.doctor", "--json", "--peer_seconds=90", *arguments],
-            env=support.clean_environment() | {"TF_CONFIG": tf_config(addresses, index)},
-            cwd=support.REPOSITORY,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for index, arguments in enumerate(workers)
-    ]
-    try:
-        outputs = [process.communicate(timeout=200)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [(process.returncode, json.loads(output)) for process, output in zip(processes, outputs, strict=True)]
+    doctor = [sys.executable, "-m", "tfdist.doctor", "--json", "--peer_seconds=90"]
+    commands = [[*doctor, *arguments] for arguments in workers]
+    with running_workers(commands, logs, directory=support.REPOSITORY, stderr=None) as started:
+        return [(process.end(), json.loads(process.output)) for process in started]
 
 
 @pytest.mark.slow
-def test_two_workers_measure_their_all_reduce_and_say_where_their_configurations_differ() -> None:
+def test_two_workers_measure_their_all_reduce_and_say_where_their_configurations_differ(tmp_path: Path) -> None:
     same = [DIGITS, "--largest_mib=1"]
-    (status, chief), (other_status, other) = doctors(same, [*same, "--gin_param=train.epochs = 7"])
+    (status, chief), (other_status, other) = doctors(tmp_path, same, [*same, "--gin_param=train.epochs = 7"])
     assert status == other_status == EXIT_USER_ERROR
     (problem,) = found(chief, "workers", "problem")
     assert problem["details"]["differing"] == ["train.epochs"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import math
 import os
 import pathlib
@@ -14,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import forks
 import keras
 import numpy as np
 import pytest
@@ -22,6 +20,7 @@ import support
 from fuzz.fit_parts import Batches, Stopping
 from keras_fit.behaviors import Numbered, X, Y, batches, classifier, dataset
 from keras_fit.test_behaviors import differences
+from processes import running_workers
 
 import tfdist
 from tfdist.checkpoint import policy
@@ -507,21 +506,9 @@ def test_models_of_a_scope_train_on_its_replicas() -> None:
 
 @pytest.mark.slow
 def test_each_of_two_workers_ends_with_the_weights_of_one_device(tmp_path: pathlib.Path) -> None:
-    addresses = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
-    workers = [
-        forks.Popen(
-            [sys.executable, str(WORKER), str(tmp_path / str(index))],
-            env=support.clean_environment()
-            | support.TESTS_PATH
-            | {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})},
-        )
-        for index in range(2)
-    ]
-    try:
-        assert [worker.wait(300) for worker in workers] == [0, 0]
-    finally:
-        for worker in workers:
-            worker.kill()
+    commands = [[sys.executable, WORKER, tmp_path / str(index)] for index in range(2)]
+    with running_workers(commands, tmp_path, support.TESTS_PATH) as workers:
+        assert [worker.end() for worker in workers] == [0, 0], workers[0].output
     first, second = (pickle.loads((tmp_path / str(index)).read_bytes()) for index in range(2))
     assert not differences(first, second)
     assert first.pop("generator").startswith("A Python generator is read once")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import support
 from crashes.runs import Run, differences, environment
-from tuning.sweeps import running
+from processes import running
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,9 @@ import psutil
 import pytest
 import ray_cluster
 import support
+from processes import Running, running
 from ray_cluster import HEAD, RayCluster
-from tuning.sweeps import Running, Sweep, arguments, held, running, write_experiment
+from tuning.sweeps import Sweep, arguments, held, write_experiment
 
 from tfdist.errors import UserError
 from tfdist.tuning.execution import executor

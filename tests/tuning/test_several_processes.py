@@ -10,7 +10,8 @@ import signal
 import pytest
 import support
 from crashes.pace import PACE, newest_step
-from tuning.sweeps import Sweep, arguments, running
+from processes import running
+from tuning.sweeps import Sweep, arguments
 
 SEVERAL = (
     "from tfdist.strategies import multi_worker",

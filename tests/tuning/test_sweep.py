@@ -14,7 +14,8 @@ import psutil
 import pytest
 import support
 from gcs.server import GcsServer
-from tuning.sweeps import ACCURACY, Sweep, arguments, held, running
+from processes import running
+from tuning.sweeps import ACCURACY, Sweep, arguments, held
 
 from tfdist.storage import files
 from tfdist.tuning.schedule.chief import MAX_INTERRUPTIONS
