@@ -28,6 +28,7 @@ import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 TESTS_PATH = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"}  # for programs that import the tests' modules
+LAUNCH = {"multi_worker": ("--workers=2",), "horovod": ("--workers=2", "--launcher=horovod")}  # by strategy
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
 # Tests start up to four processes on what may be two cores. The same number everywhere also means the same order of
 # additions inside an operation, without which no two runs would be bit-identical.
@@ -166,6 +167,18 @@ def run_python(
       cwd: the working directory.
     """
     return run_command([sys.executable, *args], env=env, timeout=timeout, cwd=cwd)
+
+
+def run_module(
+    module: str,
+    *arguments: str | os.PathLike[str],
+    launch: Sequence[str] | None = None,
+    env: Mapping[str, str | None] | None = None,
+    timeout: float = 400,
+) -> Finished:
+    """`run_python` for a module of the tests; with the options `launch` of a launcher, if there are any, by that."""
+    program = ["-m", module] if launch is None else ["-m", "tfdist.launch", *launch, f"--module={module}", "--"]
+    return run_python([*program, *arguments], env=TESTS_PATH | dict(env or {}), timeout=timeout)
 
 
 def run_command(

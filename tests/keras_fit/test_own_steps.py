@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_fit import own_steps
 from keras_fit.own_steps import KINDS, Clipped
 from keras_fit.under_own_steps import arguments_of, collect, find_kind, train
-from support import REPOSITORY, TESTS_PATH, run_python
+from support import LAUNCH, REPOSITORY, TESTS_PATH, run_module, run_python
 
 import tfdist
 from tfdist import experiment
@@ -27,16 +27,12 @@ from tfdist.training.run.train_settings import TrainSettings
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = pathlib.Path(__file__).with_name("under_own_steps.py")
-LAUNCHED = {"multi_worker": ["--workers=2"], "horovod": ["--workers=2", "--launcher=horovod"]}
 HOROVOD = pytest.param("horovod", marks=pytest.mark.horovod)
 
 
 def run(engine: str, directory: pathlib.Path, *kinds: str, env: dict[str, str] | None = None) -> Any:
     directory.mkdir(exist_ok=True)
-    start = ["-m", "tfdist.launch", *LAUNCHED.get(engine, ()), "--module=keras_fit.under_own_steps", "--"]
-    command = start if engine in LAUNCHED else [str(PROGRAM)]
-    return run_python([*command, engine, str(directory), *kinds], env=TESTS_PATH | (env or {}), timeout=400)
+    return run_module("keras_fit.under_own_steps", engine, directory, *kinds, launch=LAUNCH.get(engine), env=env)
 
 
 @functools.cache

@@ -72,9 +72,8 @@ NUMBERS = {
 
 
 def trained(devices: list[str], sharding: str | None) -> dict[str, Any]:
-    paths = {"PYTHONPATH": f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"}
     program = ["-c", textwrap.dedent(TRAINING), json.dumps([devices, sharding])]
-    done = support.run_python(program, env=paths).check()
+    done = support.run_python(program, env=support.TESTS_PATH).check()
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("found ")]
     return json.loads(line.removeprefix("found "))
 
@@ -149,15 +148,9 @@ ALL_REDUCED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", ALL_REDUCED)
 def test_no_all_reduce_is_of_int32(experiment: str, tmp_path: pathlib.Path) -> None:
-    params = ["train.epochs = 2", *ALL_REDUCED[experiment]]
-    support.run_python(
-        [
-            *["-m", "tfdist.launch", "--workers=2", "--module=strategies.as_on_gpus", "--"],
-            *[f"--gin_file=tfdist:experiments/{experiment}.gin", f"--run_dir={tmp_path}"],
-            *[f"--gin_param={text}" for text in params],
-        ],
-        env=support.TESTS_PATH,
-    ).check()
+    params = [f"--gin_param={text}" for text in ("train.epochs = 2", *ALL_REDUCED[experiment])]
+    flags = [f"--gin_file=tfdist:experiments/{experiment}.gin", f"--run_dir={tmp_path}", *params]
+    support.run_module("strategies.as_on_gpus", *flags, launch=("--workers=2",)).check()
     assert (tmp_path / "export" / "model.keras").exists()
     assert json.loads((tmp_path / "result.json").read_text())["hardware"]["devices"] == {"CPU": 1}  # not the other's
 

@@ -16,9 +16,7 @@ def _mirrored_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
     with support.shared_directory(tmp_path_factory, "mirrored") as directory:
         results = directory / "results.json"
         if not results.exists():
-            paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
-            command = ["-m", "training.under_mirrored", directory]
-            support.run_python(command, env={"PYTHONPATH": paths}, timeout=300).check()
+            support.run_module("training.under_mirrored", directory).check()
         return json.loads(results.read_text())
 
 

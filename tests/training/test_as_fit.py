@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from equivalence.cases import (
@@ -24,6 +23,7 @@ from equivalence.cases import (
     two_optimizers,
     weighted_digits,
 )
+from equivalence.runs import assert_close
 from training.trainings import run
 
 from tfdist.tasks.supervised import Supervised
@@ -50,8 +50,7 @@ def fitted(
 def agrees(directory: pathlib.Path, model: Any, data: Any, optimizer: Any, task: Any, weights: Any, logs: Any) -> None:
     settings = {"shuffle": False, "seed": SEED, "eval_data": None, "epochs": EPOCHS, "global_batch_size": BATCH}
     trained = run(directory, model=model, train_data=lambda: data, optimizer=optimizer, task=task, **settings)
-    for ours, theirs in zip(trained.weights(), weights, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    assert_close(trained.weights(), weights, tolerance=2e-6)
     for name in [n for n in logs if not n.endswith("_loss")]:  # of which fit counts a short batch as a whole one
         values = logs[name]
         assert [p[name] for p in trained.points("train")] == pytest.approx(values, rel=3e-6)

@@ -12,6 +12,7 @@ import pytest
 import support
 import tensorflow as tf
 from equivalence.cases import dense_model, digits, ema_sgd, sparse_loss, two_output_model, two_output_task, two_outputs
+from equivalence.runs import assert_same_bits
 from training.trainings import STEPS_PER_EPOCH, Trained, dropout_model, run
 
 from tfdist.errors import EXIT_DIVERGED, DivergedError, UserError
@@ -99,8 +100,7 @@ print("RESULT", json.dumps(bits))
 
 @pytest.mark.slow
 def test_weights_do_not_depend_on_the_length_of_calls(tmp_path: pathlib.Path) -> None:
-    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
-    done = support.run_python(["-c", CALLS, tmp_path], env={"PYTHONPATH": paths}).check()
+    done = support.run_python(["-c", CALLS, tmp_path], env=support.TESTS_PATH).check()
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     results = json.loads(line.removeprefix("RESULT "))
     assert len(results) == 4
@@ -200,8 +200,7 @@ def test_a_run_that_stops_after_some_epochs_goes_on_to_the_same_end(tmp_path: pa
     last = run(tmp_path / "parts", stop_after_epochs=3, **settings)
     assert last.result.steps == whole.result.steps and last.result.resumed_from_step == 2 * STEPS_PER_EPOCH
     assert last.points("eval") == whole.points("eval") and last.points("train") == whole.points("train")
-    for ours, theirs in zip(last.exported().get_weights(), whole.exported().get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_same_bits(last.exported().get_weights(), whole.exported().get_weights())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import keras
 import pytest
 import support
 from equivalence.cases import CASES, digits
+from equivalence.runs import load_weights
 from tensorflow.python.autograph.core import ag_ctx
 from training import xla_trials
 from training.checks import differ
@@ -142,15 +143,11 @@ def test_a_short_run_tries_nothing(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_all_workers_try_alike(tmp_path: pathlib.Path, strategy: str, tried: set[str]) -> None:
-    workers = 1 if strategy == "mirrored2" else 2
-    launch = ["-m", "tfdist.launch", f"--workers={workers}", "--module=training.xla_trials"]
-    launch += ["--launcher=horovod"] if strategy == "horovod" else []
-    command = [*launch, "--", tmp_path / "run", strategy]
-    support.run_python(command, env=support.TESTS_PATH, timeout=400).check()
+    launch = support.LAUNCH.get(strategy, ("--workers=1",))
+    support.run_module("training.xla_trials", tmp_path / "run", strategy, launch=launch).check()
     assert set(chosen(Trained(tmp_path / "run"))["seconds_per_step"]) == tried
     alone = whole(tmp_path / "alone", xla="off")
-    weights = keras.models.load_model(tmp_path / "run" / "export" / "model.keras").get_weights()
-    assert differ(weights, alone.weights()) < 1e-5
+    assert differ(load_weights(tmp_path / "run"), alone.weights()) < 1e-5
 
 
 EMBEDDING = CASES["large_embedding"]
