@@ -185,6 +185,25 @@ class Run:
         return restore.load_newest(str(self.checkpoints), tell=_Silent())
 
 
+class Undisturbed:
+    """The runs that nobody ends, each made when it is first asked for, in a directory of `root`."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self._root = root
+        self._runs: dict[Any, Run] = {}
+
+    def __call__(self, strategy: str, *params: str, **how: Any) -> Run:
+        """Strategies with two replicas share one run, as they agree to the bit."""
+        strategy = "mirrored" if strategy in TWO_REPLICAS else strategy
+        key = strategy, params, str(how)
+        if key not in self._runs:
+            run = Run(self._root / f"run-{len(self._runs)}")
+            with Process(run, strategy, *params, **how) as process:
+                assert process.wait() == 0, process.output
+            self._runs[key] = run
+        return self._runs[key]
+
+
 class _Silent:
     def info(self, *_: object, **__: object) -> None: ...
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from crashes.kills import LOST_PEER, PREEMPTED
-from crashes.runs import FITTED, MAIN, TOLERANCE, TOTAL_STEPS, TRIALS, Process, Run, differences
+from crashes.runs import FITTED, MAIN, TOLERANCE, TOTAL_STEPS, TRIALS, Process, Run, Undisturbed, differences
 
 pytestmark = pytest.mark.slow
 
@@ -80,16 +80,13 @@ FITS: dict[str, Sequence[Life]] = {
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """The run on one device without XLA that nobody ends, by what trains it."""
-    root, made = tmp_path_factory.mktemp("undisturbed"), {}
+    made = Undisturbed(tmp_path_factory.mktemp("undisturbed"))
 
     def run(*params: str, module: str = MAIN) -> Run:
-        if (module, params) not in made:
-            made[module, params] = run = Run(root / f"run-{len(made)}")
-            off = "off" if module == FITTED else "train.xla = 'off'"
-            with Process(run, ONE_DEVICE, *params, off, gin_files=[TRIALS], module=module) as process:
-                assert process.wait() == 0, process.output
-            assert run.xla is None
-        return made[module, params]
+        off = "off" if module == FITTED else "train.xla = 'off'"
+        found = made(ONE_DEVICE, *params, off, gin_files=[TRIALS], module=module)
+        assert found.xla is None
+        return found
 
     return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Mapping
@@ -24,12 +25,12 @@ both_strategies = pytest.mark.parametrize(
 )
 
 
+@dataclasses.dataclass(frozen=True)
 class Launched:
     """What a launcher came to."""
 
-    def __init__(self, status: int, output: str) -> None:
-        self.status = status
-        self.output = output
+    status: int
+    output: str
 
     def said(self, words: str) -> list[str]:
         """The launcher's own lines that hold some words."""

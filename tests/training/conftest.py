@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import pytest
 import support
+from training.trainings import Trained, run
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +19,14 @@ def _mirrored_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
         if not results.exists():
             support.run_module("training.under_mirrored", directory).check()
         return json.loads(results.read_text())
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The training of test_resume.py that nothing interrupts."""
+    from training.test_resume import BASE, memories
+
+    return run(tmp_path_factory.mktemp("undisturbed"), callbacks=memories(), **BASE)
 
 
 @pytest.fixture

@@ -111,11 +111,6 @@ def assert_same(ours: Trained, theirs: Trained) -> None:
         assert ours.points(split) == theirs.points(split)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return run(tmp_path_factory.mktemp("undisturbed"), callbacks=memories(), **BASE)
-
-
 @pytest.mark.parametrize(
     ("hook", "number"),
     [
