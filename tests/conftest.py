@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import support
 from gcs.server import GcsServer
-from launch.programs import PRELUDE, ROOT, Run
+from launch.programs import PRELUDE, Run
 
 # Before any test module imports TensorFlow, which reads most of these once.
 for name in [n for n in os.environ if n.startswith(support.CLUSTER_VARIABLES) or n in ("COLUMNS", "LINES")]:
@@ -182,7 +182,7 @@ def launch(tmp_path: pathlib.Path) -> Iterator[Callable[..., Run]]:
     def start(program: str, *arguments: str, options: tuple[str, ...] = (), workers: int = 2) -> Run:
         (tmp_path / "program.py").write_text(PRELUDE + program)
         command = [sys.executable, "-m", "tfdist.launch", f"--workers={workers}", "--module=program", *options]
-        environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+        environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{support.REPOSITORY}"}
         runs.append(
             Run(
                 tmp_path,

@@ -234,6 +234,14 @@ def kill_marked(mark: str) -> None:
         time.sleep(0.01)
 
 
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, though whoever started it may not have waited for it yet."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def find_marked(mark: str) -> list[psutil.Process]:
     """The processes that bear the mark."""
     return [process for process in psutil.process_iter() if _bears(process, mark)]

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+import support
 
-ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 90.0
 both_launchers = pytest.mark.parametrize("launcher", ["tf_config", pytest.param("horovod", marks=pytest.mark.horovod)])
 
@@ -58,17 +58,9 @@ class Run:
         return self.process.returncode, stdout.splitlines(), stderr.splitlines()
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
 def assert_gone(pid: int, within_seconds: float = 5.0) -> None:
     deadline = time.monotonic() + within_seconds
-    while is_alive(pid):
+    while not support.is_gone(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.02)
 

@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import pytest
-from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, both_launchers
+import support
+from launch.programs import DEADLINE_SECONDS, SHOWING, Run, assert_gone, both_launchers
 
 from tfdist.commands.launch import parse
 from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
@@ -321,19 +321,9 @@ heartbeat.beat(heartbeat.TRAINING, 2)
     assert said[-1].startswith("[launch]     main thread") and not any("worker 1" in line for line in said[1:])
 
 
-def command(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tfdist.launch", *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {}),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-    )
-
-
 def test_a_mistake_ends_with_one_message_and_status_2() -> None:
-    done = command("--worker=2", "--", "x")
-    assert done.returncode == EXIT_USER_ERROR and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    done = support.run_python(["-m", "tfdist.launch", "--worker=2", "--", "x"])
+    assert done.status == EXIT_USER_ERROR and done.stdout == "" and len(done.stderr.splitlines()) == 1
     assert "Unknown command line flag 'worker'. Did you mean: workers ?" in done.stderr
 
 
@@ -389,8 +379,8 @@ def test_without_horovod_the_message_says_how_to_get_it(monkeypatch: pytest.Monk
 
 
 def test_help_imports_no_tensorflow() -> None:
-    done = command("--help", environment={"PYTHONPROFILEIMPORTTIME": "1"})
-    assert done.returncode == 0 and "--workers: how many" in done.stdout
+    done = support.run_python(["-m", "tfdist.launch", "--help"], env={"PYTHONPROFILEIMPORTTIME": "1"}).check()
+    assert "--workers: how many" in done.stdout
     assert "tfdist.launch" in done.stderr and "tensorflow" not in done.stderr and "keras" not in done.stderr
 
 

@@ -24,7 +24,7 @@ from equivalence.cases import (
     weighted_digits,
 )
 from equivalence.runs import assert_close
-from training.trainings import run
+from training.trainings import constrained_model, run
 
 from tfdist.tasks.supervised import Supervised
 
@@ -90,16 +90,11 @@ def test_masks_and_ignored_classes_beside_another_output(tmp_path: pathlib.Path)
     agrees(tmp_path, tagging_model, data, lambda: keras.optimizers.SGD(0.2), lambda: task, *theirs)
 
 
-def constrained_model() -> keras.Model:
-    inputs = keras.Input((64,))
-    return keras.Model(inputs, keras.layers.Dense(10, kernel_constraint=keras.constraints.MaxNorm(0.4))(inputs))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "model"),
     [
-        (overwriting_sgd, constrained_model),
+        (overwriting_sgd, lambda: constrained_model(0.4)),
         (two_optimizers, dense_model),
         (lambda: keras.optimizers.SGD(0.2, loss_scale_factor=100.0, clipvalue=0.01), dense_model),
     ],

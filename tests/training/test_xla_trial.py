@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import pytest
 import support
-from equivalence.cases import CASES, digits
+from equivalence.cases import CASES, digits, linear_model
 from equivalence.runs import load_weights
 from tensorflow.python.autograph.core import ag_ctx
 from training import xla_trials
@@ -101,12 +101,7 @@ def test_what_xla_cannot_compile_is_not_tried(tmp_path: pathlib.Path) -> None:
     with xla_trials.trials():
         tried = whole(tmp_path / "auto", model=xla_trials.interpreted_model)
     assert set(chosen(tried)["seconds_per_step"]) == {"off", "update"}
-    assert differ(tried.weights(), whole(tmp_path / "off", model=softmax_model_without_end, xla="off").weights()) < 1e-5
-
-
-def softmax_model_without_end() -> keras.Model:
-    inputs = keras.Input((64,))
-    return keras.Model(inputs, keras.layers.Dense(10)(inputs))
+    assert differ(tried.weights(), whole(tmp_path / "off", model=linear_model, xla="off").weights()) < 1e-5
 
 
 def test_an_update_that_xla_cannot_compile_is_known_without_running_it() -> None:

@@ -8,7 +8,6 @@ import pathlib
 import sys
 from collections.abc import Callable
 
-import psutil
 import pytest
 import support
 
@@ -70,14 +69,7 @@ def test_a_trial_has_its_devices_log_and_status_and_leaves_no_process_behind(
         left, own_cpus, *told = json.loads(ended[name][1])
         assert told == [gpu, None] and set(own_cpus) <= set(cpus)
         assert len(own_cpus) == max(1, len(cpus) // 2)
-        support.wait_until(lambda left=left: has_ended(left), seconds=20)
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # whoever took it in has not waited for it yet
-    except psutil.NoSuchProcess:
-        return True
+        support.wait_until(lambda left=left: support.is_gone(left), seconds=20)
 
 
 ENDED = "[launch] worker 1 ended with status"
