@@ -84,36 +84,32 @@ def test_when_one_worker_is_told_to_leave_all_save_and_leave(tmp_path: pathlib.P
     assert all(f"Left at step {newest.step:,} after saving" in words for words in said)
 
 
-def test_workers_that_do_not_fit_are_told_so_in_tensorflows_and_in_horovods_words() -> None:
+MISFITS = (
+    "Collective ops is aborted by: Shape mismatch in the collective instance 107. Op at … expected shape [8,12]",
+    "Collective instance 135 expected type 0 and data_type 2 but got type 1 and data_type 1",
+    "Mismatched allreduce tensor shapes: One rank sent a tensor of shape [8, 4], but another rank sent [8, 5].",
+)
+TIMED_OUT = "[unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation to complete"  # the other was stopped
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "workers", "status", "words"),
+    [
+        *(("Internal", said, 2, 2, "do not run the same training") for said in MISFITS),
+        ("InvalidArgument", "Mismatched labels: Invalid shape [3], expected float but got type int", 2, None, ""),
+        ("Unknown", TIMED_OUT, 2, 4, ""),
+        ("Unknown", TIMED_OUT, 1, None, ""),
+    ],
+)
+def test_a_collective_that_fails_is_explained_in_tensorflows_horovods_and_gloos_words(
+    kind: str, said: str, workers: int, status: int | None, words: str
+) -> None:
     import tensorflow as tf
 
     from tfdist.strategies.strategy import Topology
     from tfdist.training.run.run import explain_collective
 
-    for said in (
-        "Collective ops is aborted by: Shape mismatch in the collective instance 107. Op at … expected shape [8,12]",
-        "Collective instance 135 expected type 0 and data_type 2 but got type 1 and data_type 1",
-        "Mismatched allreduce tensor shapes: One rank sent a tensor of shape [8, 4], but another rank sent [8, 5].",
-    ):
-        found = explain_collective(
-            tf.errors.InternalError(None, None, f"Graph execution error:\n{said}"), Topology(0, 2, 1)
-        )
-        assert found is not None and found.exit_status == 2 and "do not run the same training" in str(found)
-    own = tf.errors.InvalidArgumentError(
-        None, None, "Mismatched labels: Invalid shape [3], expected float but got type int"
-    )
-    assert explain_collective(own, Topology(0, 2, 1)) is None
-
-
-def test_a_peer_that_answers_no_more_is_lost_in_gloos_words_too() -> None:
-    """As they came from a worker of two whose other one had been stopped."""
-    import tensorflow as tf
-
-    from tfdist.strategies.strategy import Topology
-    from tfdist.training.run.run import explain_collective
-
-    said = "[unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation to complete"
-    error = tf.errors.UnknownError(None, None, f"Graph execution error:\n{said}")
-    found = explain_collective(error, Topology(0, 2, 1))
-    assert found is not None and found.exit_status == 4
-    assert explain_collective(error, Topology(0, 1, 1)) is None
+    start = "" if kind == "InvalidArgument" else "Graph execution error:\n"
+    error = getattr(tf.errors, f"{kind}Error")(None, None, start + said)
+    found = explain_collective(error, Topology(0, workers, 1))
+    assert (found and found.exit_status) == status and words in str(found)

@@ -18,6 +18,8 @@ from processes import running_workers
 from tfdist.errors import EXIT_DONE, EXIT_USER_ERROR
 from tfdist.launch.local_workers import tf_config
 
+pytestmark = pytest.mark.slow
+
 DIGITS = "--gin_file=configs/experiments/digits.gin"
 
 
@@ -33,7 +35,6 @@ def doctors(logs: Path, *workers: list[str]) -> list[tuple[int, dict[str, Any]]]
         return [(process.end(), json.loads(process.output)) for process in started]
 
 
-@pytest.mark.slow
 def test_two_workers_measure_their_all_reduce_and_say_where_their_configurations_differ(tmp_path: Path) -> None:
     same = [DIGITS, "--largest_mib=1"]
     (status, chief), (other_status, other) = doctors(tmp_path, same, [*same, "--gin_param=train.epochs = 7"])
@@ -50,7 +51,6 @@ def test_two_workers_measure_their_all_reduce_and_say_where_their_configurations
     assert chief["worker"] == 0 and other["worker"] == 1
 
 
-@pytest.mark.slow
 @pytest.mark.horovod
 def test_horovods_workers_compare_and_measure_too() -> None:
     command = ["-m", "tfdist.launch", "--launcher=horovod", "--workers=2", "--module=tfdist.doctor"]
@@ -64,7 +64,6 @@ def test_horovods_workers_compare_and_measure_too() -> None:
     assert any(re.fullmatch(r"\[worker 1\] worker 1 \(.*\): a run can start.*", line) for line in lines)
 
 
-@pytest.mark.slow
 def test_alone_it_says_whom_it_did_not_reach_and_what_cannot_be_written(gcs: GcsServer, tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("")
@@ -92,7 +91,6 @@ def test_alone_it_says_whom_it_did_not_reach_and_what_cannot_be_written(gcs: Gcs
     assert in_the_way.read_text() == "" and not gcs.buckets.names("bucket")
 
 
-@pytest.mark.slow
 def test_a_machine_without_a_cluster_is_fine(run_python: Callable[..., support.Finished], tmp_path: Path) -> None:
     finished = run_python(["-m", "tfdist.doctor", f"--run_dir={tmp_path}"], cwd=support.REPOSITORY)
     assert finished.status == EXIT_DONE

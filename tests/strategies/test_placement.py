@@ -89,20 +89,16 @@ def test_a_step_computes_where_its_variables_are_and_the_host_counts() -> None:
 
 
 @pytest.mark.slow
-def test_slots_in_the_hosts_memory_are_updated_there() -> None:
-    found = trained(["/device:CPU:1"], "host")
-    assert found["variables"] == ["CPU:0", "CPU:1"] and set(found["slots"]) == {"CPU:0"}
-    where = {device for device, kinds in found["operations"].items() if "Sqrt" in kinds}
-    assert where == {"CPU:0"}  # of Adam's second moments
-    assert "MatMul" not in found["operations"]["CPU:0"]
-
-
-@pytest.mark.slow
-def test_slots_are_where_their_owner_is_and_updated_there() -> None:
-    found = trained(["/device:CPU:0", "/device:CPU:1"], "optimizer")
-    assert set(found["slots"]) == {"CPU:0", "CPU:1"}
-    where = {device for device, kinds in found["operations"].items() if "Sqrt" in kinds}
-    assert where == {"CPU:0", "CPU:1"}
+@pytest.mark.parametrize(
+    ("devices", "sharding", "owners"),
+    [(["/device:CPU:1"], "host", {"CPU:0"}), (["/device:CPU:0", "/device:CPU:1"], "optimizer", {"CPU:0", "CPU:1"})],
+)
+def test_slots_are_where_their_owner_is_and_updated_there(devices: list[str], sharding: str, owners: set[str]) -> None:
+    found = trained(devices, sharding)
+    assert set(found["slots"]) == owners
+    assert {device for device, kinds in found["operations"].items() if "Sqrt" in kinds} == owners  # of second moments
+    if sharding == "host":
+        assert found["variables"] == ["CPU:0", "CPU:1"] and "MatMul" not in found["operations"]["CPU:0"]
 
 
 READ_AHEAD = """

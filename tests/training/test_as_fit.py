@@ -28,6 +28,8 @@ from training.trainings import constrained_model, run
 
 from tfdist.tasks.supervised import Supervised
 
+pytestmark = pytest.mark.slow
+
 BATCH, EPOCHS, SEED = 64, 2, 5
 
 
@@ -60,7 +62,6 @@ def cut(data: Any, num: int = 101) -> Any:
     return tf.nest.map_structure(lambda a: a[:num], data)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reduction", "rate"),
     [("sum_over_batch_size", 0.1), ("sum", 0.002), ("mean_with_sample_weight", 0.1), ("none", 0.002)],
@@ -77,7 +78,6 @@ def test_sample_weights_under_each_reduction(tmp_path: pathlib.Path, reduction: 
     agrees(tmp_path, dense_model, data, optimizer, lambda: Supervised(loss=loss()), *theirs)
 
 
-@pytest.mark.slow
 def test_masks_and_ignored_classes_beside_another_output(tmp_path: pathlib.Path) -> None:
     def loss() -> Any:
         tags = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
@@ -90,7 +90,6 @@ def test_masks_and_ignored_classes_beside_another_output(tmp_path: pathlib.Path)
     agrees(tmp_path, tagging_model, data, lambda: keras.optimizers.SGD(0.2), lambda: task, *theirs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "model"),
     [

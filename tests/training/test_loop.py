@@ -17,7 +17,6 @@ from training.trainings import STEPS_PER_EPOCH, Trained, dropout_model, run
 
 from tfdist.errors import EXIT_DIVERGED, DivergedError, UserError
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.recovery.rollback import Rollback
 
 
@@ -60,18 +59,6 @@ def test_evaluations_and_points_come_at_the_steps_asked_for(tmp_path: pathlib.Pa
     assert [p["step"] for p in trained.points("eval")] == [5, 10, 15, 17]
     assert [p["step"] for p in trained.points("train")] == [3, 6, 7, 9, 12, 14, 15, 17]
     assert [p["epoch"] for p in trained.points("train")] == [1, 1, 1, 2, 2, 2, 3, 3]
-
-
-def test_boundaries_are_at_fixed_steps() -> None:
-    boundaries = Boundaries(total_steps=20, steps_per_epoch=7, eval_every_steps=5, log_every_steps=4)
-    step, met = 0, []
-    while step < 20:
-        step = boundaries.next_after(step)
-        met.append(step)
-    assert met == [4, 5, 7, 8, 10, 12, 14, 15, 16, 20]
-    assert [s for s in met if boundaries.ends_epoch(s)] == [7, 14, 20]
-    assert [s for s in met if boundaries.evaluates(s)] == [5, 10, 15, 20]
-    assert [s for s in met if boundaries.logs(s)] == [4, 8, 12, 16]
 
 
 def test_without_evaluation_data_nothing_is_evaluated(tmp_path: pathlib.Path) -> None:
