@@ -90,7 +90,6 @@ def _unpicklable() -> Any:
 PROGRAM = """
 import sys, time
 from data_streams import global_batches
-from processes import Running
 from data.every_source import IndexedSource, Squares
 if __name__ == "__main__":
     source = IndexedSource(Squares(), num_processes=2)

@@ -192,15 +192,10 @@ def test_an_experiment_trains_evaluates_and_predicts(
     assert ('"sure"' in predictions) == (model == "build_student")
 
 
-class Contrastive(own_steps.Stepped):
+class Contrastive(own_steps.Netted):
     """A loss over pairs of the batch (Chen et al. 2020), which no replica has all of."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = own_steps.dense(8, 4)
-
-    def call(self, x: Any) -> Any:
-        return self.net(x)
+    units = 4
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, _ = data
