@@ -119,12 +119,6 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsServer]:
 
 
 @pytest.fixture
-def run_python() -> Callable[..., support.Finished]:
-    """`support.run_python`."""
-    return support.run_python
-
-
-@pytest.fixture
 def answer(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., support.Finished]]:

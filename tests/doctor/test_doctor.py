@@ -6,7 +6,6 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +90,8 @@ def test_alone_it_says_whom_it_did_not_reach_and_what_cannot_be_written(gcs: Gcs
     assert in_the_way.read_text() == "" and not gcs.buckets.names("bucket")
 
 
-def test_a_machine_without_a_cluster_is_fine(run_python: Callable[..., support.Finished], tmp_path: Path) -> None:
-    finished = run_python(["-m", "tfdist.doctor", f"--run_dir={tmp_path}"], cwd=support.REPOSITORY)
+def test_a_machine_without_a_cluster_is_fine(tmp_path: Path) -> None:
+    finished = support.run_python(["-m", "tfdist.doctor", f"--run_dir={tmp_path}"], cwd=support.REPOSITORY)
     assert finished.status == EXIT_DONE
     lines = finished.stdout.splitlines()
     assert lines[0].startswith(f"ok       versions  python {platform.python_version()}")

@@ -18,6 +18,7 @@ from keras_fit import own_steps
 from keras_fit.own_steps import KINDS, Clipped
 from keras_fit.under_own_steps import arguments_of, collect, find_kind, train
 from support import LAUNCH, REPOSITORY, TESTS_PATH, run_module, run_python
+from training.test_resume import Once, send
 
 import tfdist
 from tfdist import experiment
@@ -96,19 +97,11 @@ def test_models_of_kerashub_train_on_one_device_two_replicas_and_two_workers_ali
             assert largest_difference(load(tmp_path / engine, name), by_fit(name)) <= 1e-5, (engine, name)
 
 
-class Leaves(keras.callbacks.Callback):
-    """Asks the run to leave in the middle of its third epoch."""
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.count = getattr(self, "count", 0) + 1
-        if self.count == 17:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_is_left_resumes_with_the_same_bits(kind: str, tmp_path: pathlib.Path) -> None:
+    leaves = Once("on_train_batch_end", 17, send(signal.SIGTERM))  # in the middle of the third epoch
     with pytest.raises(SystemExit):
-        train(kind, None, run_dir=str(tmp_path / "run"), callbacks=[Leaves()])
+        train(kind, None, run_dir=str(tmp_path / "run"), callbacks=[leaves])
     resumed = train(kind, None, run_dir=str(tmp_path / "run"))
     assert not largest_difference(resumed, train(kind, None))
 

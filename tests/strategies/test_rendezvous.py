@@ -221,14 +221,12 @@ def test_a_taken_port_is_named(start: Start, addresses) -> None:
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_when_the_workers_have_met_is_named(
-    addresses, run_python: Callable[..., support.Finished]
-) -> None:
+def test_a_port_that_is_taken_when_the_workers_have_met_is_named(addresses) -> None:
     cluster = addresses(2)
     connect = "multi_worker.rendezvous = lambda *_, **__: None\nmulti_worker.MultiWorker().connect(notify=print)"
     program = f"import tensorflow\nfrom tfdist.strategies import multi_worker\n{connect}"
     with listener(cluster[0], lambda connection: connection.close()):
-        ended = run_python(["-c", program], env={"TF_CONFIG": tf_config(cluster, 0)})
+        ended = support.run_python(["-c", program], env={"TF_CONFIG": tf_config(cluster, 0)})
     assert f"AddressTakenError: worker 0 cannot listen at its address {cluster[0]}: another process" in ended.stderr
 
 

@@ -8,7 +8,6 @@ import os
 import pathlib
 import shutil
 import signal
-from collections.abc import Callable
 
 import psutil
 import pytest
@@ -192,14 +191,12 @@ def test_a_sweep_in_a_bucket_leaves_and_goes_on(gcs: GcsServer, tmp_path: pathli
     assert not [name for name in files.list_tree(place) if name.endswith(".lease")]
 
 
-def test_the_best_can_be_trained_by_its_file(
-    done: Done, tmp_path: pathlib.Path, gin_file: pathlib.Path, run_python: Callable[..., support.Finished]
-) -> None:
+def test_the_best_can_be_trained_by_its_file(done: Done, tmp_path: pathlib.Path, gin_file: pathlib.Path) -> None:
     sweep = done["bayesian"]
     best = tmp_path / "best.gin"
     best.write_text((sweep.directory / "best.gin").read_text())  # wherever it lies
     command = ["-m", "tfdist.main", *arguments(best, tmp_path / "again", mode="train")]
-    run_python(command, env={"PYTHONPATH": f"{support.REPOSITORY}:{gin_file.parent}"}).check()
+    support.run_python(command, env={"PYTHONPATH": f"{support.REPOSITORY}:{gin_file.parent}"}).check()
     result = json.loads((tmp_path / "again" / "result.json").read_text())
     assert result["eval_metrics"]["sparse_categorical_accuracy"] == sweep.result["best_objective"]
 
