@@ -30,6 +30,9 @@ class Running:
       how: more arguments of `subprocess.Popen`.
     """
 
+    is_forked = True  # where tests/forks.py can; else it is started
+    poll_seconds = 0.01
+
     def __init__(
         self,
         command: Sequence[str | os.PathLike[str]],
@@ -43,7 +46,7 @@ class Running:
         with log.open("ab") as file:
             self._begin = file.tell()
             ends: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
-            self._popen = forks.Popen(
+            self.popen = (forks.Popen if self.is_forked else subprocess.Popen)(
                 [os.fspath(part) for part in command],
                 env=support.clean_environment() | dict(variables) | {support.MARK: self.mark},
                 cwd=directory,
@@ -56,17 +59,16 @@ class Running:
 
     def __exit__(self, *_: object) -> None:
         support.kill_marked(self.mark)
-        self._popen.wait()
+        self.popen.wait()
 
     @property
     def pid(self) -> int:
-        return self._popen.pid
+        return self.popen.pid
 
     @property
     def status(self) -> int | None:
-        """Its exit status as a shell gives it; None while it runs."""
-        status = self._popen.poll()
-        return status if status is None or status >= 0 else 128 - status
+        """Its exit status, negative for a signal; None while it runs."""
+        return self.popen.poll()
 
     @property
     def output(self) -> str:
@@ -75,7 +77,7 @@ class Running:
 
     def signal(self, number: int) -> None:
         """Signals the process itself; not what it started."""
-        self._popen.send_signal(number)
+        self.popen.send_signal(number)
 
     def until(self, holds: Callable[[], Any], *, timeout: float = 480.0) -> Any:
         """Waits for something to hold, as long as the process runs; returns what `holds` gave."""
@@ -86,12 +88,11 @@ class Running:
                 return found
             assert status is None, f"ended with {status}\n{self.output}"
             assert time.monotonic() < deadline, f"not within {timeout} s\n{self.output}"
-            time.sleep(0.01)
+            time.sleep(self.poll_seconds)
 
     def end(self, *, timeout: float = 480.0) -> int:
-        """Waits for its end; the exit status as a shell gives it."""
-        status = self._popen.wait(timeout)
-        return status if status >= 0 else 128 - status
+        """Waits for its end; the exit status, negative for a signal."""
+        return self.popen.wait(timeout)
 
     def wait_until_all_gone(self, *, timeout: float = LEFT_SECONDS) -> None:
         """Waits until nothing that it started is left."""
@@ -100,6 +101,10 @@ class Running:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"left behind: {left}")
             time.sleep(0.01)
+
+
+def as_in_shell(status: int) -> int:
+    return status if status >= 0 else 128 - status
 
 
 def running(

@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 import support
-from processes import Running
+from processes import Running, as_in_shell
 
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.command_line import exit_status_of
@@ -60,7 +60,7 @@ class InTerminal(Running):
     def wait(self) -> int:
         status = self.end()
         self._reader.join(5)
-        return status
+        return as_in_shell(status)
 
     @property
     def num_checkpoints(self) -> int:

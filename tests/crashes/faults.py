@@ -28,7 +28,7 @@ from crashes.pace import PACE
 from crashes.runs import Run, differences
 from gcs.faults import Fault as Answer
 from gcs.server import GcsServer
-from processes import LEFT_SECONDS, Running, running
+from processes import LEFT_SECONDS, Running, as_in_shell, running
 from tuning.sweeps import Sweep, arguments, write_experiment
 
 from tfdist.errors import EXIT_NOT_SAVED, EXIT_STORE_UNAVAILABLE, EXIT_USER_ERROR
@@ -479,6 +479,7 @@ class Torture:
         if status is None:
             self._report(name, place, f"{plan}: it did not end")
         else:
+            status = as_in_shell(status)
             give_up = time.monotonic() + LEFT_SECONDS
             while (left_behind := place.processes()) and time.monotonic() < give_up:
                 time.sleep(0.05)

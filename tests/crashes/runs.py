@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import support
 from crashes.pace import PACE, newest_step
-from processes import Running
+from processes import Running, as_in_shell
 
 from tfdist.checkpoint import restore
 
@@ -119,10 +119,10 @@ class Process(Running):
         support.kill_marked(self.mark)
 
     def wait(self, timeout: float = 120.0) -> int:
-        """The exit status, once nothing of it is left."""
+        """The exit status as a shell gives it, once nothing of it is left."""
         status = self.end(timeout=timeout)
         self.wait_until_all_gone()
-        return status
+        return as_in_shell(status)
 
     def new_events(self, name: str) -> list[dict[str, Any]]:
         return [e for e in self.run.events()[self.events_before :] if e["event"] == name]

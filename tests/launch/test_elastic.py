@@ -217,7 +217,7 @@ while True:
     elastic = open_elastic(launcher, program=program)
     elastic.until(lambda: len(elastic.marks("ready")) == 2)
     elastic.signal(number)
-    assert elastic.wait() == (EXIT_PREEMPTED if number == signal.SIGTERM else 128 + number)
+    assert elastic.wait() == (EXIT_PREEMPTED if number == signal.SIGTERM else -number)
     assert len(elastic.marks("saved")) == (2 if number == signal.SIGTERM else 0)
 
 
