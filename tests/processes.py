@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import io
 import json
 import os
+import pty
 import subprocess
 import sys
+import termios
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +30,7 @@ class Running:
     Args:
       command: with its arguments.
       log: the output is added to this file.
-      variables: set on top of those of `support.clean_environment`.
+      variables: set on top of those of `support.clean_environment`; None takes one out.
       directory: it works in.
       how: more arguments of `subprocess.Popen`.
     """
@@ -37,18 +42,19 @@ class Running:
         self,
         command: Sequence[str | os.PathLike[str]],
         log: Path,
-        variables: Mapping[str, str] = {},
+        variables: Mapping[str, str | None] = {},
         directory: Path | None = None,
         **how: Any,
     ) -> None:
         self.mark = uuid.uuid4().hex
+        environment = support.clean_environment() | dict(variables) | {support.MARK: self.mark}
         self._log = log
         with log.open("ab") as file:
             self._begin = file.tell()
             ends: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
             self.popen = (forks.Popen if self.is_forked else subprocess.Popen)(
                 [os.fspath(part) for part in command],
-                env=support.clean_environment() | dict(variables) | {support.MARK: self.mark},
+                env={name: value for name, value in environment.items() if value is not None},
                 cwd=directory,
                 start_new_session=True,
                 **ends | how,
@@ -101,6 +107,39 @@ class Running:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"left behind: {left}")
             time.sleep(0.01)
+
+
+class InTerminal(Running):
+    """A process in a terminal of its own; the output is what it writes there."""
+
+    def __init__(self, *given: Any, columns: int = 120, **more: Any) -> None:
+        other_end, own_end = pty.openpty()
+        self.terminal = io.FileIO(other_end, "r+")
+        termios.tcsetwinsize(own_end, (24, columns))
+        ends = dict.fromkeys(("stdin", "stdout", "stderr"), own_end)
+        super().__init__(*given, **ends | {"preexec_fn": _take_terminal} | more)
+        os.close(own_end)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        # Either is the terminal's end, from the one side or the other.
+        with contextlib.suppress(OSError, ValueError), self._log.open("ab", buffering=0) as log:
+            while text := self.terminal.read(4096):
+                log.write(text)
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self.terminal.close()
+
+    def end(self, *, timeout: float = 480.0) -> int:
+        status = super().end(timeout=timeout)
+        self._reader.join(5)
+        return status
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def as_in_shell(status: int) -> int:

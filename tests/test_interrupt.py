@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pathlib
-import pty
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from unittest import mock
 
 import pytest
 import support
-from processes import Running, as_in_shell
+from processes import InTerminal, as_in_shell
 
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.command_line import exit_status_of
@@ -27,61 +24,37 @@ CTRL_C = b"\x03"
 DIGITS = "--gin_file=configs/experiments/digits.gin"
 
 
-class InTerminal(Running):
+class TypedTraining(InTerminal):
     """The command in a terminal."""
 
     def __init__(self, run_dir: pathlib.Path, *params: str) -> None:
         self.run_dir = run_dir
-        self.master, slave = pty.openpty()
         flags = [f"--gin_param={text}" for text in ("train.epochs = 100000", "train.xla = 'off'", *params)]
-        super().__init__(
-            [sys.executable, "-m", "tfdist.main", DIGITS, *flags, f"--run_dir={run_dir}"],
-            run_dir.with_suffix(".output"),
-            {"TERM": "xterm"},
-            support.REPOSITORY,
-            preexec_fn=_take_terminal,
-            **dict.fromkeys(("stdin", "stdout", "stderr"), slave),
-        )
-        os.close(slave)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        with contextlib.suppress(OSError), self._log.open("ab", buffering=0) as log:  # the terminal's end
-            while text := os.read(self.master, 4096):
-                log.write(text)
+        command = [sys.executable, "-m", "tfdist.main", DIGITS, *flags, f"--run_dir={run_dir}"]
+        super().__init__(command, run_dir.with_suffix(".output"), {"TERM": "xterm"}, support.REPOSITORY)
 
     def until_shown(self, text: str) -> None:
         self.until(lambda: text in self.output)
 
     def press(self, keys: bytes) -> None:
-        os.write(self.master, keys)
+        self.terminal.write(keys)
 
     def wait(self) -> int:
-        status = self.end()
-        self._reader.join(5)
-        return as_in_shell(status)
+        return as_in_shell(self.end())
 
     @property
     def num_checkpoints(self) -> int:
         return len(list((self.run_dir / "checkpoints").glob("*"))) if (self.run_dir / "checkpoints").exists() else 0
 
 
-def _take_terminal() -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
 def test_ctrl_c_saves_and_leaves_and_the_same_command_goes_on(tmp_path: pathlib.Path) -> None:
-    with InTerminal(tmp_path / "run") as command:
+    with TypedTraining(tmp_path / "run") as command:
         command.until_shown("| eval loss")
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED, command.output
         assert "after saving, because SIGINT was received" in " ".join(command.output.split())
         assert "Traceback" not in command.output and command.num_checkpoints == 1
-    with InTerminal(tmp_path / "run") as command:
+    with TypedTraining(tmp_path / "run") as command:
         command.until_shown("Resuming at step")
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED and "Traceback" not in command.output, command.output
@@ -89,7 +62,7 @@ def test_ctrl_c_saves_and_leaves_and_the_same_command_goes_on(tmp_path: pathlib.
 
 def test_a_second_ctrl_c_ends_at_once_even_inside_of_a_step(tmp_path: pathlib.Path) -> None:
     """A call of a million steps, which the main thread does not come back from."""
-    with InTerminal(tmp_path, "train.steps_per_call = 1000000", "train.eval_data = None") as command:
+    with TypedTraining(tmp_path, "train.steps_per_call = 1000000", "train.eval_data = None") as command:
         command.until_shown("steps in all")
         command.press(CTRL_C)
         command.until_shown("SIGINT was received")
@@ -101,9 +74,9 @@ def test_a_second_ctrl_c_ends_at_once_even_inside_of_a_step(tmp_path: pathlib.Pa
 
 
 def test_a_terminal_that_is_closed_costs_no_step(tmp_path: pathlib.Path) -> None:
-    with InTerminal(tmp_path) as command:
+    with TypedTraining(tmp_path) as command:
         command.until_shown("| eval loss")
-        os.close(command.master)
+        command.terminal.close()
         assert command.wait() == EXIT_PREEMPTED
         assert command.num_checkpoints == 1
         assert "after saving, because SIGHUP was received" in (tmp_path / "events.jsonl").read_text()
@@ -112,7 +85,7 @@ def test_a_terminal_that_is_closed_costs_no_step(tmp_path: pathlib.Path) -> None
 @pytest.mark.parametrize("seconds", [1.0, 3.0, 5.0])
 def test_ctrl_c_before_the_training_begins_shows_no_traceback(tmp_path: pathlib.Path, seconds: float) -> None:
     """While TensorFlow is imported, the data read, the model built or the first step compiled."""
-    with InTerminal(tmp_path) as command:
+    with TypedTraining(tmp_path) as command:
         time.sleep(seconds)
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED, command.output
