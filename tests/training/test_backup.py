@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import pytest
 from checkpoint.checkpoints import Listener
-from training.test_resume import BASE, Once, assert_same, fail, memories
+from training.test_resume import BASE, assert_same, memories
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
 from tfdist.checkpoint.catalog import list_checkpoints
@@ -26,6 +26,16 @@ pytestmark = pytest.mark.slow
 STEPS = 4 * STEPS_PER_EPOCH
 
 
+class FailsAt(keras.callbacks.Callback):
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if int(self.model.optimizer.iterations) == self.step:
+            raise RuntimeError("as if killed")
+
+
 def backed_up(directory: pathlib.Path, *callbacks: keras.callbacks.Callback, **said: Any) -> Trained:
     """A run in `directory`/run that a BackupAndRestore saves to `directory`/backup."""
     backup = keras.callbacks.BackupAndRestore(str(directory / "backup"), **said)
@@ -40,8 +50,8 @@ def steps(directory: pathlib.Path) -> list[int]:
 def test_an_interrupted_run_goes_on_from_there_and_leaves_nothing_at_its_end(
     tmp_path: pathlib.Path, undisturbed: Trained
 ) -> None:
-    for batches, newest in ((5, 4), (12, 14)):  # of each start
-        ended = backed_up(tmp_path, Once("on_train_batch_end", batches, fail), save_freq=2)
+    for step, newest in ((5, 4), (16, 14)):
+        ended = backed_up(tmp_path, FailsAt(step), save_freq=2)
         assert ended.error is not None
         assert steps(tmp_path / "backup") == [newest]
     names = {path.name.split("-")[0] for path in (tmp_path / "backup").iterdir()}
@@ -82,7 +92,7 @@ def test_a_paused_run_and_one_that_failed_keep_theirs(tmp_path: pathlib.Path) ->
 
 
 def test_a_run_that_is_saved_elsewhere_now_does_not_begin_again(tmp_path: pathlib.Path) -> None:
-    backed_up(tmp_path, Once("on_train_batch_end", 5, fail), save_freq=2)
+    backed_up(tmp_path, FailsAt(5), save_freq=2)
     for callbacks in ([], [keras.callbacks.BackupAndRestore(str(tmp_path / "other"))]):
         with pytest.raises(UserError, match=f"are in {tmp_path}/backup, and this start looks for them in {tmp_path}"):
             run(tmp_path / "run", **BASE | {"checkpoint": "auto", "callbacks": callbacks})
@@ -105,7 +115,7 @@ def test_the_run_directory_itself_may_hold_them(tmp_path: pathlib.Path, undistur
 
 
 def test_a_fast_check_leaves_them_alone(tmp_path: pathlib.Path) -> None:
-    backed_up(tmp_path, Once("on_train_batch_end", 5, fail), save_freq=2)
+    backed_up(tmp_path, FailsAt(5), save_freq=2)
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
     run(tmp_path / "run", **BASE | {"checkpoint": "auto", "callbacks": [backup], "fast_check": True})
     assert steps(tmp_path / "backup") == [4]

@@ -11,7 +11,6 @@ import pytest
 import support
 from equivalence.cases import DIVERGING
 from equivalence.runs import assert_close, assert_same_bits, load_weights
-from training.test_resume import Once
 from training.trainings import run
 
 from tfdist.errors import DivergedError, UserError
@@ -20,13 +19,17 @@ from tfdist.training.recovery.rollback import Rollback
 ONCE = [{"step": 9, "rate": 1e-14, "microbatches": 1}]  # from the checkpoint at step 6
 
 
-def raises(step: int) -> Once:
+class Raises(keras.callbacks.Callback):
     """Ends the process's training, once, after a step of its attempts."""
 
-    def interrupt() -> None:
-        raise KeyboardInterrupt
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self._steps, self._step = 0, step
 
-    return Once("on_train_batch_end", step, interrupt)
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps += 1
+        if self._steps == self._step:
+            raise KeyboardInterrupt
 
 
 def test_the_learning_rate_falls_for_good_and_the_run_ends_well(tmp_path: pathlib.Path) -> None:
@@ -45,11 +48,11 @@ def test_the_learning_rate_falls_for_good_and_the_run_ends_well(tmp_path: pathli
 
 @pytest.mark.parametrize("killed_after", [8, 10, 12])
 def test_a_run_that_is_killed_around_it_ends_with_the_same_bits(tmp_path: pathlib.Path, killed_after: int) -> None:
-    expected = run(tmp_path / "whole", **DIVERGING, callbacks=[raises(10**6)])
+    expected = run(tmp_path / "whole", **DIVERGING, callbacks=[Raises(10**6)])
     cut = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
-        run(cut, **DIVERGING, callbacks=[raises(killed_after)])
-    found = run(cut, **DIVERGING, callbacks=[raises(10**6)])
+        run(cut, **DIVERGING, callbacks=[Raises(killed_after)])
+    found = run(cut, **DIVERGING, callbacks=[Raises(10**6)])
     assert found.bits() == expected.bits()
     assert json.loads((cut / "rollbacks.json").read_text()) == ONCE
 
