@@ -14,11 +14,12 @@ import subprocess
 import sys
 import venv
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import support
 from gcs.server import GcsServer
-from launch.programs import PRELUDE, ROOT, Run
+from launch.programs import PRELUDE, Run
 
 # Before any test module imports TensorFlow, which reads most of these once.
 for name in [n for n in os.environ if n.startswith(support.CLUSTER_VARIABLES) or n in ("COLUMNS", "LINES")]:
@@ -119,12 +120,6 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsServer]:
 
 
 @pytest.fixture
-def run_python() -> Callable[..., support.Finished]:
-    """`support.run_python`."""
-    return support.run_python
-
-
-@pytest.fixture
 def answer(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., support.Finished]]:
@@ -177,31 +172,11 @@ def installed(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture
 def launch(tmp_path: pathlib.Path) -> Iterator[Callable[..., Run]]:
     """Starts launchers with small programs in place of tfdist.main; leaves none behind."""
-    runs: list[Run] = []
+    with contextlib.ExitStack() as stack:
 
-    def start(program: str, *arguments: str, options: tuple[str, ...] = (), workers: int = 2) -> Run:
-        (tmp_path / "program.py").write_text(PRELUDE + program)
-        command = [sys.executable, "-m", "tfdist.launch", f"--workers={workers}", "--module=program", *options]
-        environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-        runs.append(
-            Run(
-                tmp_path,
-                subprocess.Popen(
-                    [*command, "--", *(arguments or ("x",))],
-                    env=environment,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    start_new_session=True,
-                ),
-            )
-        )
-        return runs[-1]
+        def start(program: str, *arguments: str, options: tuple[str, ...] = (), workers: int = 2, **how: Any) -> Run:
+            (tmp_path / "program.py").write_text(PRELUDE + program)
+            flags = [f"--workers={workers}", "--module=program", *options, "--", *(arguments or ("x",))]
+            return stack.enter_context(Run(tmp_path, *flags, **how))
 
-    yield start
-    for run in runs:
-        if run.process.poll() is None:
-            run.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                run.process.communicate(timeout=20)
-            run.process.kill()
+        yield start

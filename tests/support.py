@@ -28,6 +28,7 @@ import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 TESTS_PATH = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"}  # for programs that import the tests' modules
+LAUNCH = {"multi_worker": ("--workers=2",), "horovod": ("--workers=2", "--launcher=horovod")}  # by strategy
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
 # Tests start up to four processes on what may be two cores. The same number everywhere also means the same order of
 # additions inside an operation, without which no two runs would be bit-identical.
@@ -168,6 +169,18 @@ def run_python(
     return run_command([sys.executable, *args], env=env, timeout=timeout, cwd=cwd)
 
 
+def run_module(
+    module: str,
+    *arguments: str | os.PathLike[str],
+    launch: Sequence[str] | None = None,
+    env: Mapping[str, str | None] | None = None,
+    timeout: float = 400,
+) -> Finished:
+    """`run_python` for a module of the tests; with the options `launch` of a launcher, if there are any, by that."""
+    program = ["-m", module] if launch is None else ["-m", "tfdist.launch", *launch, f"--module={module}", "--"]
+    return run_python([*program, *arguments], env=TESTS_PATH | dict(env or {}), timeout=timeout)
+
+
 def run_command(
     command: Sequence[str | os.PathLike[str]],
     *,
@@ -212,7 +225,7 @@ def run_command(
 def kill_marked(mark: str) -> None:
     """Kills every process that bears the mark, again and again until none is left that could start another."""
     deadline = time.monotonic() + 10
-    while found := [process for process in psutil.process_iter() if _bears(process, mark)]:
+    while found := find_marked(mark):
         for process in found:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -221,9 +234,17 @@ def kill_marked(mark: str) -> None:
         time.sleep(0.01)
 
 
-def has_marked(mark: str) -> bool:
-    """Whether a process bears the mark."""
-    return any(_bears(process, mark) for process in psutil.process_iter())
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, though whoever started it may not have waited for it yet."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def find_marked(mark: str) -> list[psutil.Process]:
+    """The processes that bear the mark."""
+    return [process for process in psutil.process_iter() if _bears(process, mark)]
 
 
 def _bears(process: psutil.Process, mark: str) -> bool:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
-import subprocess
 import sys
 import urllib.request
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import forks
-from support import MARK, clean_environment, free_ports, kill_marked, wait_until
+from processes import serving
+from support import free_ports
 
 
 class TensorBoard:
@@ -39,21 +37,9 @@ class TensorBoard:
 @contextlib.contextmanager
 def tensorboard(directory: pathlib.Path) -> Iterator[TensorBoard]:
     """A server of what a directory holds, once it has read that."""
-    mark, (port,) = uuid.uuid4().hex, free_ports(1)
+    (port,) = free_ports(1)
     log = directory.parent / f"{directory.name}-tensorboard.log"
-    process = forks.Popen(
-        [sys.executable, "-m", "tensorboard.main", f"--logdir={directory}", f"--port={port}", "--load_fast=false"],
-        env=clean_environment() | {MARK: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=log.open("w"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    command = ["-m", "tensorboard.main", f"--logdir={directory}", f"--port={port}", "--load_fast=false"]
     server = TensorBoard(f"http://127.0.0.1:{port}")
-    try:
-        wait_until(lambda: process.poll() is not None or server.is_up(), seconds=60)
-        assert process.poll() is None, log.read_text()
+    with serving([sys.executable, *command], log, server.is_up):
         yield server
-    finally:
-        kill_marked(mark)
-        process.wait()

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pathlib
-import pty
 import signal
 import sys
-import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from unittest import mock
 
-import forks
 import pytest
 import support
+from processes import InTerminal, as_in_shell
 
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.command_line import exit_status_of
@@ -25,90 +21,51 @@ from tfdist.tuning.schedule.chief import Chief
 
 pytestmark = pytest.mark.slow
 CTRL_C = b"\x03"
-SECONDS = 120.0
+DIGITS = "--gin_file=configs/experiments/digits.gin"
 
 
-class InTerminal:
-    """The command in a terminal, its output as far as it was read."""
+class TypedTraining(InTerminal):
+    """The command in a terminal."""
 
     def __init__(self, run_dir: pathlib.Path, *params: str) -> None:
-        self.run_dir, self.output = run_dir, ""
-        self.mark = uuid.uuid4().hex
-        self.master, slave = pty.openpty()
+        self.run_dir = run_dir
         flags = [f"--gin_param={text}" for text in ("train.epochs = 100000", "train.xla = 'off'", *params)]
-        flags = ["--gin_file=configs/experiments/digits.gin", *flags, f"--run_dir={run_dir}"]
-        self.process = forks.Popen(
-            [sys.executable, "-m", "tfdist.main", *flags],
-            env=support.clean_environment() | {support.MARK: self.mark, "TERM": "xterm"},
-            cwd=support.REPOSITORY,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=_take_terminal,
-        )
-        os.close(slave)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        command = [sys.executable, "-m", "tfdist.main", DIGITS, *flags, f"--run_dir={run_dir}"]
+        super().__init__(command, run_dir.with_suffix(".output"), {"TERM": "xterm"}, support.REPOSITORY)
 
-    def _read(self) -> None:
-        with contextlib.suppress(OSError):  # the terminal's end
-            while text := os.read(self.master, 4096):
-                self.output += text.decode(errors="replace")
-
-    def until(self, text: str) -> None:
-        support.wait_until(lambda: text in self.output or self.process.poll() is not None, seconds=SECONDS)
-        assert text in self.output, self.output
+    def until_shown(self, text: str) -> None:
+        self.until(lambda: text in self.output)
 
     def press(self, keys: bytes) -> None:
-        os.write(self.master, keys)
+        self.terminal.write(keys)
 
     def wait(self) -> int:
-        status = self.process.wait(SECONDS)
-        self._reader.join(5)
-        return 128 - status if status < 0 else status
+        return as_in_shell(self.end())
 
     @property
     def num_checkpoints(self) -> int:
         return len(list((self.run_dir / "checkpoints").glob("*"))) if (self.run_dir / "checkpoints").exists() else 0
 
 
-def _take_terminal() -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
-@contextlib.contextmanager
-def in_terminal(run_dir: pathlib.Path, *params: str) -> Iterator[InTerminal]:
-    started = InTerminal(run_dir, *params)
-    try:
-        yield started
-    finally:
-        support.kill_marked(started.mark)
-        started.process.wait()
-
-
 def test_ctrl_c_saves_and_leaves_and_the_same_command_goes_on(tmp_path: pathlib.Path) -> None:
-    with in_terminal(tmp_path / "run") as command:
-        command.until("| eval loss")
+    with TypedTraining(tmp_path / "run") as command:
+        command.until_shown("| eval loss")
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED, command.output
         assert "after saving, because SIGINT was received" in " ".join(command.output.split())
         assert "Traceback" not in command.output and command.num_checkpoints == 1
-    with in_terminal(tmp_path / "run") as command:
-        command.until("Resuming at step")
+    with TypedTraining(tmp_path / "run") as command:
+        command.until_shown("Resuming at step")
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED and "Traceback" not in command.output, command.output
 
 
 def test_a_second_ctrl_c_ends_at_once_even_inside_of_a_step(tmp_path: pathlib.Path) -> None:
     """A call of a million steps, which the main thread does not come back from."""
-    with in_terminal(tmp_path, "train.steps_per_call = 1000000", "train.eval_data = None") as command:
-        command.until("steps in all")
+    with TypedTraining(tmp_path, "train.steps_per_call = 1000000", "train.eval_data = None") as command:
+        command.until_shown("steps in all")
         command.press(CTRL_C)
-        command.until("SIGINT was received")
+        command.until_shown("SIGINT was received")
         begun = time.monotonic()
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED
@@ -117,9 +74,9 @@ def test_a_second_ctrl_c_ends_at_once_even_inside_of_a_step(tmp_path: pathlib.Pa
 
 
 def test_a_terminal_that_is_closed_costs_no_step(tmp_path: pathlib.Path) -> None:
-    with in_terminal(tmp_path) as command:
-        command.until("| eval loss")
-        os.close(command.master)
+    with TypedTraining(tmp_path) as command:
+        command.until_shown("| eval loss")
+        command.terminal.close()
         assert command.wait() == EXIT_PREEMPTED
         assert command.num_checkpoints == 1
         assert "after saving, because SIGHUP was received" in (tmp_path / "events.jsonl").read_text()
@@ -128,7 +85,7 @@ def test_a_terminal_that_is_closed_costs_no_step(tmp_path: pathlib.Path) -> None
 @pytest.mark.parametrize("seconds", [1.0, 3.0, 5.0])
 def test_ctrl_c_before_the_training_begins_shows_no_traceback(tmp_path: pathlib.Path, seconds: float) -> None:
     """While TensorFlow is imported, the data read, the model built or the first step compiled."""
-    with in_terminal(tmp_path) as command:
+    with TypedTraining(tmp_path) as command:
         time.sleep(seconds)
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED, command.output

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 import shlex
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,8 @@ from pathlib import Path
 import forks
 import pytest
 import yaml
-from support import REPOSITORY, Finished, clean_environment, free_ports, read_code_blocks, run_command, wait_until
+from processes import serving
+from support import REPOSITORY, Finished, free_ports, read_code_blocks, run_command
 
 pytestmark = pytest.mark.slow
 
@@ -255,30 +255,15 @@ class Shell:
             command = ["bash", "-c", line]
         for program, port in SERVERS.items():
             if program in line:
-                self._servers.enter_context(serve(command, self._environment, self.directory, port))
+                nowhere, where = Path(os.devnull), {"variables": self._environment, "directory": self.directory}
+                self._servers.enter_context(serving(command, nowhere, functools.partial(is_open, port), **where))
                 return Finished(0, "", "")
         return run_command(command, env=self._environment, cwd=self.directory, timeout=300).check()
 
 
-@contextlib.contextmanager
-def serve(command: list[str], environment: dict[str, str | None], cwd: Path, port: int) -> Iterator[None]:
-    """Runs a command that listens on the port of this machine."""
-
-    def is_open() -> bool:
-        with socket.socket() as client:
-            return process.poll() is not None or client.connect_ex(("127.0.0.1", port)) == 0
-
-    variables = {name: value for name, value in (clean_environment() | environment).items() if value is not None}
-    none = subprocess.DEVNULL
-    with subprocess.Popen(
-        command, env=variables, cwd=cwd, stdin=none, stdout=none, stderr=none, start_new_session=True
-    ) as process:
-        try:
-            wait_until(is_open, seconds=60)
-            assert process.poll() is None, command
-            yield
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
+def is_open(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import pathlib
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 
-import forks
 import pytest
 import support
+from processes import Running, running_workers
 
 from tfdist.checkpoint import catalog
 
@@ -38,55 +33,28 @@ class DiesBetweenCalls(keras.callbacks.Callback):
 """
 
 
-def start_worker(
-    index: int, addresses: list[str], run_dir: pathlib.Path, *params: str, directory: pathlib.Path | None = None
-) -> subprocess.Popen[str]:
-    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-    command = ["--gin_file", DIGITS, "--run_dir", run_dir]
-    params = ("train.epochs = 100000", "train.xla = 'off'", *params)  # so long a run would try XLA
-    command += [word for param in params for word in ("--gin_param", param)]
-    return forks.Popen(
-        [sys.executable, "-m", "tfdist.main", *map(str, command)],
-        env=support.clean_environment() | {"TF_CONFIG": json.dumps(config)},
-        cwd=directory or support.REPOSITORY,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-@contextlib.contextmanager
 def two_workers(
-    run_dir: pathlib.Path, *params: str, directory: pathlib.Path | None = None
-) -> Iterator[list[subprocess.Popen[str]]]:
-    addresses = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
-    workers = [start_worker(index, addresses, run_dir, *params, directory=directory) for index in range(2)]
-    try:
-        yield workers
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+    run_dir: pathlib.Path, *params: str, directory: pathlib.Path = support.REPOSITORY
+) -> contextlib.AbstractContextManager[list[Running]]:
+    params = ("train.epochs = 100000", "train.xla = 'off'", *params)  # so long a run would try XLA
+    flags = [f"--gin_file={DIGITS}", f"--run_dir={run_dir}", *(f"--gin_param={param}" for param in params)]
+    return running_workers([[sys.executable, "-m", "tfdist.main", *flags]] * 2, run_dir.parent, directory=directory)
 
 
-def wait_for_points(path: pathlib.Path, count: int) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not path.exists() or path.read_text().count("\n") < count:
-        assert time.monotonic() < deadline, f"no {count} points in {path}"
-        time.sleep(0.05)
+def has_points(path: pathlib.Path, count: int) -> bool:
+    return path.exists() and path.read_text().count("\n") >= count
 
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_survivor_of_a_killed_worker_ends_with_status_4(tmp_path: pathlib.Path, killed: int) -> None:
     with two_workers(tmp_path / "run") as workers:
-        wait_for_points(tmp_path / "run" / "metrics.jsonl", 6)
-        os.kill(workers[killed].pid, signal.SIGKILL)
-        _, stderr = workers[1 - killed].communicate(timeout=DEADLINE_SECONDS)
-    assert workers[1 - killed].returncode == 4, stderr
-    assert "Traceback" not in stderr
-    assert stderr.count("error:") == 1
-    assert f"Worker {1 - killed} lost the connection" in stderr
+        workers[0].until(lambda: has_points(tmp_path / "run" / "metrics.jsonl", 6))
+        workers[killed].signal(signal.SIGKILL)
+        survivor = workers[1 - killed]
+        assert survivor.end(timeout=DEADLINE_SECONDS) == 4, survivor.output
+    assert "Traceback" not in survivor.output
+    assert survivor.output.count("error:") == 1
+    assert f"Worker {1 - killed} lost the connection" in survivor.output
     assert not (tmp_path / "run" / "result.json").exists()
 
 
@@ -95,19 +63,20 @@ def test_a_worker_that_dies_while_none_talks_to_it_is_missed(tmp_path: pathlib.P
     (tmp_path / "dies.py").write_text(DIES)
     params = ("import dies", "train.callbacks = [@dies.DiesBetweenCalls()]")
     with two_workers(tmp_path / "run", *params, directory=tmp_path) as workers:
-        _, stderr = workers[0].communicate(timeout=DEADLINE_SECONDS)
-    assert workers[1].returncode == -signal.SIGKILL
-    assert workers[0].returncode == 4, stderr
-    assert stderr.count("error:") == 1 and "Worker 0 lost the connection" in stderr, stderr
+        status, output = workers[0].end(timeout=DEADLINE_SECONDS), workers[0].output
+        assert workers[1].status == -signal.SIGKILL
+    assert status == 4, output
+    assert output.count("error:") == 1 and "Worker 0 lost the connection" in output, output
 
 
 def test_when_one_worker_is_told_to_leave_all_save_and_leave(tmp_path: pathlib.Path) -> None:
     """Although TensorFlow has a handler of its own for SIGTERM in workers."""
     with two_workers(tmp_path / "run") as workers:
-        wait_for_points(tmp_path / "run" / "metrics.jsonl", 2)
-        workers[1].terminate()
-        said = [worker.communicate(timeout=DEADLINE_SECONDS)[1] for worker in workers]
-    assert [worker.returncode for worker in workers] == [143, 143], said
+        workers[0].until(lambda: has_points(tmp_path / "run" / "metrics.jsonl", 2))
+        workers[1].signal(signal.SIGTERM)
+        statuses = [worker.end(timeout=DEADLINE_SECONDS) for worker in workers]
+        said = [worker.output for worker in workers]
+    assert statuses == [143, 143], said
     assert "another worker has to leave" in said[0]
     assert "SIGTERM was received" in said[1]
     (newest,) = catalog.list_checkpoints(str(tmp_path / "run" / "checkpoints"))[-1:]
@@ -115,36 +84,32 @@ def test_when_one_worker_is_told_to_leave_all_save_and_leave(tmp_path: pathlib.P
     assert all(f"Left at step {newest.step:,} after saving" in words for words in said)
 
 
-def test_workers_that_do_not_fit_are_told_so_in_tensorflows_and_in_horovods_words() -> None:
+MISFITS = (
+    "Collective ops is aborted by: Shape mismatch in the collective instance 107. Op at … expected shape [8,12]",
+    "Collective instance 135 expected type 0 and data_type 2 but got type 1 and data_type 1",
+    "Mismatched allreduce tensor shapes: One rank sent a tensor of shape [8, 4], but another rank sent [8, 5].",
+)
+TIMED_OUT = "[unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation to complete"  # the other was stopped
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "workers", "status", "words"),
+    [
+        *(("Internal", said, 2, 2, "do not run the same training") for said in MISFITS),
+        ("InvalidArgument", "Mismatched labels: Invalid shape [3], expected float but got type int", 2, None, ""),
+        ("Unknown", TIMED_OUT, 2, 4, ""),
+        ("Unknown", TIMED_OUT, 1, None, ""),
+    ],
+)
+def test_a_collective_that_fails_is_explained_in_tensorflows_horovods_and_gloos_words(
+    kind: str, said: str, workers: int, status: int | None, words: str
+) -> None:
     import tensorflow as tf
 
     from tfdist.strategies.strategy import Topology
     from tfdist.training.run.run import explain_collective
 
-    for said in (
-        "Collective ops is aborted by: Shape mismatch in the collective instance 107. Op at … expected shape [8,12]",
-        "Collective instance 135 expected type 0 and data_type 2 but got type 1 and data_type 1",
-        "Mismatched allreduce tensor shapes: One rank sent a tensor of shape [8, 4], but another rank sent [8, 5].",
-    ):
-        found = explain_collective(
-            tf.errors.InternalError(None, None, f"Graph execution error:\n{said}"), Topology(0, 2, 1)
-        )
-        assert found is not None and found.exit_status == 2 and "do not run the same training" in str(found)
-    own = tf.errors.InvalidArgumentError(
-        None, None, "Mismatched labels: Invalid shape [3], expected float but got type int"
-    )
-    assert explain_collective(own, Topology(0, 2, 1)) is None
-
-
-def test_a_peer_that_answers_no_more_is_lost_in_gloos_words_too() -> None:
-    """As they came from a worker of two whose other one had been stopped."""
-    import tensorflow as tf
-
-    from tfdist.strategies.strategy import Topology
-    from tfdist.training.run.run import explain_collective
-
-    said = "[unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation to complete"
-    error = tf.errors.UnknownError(None, None, f"Graph execution error:\n{said}")
-    found = explain_collective(error, Topology(0, 2, 1))
-    assert found is not None and found.exit_status == 4
-    assert explain_collective(error, Topology(0, 1, 1)) is None
+    start = "" if kind == "InvalidArgument" else "Graph execution error:\n"
+    error = getattr(tf.errors, f"{kind}Error")(None, None, start + said)
+    found = explain_collective(error, Topology(0, workers, 1))
+    assert (found and found.exit_status) == status and words in str(found)

@@ -23,9 +23,11 @@ import keras
 import numpy as np
 import pytest
 from gcs.server import GcsServer
+from processes import running
 from support import REPOSITORY
 from sweep_journals import Journal as WrittenJournal
-from tuning.sweeps import Sweep, running, write_experiment
+from training.test_resume import Once, fail
+from tuning.sweeps import Sweep, write_experiment
 from tuning.sweeps import arguments as sweep_arguments
 
 from tfdist import main
@@ -66,25 +68,6 @@ def model() -> keras.Model:
 
 def task() -> Supervised:
     return Supervised(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-
-
-class Interruption(Exception):
-    """What a process does that is killed."""
-
-
-class _Ends(keras.callbacks.Callback):
-    """Ends a training as a kill would, after so many epochs of it."""
-
-    def __init__(self, epochs: int) -> None:
-        super().__init__()
-        self._left = [epochs]
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._left[0] == 0:
-            raise Interruption
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._left[0] -= 1
 
 
 def run(directory: str | pathlib.Path, **changes: Any) -> list[np.ndarray] | None:
@@ -147,7 +130,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     weights = run(folder / "finished")
     assert weights is not None
     with pytest.raises(CallbackError):
-        run(folder / "killed", callbacks=[_Ends(2)])
+        run(folder / "killed", callbacks=[Once("on_train_batch_end", 2 * STEPS_PER_EPOCH + 1, fail)])
     (folder / "killed" / "rollbacks.json").write_text(json.dumps([dataclasses.asdict(NO_FAILURE)]))
     assert len(list((folder / "killed" / "checkpoints").iterdir())) == 2
     return Runs(folder / "finished", folder / "killed", weights)

@@ -159,7 +159,7 @@ def undisturbed(strategy: str, root: pathlib.Path) -> Run:
         params, gin_files = (["train.xla = 'off'"], [TRIALS]) if strategy == TRIED else ([], [])
         with Process(run, name, *params, gin_files=gin_files) as process:
             if process.wait() != 0:
-                raise SystemExit(f"The undisturbed run failed:\n{process.output()}")
+                raise SystemExit(f"The undisturbed run failed:\n{process.output}")
     return run
 
 

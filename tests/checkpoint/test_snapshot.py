@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import threading
 from collections.abc import Sequence
 
 import keras
@@ -79,17 +78,6 @@ def test_mirrored_variables_are_read_without_a_collective() -> None:
     np.testing.assert_array_equal(found["mirrored"], [1.0, 2.0])
     np.testing.assert_array_equal(found["kernel"], model.get_weights()[0])
     assert found["counter"] == 4.0
-
-
-def test_the_buffer_is_reused_and_waited_for() -> None:
-    pool = SnapshotBuffer(max_file_bytes=2**20)
-    pool.reserve({"a": np.ones(5, np.float32)})
-    first, waited_seconds = pool.take({"a": np.ones(5, np.float32)})
-    assert waited_seconds == 0.0
-    threading.Timer(0.05, pool.give_back).start()
-    second, waited_seconds = pool.take({"a": np.zeros(5, np.float32)})
-    assert second is first and not second.contents[0].any() and waited_seconds > 0.01
-    pool.close()
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,11 @@ import support
 from crashes import hooks, runs
 from crashes.kills import LOST_PEER, PREEMPTED
 from crashes.pace import PACE
-from crashes.runs import END_SECONDS, Run, differences
+from crashes.runs import Run, differences
 from gcs.faults import Fault as Answer
 from gcs.server import GcsServer
-from tuning.sweeps import Running, Sweep, arguments, write_experiment
+from processes import LEFT_SECONDS, Running, as_in_shell, running
+from tuning.sweeps import Sweep, arguments, write_experiment
 
 from tfdist.errors import EXIT_NOT_SAVED, EXIT_STORE_UNAVAILABLE, EXIT_USER_ERROR
 
@@ -67,22 +68,19 @@ class Scene:
 
     def listeners(self) -> list[psutil.Process]:
         """The processes that train or evaluate now, the one that was started among them, if it does."""
-        found = []
-        for name in list((self.root / "site").glob(f"{hooks.LISTENS}*")):
-            with contextlib.suppress(psutil.Error):
-                process = psutil.Process(int(name.name.removeprefix(hooks.LISTENS)))
-                if support._bears(process, self.life.mark):
-                    found.append(process)
+        names = (self.root / "site").glob(f"{hooks.LISTENS}*")
+        listening = {int(path.name.removeprefix(hooks.LISTENS)) for path in names}
+        found = [process for process in support.find_marked(self.life.mark) if process.pid in listening]
         return sorted(found, key=lambda process: process.pid)
 
     def processes(self) -> list[psutil.Process]:
         """All that belong to the life, but the orphans, and what of multiprocessing waits for the end of these."""
         spared = {process.pid for process in self.orphans}
         found = []
-        for process in psutil.process_iter():
+        for process in support.find_marked(self.life.mark):
             with contextlib.suppress(psutil.Error):
                 waits = bool(spared) and "from multiprocessing." in " ".join(process.cmdline())
-                if process.pid not in spared and not waits and support._bears(process, self.life.mark):
+                if process.pid not in spared and not waits:
                     found.append(process)
         return found
 
@@ -337,7 +335,7 @@ def build_works(root: pathlib.Path) -> dict[str, Work]:
     gin_file = write_experiment(root)
 
     def train(strategy: str) -> Callable[[str], list[str]]:
-        return lambda run_dir: runs.command(strategy, run_dir)[3:]  # type: ignore[arg-type]
+        return lambda run_dir: runs.command(strategy, run_dir)[1:]  # type: ignore[arg-type]
 
     def use(mode: str) -> Callable[[str], list[str]]:
         return lambda run_dir: [f"--mode={mode}", f"--run_dir={run_dir}"]
@@ -462,7 +460,7 @@ class Torture:
         command = work.arguments(place.run_dir)
         if plan and not work.trained and self.dice.random() < STOPPED:
             command.append("--gin_param=policy.CheckpointPolicy.on_error = 'stop'")
-        place.life = Running(command, log, variables, support.REPOSITORY, work.module)
+        place.life = running(command, log, variables, support.REPOSITORY, work.module)
         began, status = time.monotonic(), None
         while status is None and time.monotonic() < began + MOST_SECONDS:
             left = steps[0][0] - (time.monotonic() - began) if steps else 1.0
@@ -481,8 +479,8 @@ class Torture:
         if status is None:
             self._report(name, place, f"{plan}: it did not end")
         else:
-            status = 128 - status if status < 0 else status
-            give_up = time.monotonic() + END_SECONDS
+            status = as_in_shell(status)
+            give_up = time.monotonic() + LEFT_SECONDS
             while (left_behind := place.processes()) and time.monotonic() < give_up:
                 time.sleep(0.05)
             if left_behind:

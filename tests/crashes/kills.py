@@ -157,7 +157,7 @@ def _kill(process: Process, moment: Moment, account: Account, dice: random.Rando
 def _strike(process: Process, dice: random.Random, number: int) -> str:
     """Signals one worker, the launcher, or all; says which."""
     if process.strategy not in LAUNCHERS:
-        process.send(number)
+        process.signal(number)
         return "the process"
     workers = process.workers()
     victim = dice.choice(["one worker", "one worker", "all", "the launcher"])
@@ -167,7 +167,7 @@ def _strike(process: Process, dice: random.Random, number: int) -> str:
         process.kill_all()
     else:
         victim = "the launcher"
-        process.send(number)
+        process.signal(number)
     return victim
 
 
@@ -189,4 +189,4 @@ def _goes_on_right(process: Process, account: Account, before: int) -> bool:
 
 def _give_up(account: Account, process: Process, what: str) -> None:
     account.unrecoverable += 1
-    account.problems.append(f"{process.run.directory}: {what}\n{process.output()[-3000:]}")
+    account.problems.append(f"{process.run.directory}: {what}\n{process.output[-3000:]}")

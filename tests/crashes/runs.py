@@ -12,20 +12,17 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
 import sys
-import time
-import uuid
 import zipfile
 from collections.abc import Sequence
 from typing import Any
 
-import forks
 import h5py
 import numpy as np
 import psutil
 import support
 from crashes.pace import PACE, newest_step
+from processes import Running, as_in_shell
 
 from tfdist.checkpoint import restore
 
@@ -38,7 +35,6 @@ STRATEGIES = ("one_device", *TWO_REPLICAS)
 LAUNCHERS = {"multi_worker": "tf_config", "horovod": "horovod"}
 TOLERANCE = 1e-5  # of runs whose additions come in another order
 PARAMS = {"mirrored": ["mirrored.Mirrored.num_cpu_devices = 2"]}
-END_SECONDS = 30.0  # for processes to be gone that were killed, or lost the one that was
 MAIN, FITTED = "tfdist.main", "crashes.fitted"
 OWN_MODULES = ("tfdist.launch",)
 
@@ -52,17 +48,17 @@ def command(
     restarts: int = 0,
     module: str = MAIN,
 ) -> list[str]:
-    """The command that trains, or continues training, in `run_dir`: by gin files, or by crashes/fitted.py."""
+    """The module that trains, or continues training, in `run_dir`, with its arguments; MAIN does it by gin files."""
     launch = [module]
     if strategy in LAUNCHERS:
         options = [f"--workers={workers}", f"--launcher={LAUNCHERS[strategy]}", f"--max_restarts={restarts}"]
         launch = ["tfdist.launch", *options, *([] if module == MAIN else [f"--module={module}"]), "--"]
     if module != MAIN:
-        return [sys.executable, "-m", *launch, strategy, str(run_dir), *params]
+        return [*launch, strategy, str(run_dir), *params]
     config = [EXPERIMENT, f"configs/strategies/{strategy}.gin", *gin_files]
     flags = [f"--gin_file={name}" for name in config]
     flags += [f"--gin_param={param}" for param in [*PARAMS.get(strategy, []), *params]]
-    return [sys.executable, "-m", *launch, *flags, f"--run_dir={run_dir}"]
+    return [*launch, *flags, f"--run_dir={run_dir}"]
 
 
 def environment(pace: str | None = None) -> dict[str, str]:
@@ -71,7 +67,7 @@ def environment(pace: str | None = None) -> dict[str, str]:
     return found | ({PACE: pace} if pace else {})
 
 
-class Process:
+class Process(Running):
     """A life of a run, started at once.
 
     Args:
@@ -95,75 +91,41 @@ class Process:
         self.run = run
         self.strategy = strategy
         self._module = how.get("module", MAIN)
-        self._mark = uuid.uuid4().hex
-        self._output = run.directory.with_suffix(".output").open("a+", errors="replace")
-        self._begin = self._output.tell()
         self.events_before = len(run.events())
         pace = None if step_seconds is None else f"{step_seconds}:{run.directory}"
-        self._popen = forks.Popen(
-            command(strategy, run.directory, *params, **how),
-            env=environment(pace) | {support.MARK: self._mark} | (env or {}),
-            cwd=support.REPOSITORY,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        super().__init__(
+            [sys.executable, "-m", *command(strategy, run.directory, *params, **how)],
+            run.directory.with_suffix(".output"),
+            environment(pace) | (env or {}),
+            support.REPOSITORY,
         )
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        support.kill_marked(self._mark)
-        self._popen.wait()
-        self._output.close()
-
-    @property
-    def status(self) -> int | None:
-        """Its exit status as a shell gives it; None while it runs."""
-        status = self._popen.poll()
-        return status if status is None or status >= 0 else 128 - status
 
     def workers(self) -> list[psutil.Process]:
         """The processes that train, as far as they have been started."""
         if self.strategy not in LAUNCHERS:
-            return [psutil.Process(self._popen.pid)]
+            return [psutil.Process(self.pid)]
         found = []
         with contextlib.suppress(psutil.Error):
-            for process in psutil.Process(self._popen.pid).children(recursive=True):
+            for process in psutil.Process(self.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     line = process.cmdline()
                     if self._module in line and not any(m in part for part in line for m in OWN_MODULES):
                         found.append(process)
         return sorted(found, key=lambda process: process.pid)
 
-    def send(self, number: int) -> None:
-        """Signals the command itself; not what it started."""
-        if self._popen.poll() is None:
-            os.kill(self._popen.pid, number)
-
     def kill_all(self) -> None:
         """What a machine does that loses its power."""
-        self.send(signal.SIGKILL)
-        support.kill_marked(self._mark)
+        self.signal(signal.SIGKILL)
+        support.kill_marked(self.mark)
 
     def wait(self, timeout: float = 120.0) -> int:
-        """The exit status, once nothing of it is left."""
-        self._popen.wait(timeout)
-        deadline = time.monotonic() + END_SECONDS
-        while left := [p for p in psutil.process_iter() if support._bears(p, self._mark)]:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"left behind: {[process.cmdline() for process in left]}")
-            time.sleep(0.02)
-        return self.status
+        """The exit status as a shell gives it, once nothing of it is left."""
+        status = self.end(timeout=timeout)
+        self.wait_until_all_gone()
+        return as_in_shell(status)
 
     def new_events(self, name: str) -> list[dict[str, Any]]:
         return [e for e in self.run.events()[self.events_before :] if e["event"] == name]
-
-    def output(self) -> str:
-        """What it wrote so far."""
-        self._output.flush()
-        return self.run.directory.with_suffix(".output").read_bytes()[self._begin :].decode(errors="replace")
 
 
 class Run:
@@ -221,6 +183,25 @@ class Run:
     def state(self) -> Any:
         """The newest checkpoint's."""
         return restore.load_newest(str(self.checkpoints), tell=_Silent())
+
+
+class Undisturbed:
+    """The runs that nobody ends, each made when it is first asked for, in a directory of `root`."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self._root = root
+        self._runs: dict[Any, Run] = {}
+
+    def __call__(self, strategy: str, *params: str, **how: Any) -> Run:
+        """Strategies with two replicas share one run, as they agree to the bit."""
+        strategy = "mirrored" if strategy in TWO_REPLICAS else strategy
+        key = strategy, params, str(how)
+        if key not in self._runs:
+            run = Run(self._root / f"run-{len(self._runs)}")
+            with Process(run, strategy, *params, **how) as process:
+                assert process.wait() == 0, process.output
+            self._runs[key] = run
+        return self._runs[key]
 
 
 class _Silent:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pathlib
 import random
 import signal
-import time
-from collections.abc import Callable
 
 import pytest
 from crashes.kills import PREEMPTED, Account, disturb
-from crashes.runs import STEPS_PER_EPOCH, TOLERANCE, TOTAL_STEPS, TWO_REPLICAS, Process, Run, differences
+from crashes.runs import STEPS_PER_EPOCH, TOLERANCE, TOTAL_STEPS, Process, Run, Undisturbed, differences
 
 pytestmark = pytest.mark.slow
 
@@ -19,19 +17,8 @@ STEP_SECONDS = 0.02
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """The run that nobody kills, by strategy; strategies with two replicas share one."""
-    root, made = tmp_path_factory.mktemp("undisturbed"), {}
-
-    def run(strategy: str, *params: str) -> Run:
-        name = "mirrored" if strategy in TWO_REPLICAS else strategy
-        if (name, params) not in made:
-            made[name, params] = Run(root / f"{name}-{len(made)}")
-            with Process(made[name, params], name, *params) as process:
-                assert process.wait() == 0, process.output()
-        return made[name, params]
-
-    return run
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return Undisturbed(tmp_path_factory.mktemp("undisturbed"))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +26,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     [("one_device", 3), ("mirrored", 3), ("multi_worker", 2), pytest.param("horovod", 2, marks=pytest.mark.horovod)],
 )
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_was_not(
-    tmp_path: pathlib.Path, undisturbed: Callable[..., Run], strategy: str, kills: int
+    tmp_path: pathlib.Path, undisturbed: Undisturbed, strategy: str, kills: int
 ) -> None:
     account, run = Account(strategy), Run(tmp_path / "run")
     disturb(run, account, random.Random(f"7 {strategy}"), most_kills=kills)
@@ -49,31 +36,26 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_was_not(
     assert not run.is_writing  # nothing half-written is left
 
 
+LEFT = [  # by strategy: at which step, by which signal, to whom
+    ("multi_worker", 5, signal.SIGTERM, "one worker"),
+    ("mirrored", 19, signal.SIGUSR1, "all"),
+    ("multi_worker", 30, signal.SIGTERM, "all"),
+]
+LEFT_BY_HOROVOD = [("horovod", 2 * STEPS_PER_EPOCH - 1, signal.SIGTERM, "all")]
+
+
+@pytest.mark.parametrize(
+    ("lives", "last"), [(LEFT, "one_device"), pytest.param(LEFT_BY_HOROVOD, "mirrored", marks=pytest.mark.horovod)]
+)
 def test_runs_go_on_under_other_strategies_and_signals_cost_no_step(
-    tmp_path: pathlib.Path, undisturbed: Callable[..., Run]
+    tmp_path: pathlib.Path, undisturbed: Undisturbed, lives: list[tuple[str, int, int, str]], last: str
 ) -> None:
     run = Run(tmp_path / "run")
     saved = 0
-    for strategy, step, number, to_whom in (
-        ("multi_worker", 5, signal.SIGTERM, "one worker"),
-        ("mirrored", 19, signal.SIGUSR1, "all"),
-        ("multi_worker", 30, signal.SIGTERM, "all"),
-    ):
+    for strategy, step, number, to_whom in lives:
         saved = leave(run, strategy, saved, at_step=step, number=number, to_one_worker=to_whom == "one worker")
-    with Process(run, "one_device", NO_DROPOUT) as process:
-        assert process.wait() == 0, process.output()
-        assert [event["step"] for event in process.new_events("resumed")] == [saved]
-    assert differences(run, undisturbed("one_device", NO_DROPOUT), tolerance=TOLERANCE) == []
-
-
-@pytest.mark.horovod
-def test_horovods_workers_save_when_told_and_others_go_on(
-    tmp_path: pathlib.Path, undisturbed: Callable[..., Run]
-) -> None:
-    run = Run(tmp_path / "run")
-    saved = leave(run, "horovod", 0, at_step=2 * STEPS_PER_EPOCH - 1, number=signal.SIGTERM, to_one_worker=False)
-    with Process(run, "mirrored", NO_DROPOUT) as process:
-        assert process.wait() == 0, process.output()
+    with Process(run, last, NO_DROPOUT) as process:
+        assert process.wait() == 0, process.output
         assert [event["step"] for event in process.new_events("resumed")] == [saved]
     assert differences(run, undisturbed("one_device", NO_DROPOUT), tolerance=TOLERANCE) == []
 
@@ -81,16 +63,13 @@ def test_horovods_workers_save_when_told_and_others_go_on(
 def leave(run: Run, strategy: str, before: int, *, at_step: int, number: int, to_one_worker: bool) -> int:
     """Trains from step `before` on until it is told to leave; the step that it saved last, which is the last it did."""
     with Process(run, strategy, NO_DROPOUT, step_seconds=STEP_SECONDS) as process:
-        deadline = time.monotonic() + 120
-        while run.newest_step < at_step:
-            assert process.status is None and time.monotonic() < deadline, process.output()
-            time.sleep(0.002)
+        process.until(lambda: run.newest_step >= at_step)
         if to_one_worker:
             process.workers()[1].send_signal(number)
         else:
-            process.send(number)
-        assert process.wait() == PREEMPTED, process.output()
+            process.signal(number)
+        assert process.wait() == PREEMPTED, process.output
         assert [event["step"] for event in process.new_events("resumed")] == ([before] if before else [])
-        assert f"Left at step {run.newest_step:,} after saving" in process.output()
+        assert f"Left at step {run.newest_step:,} after saving" in process.output
     assert at_step <= run.newest_step == run.progress < TOTAL_STEPS
     return run.newest_step

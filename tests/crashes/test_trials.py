@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-import support
 from crashes.kills import LOST_PEER, PREEMPTED
-from crashes.runs import FITTED, MAIN, TOLERANCE, TOTAL_STEPS, TRIALS, Process, Run, differences
+from crashes.runs import FITTED, MAIN, TOLERANCE, TOTAL_STEPS, TRIALS, Process, Run, Undisturbed, differences
 
 pytestmark = pytest.mark.slow
 
@@ -81,16 +80,13 @@ FITS: dict[str, Sequence[Life]] = {
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """The run on one device without XLA that nobody ends, by what trains it."""
-    root, made = tmp_path_factory.mktemp("undisturbed"), {}
+    made = Undisturbed(tmp_path_factory.mktemp("undisturbed"))
 
     def run(*params: str, module: str = MAIN) -> Run:
-        if (module, params) not in made:
-            made[module, params] = run = Run(root / f"run-{len(made)}")
-            off = "off" if module == FITTED else "train.xla = 'off'"
-            with Process(run, ONE_DEVICE, *params, off, gin_files=[TRIALS], module=module) as process:
-                assert process.wait() == 0, process.output()
-            assert run.xla is None
-        return made[module, params]
+        off = "off" if module == FITTED else "train.xla = 'off'"
+        found = made(ONE_DEVICE, *params, off, gin_files=[TRIALS], module=module)
+        assert found.xla is None
+        return found
 
     return run
 
@@ -145,18 +141,17 @@ def live(run: Run, life: Life, *params: str, module: str = MAIN) -> None:
     with Process(run, life.strategy, *params, step_seconds=pace, **how) as process:
 
         def has_come() -> bool:
-            assert process.status is None, process.output()
             is_tried = run.xla not in (None, life.stored) or life.trial is None
             is_over = life.trial != CHOSEN or bool(process.new_events("xla_chosen"))
             return run.newest_step > saved and is_tried and is_over
 
         if life.end is not None:
-            support.wait_until(has_come, seconds=60)
+            process.until(has_come)
             befall(process, life.end)
             saved = run.newest_step if life.restarts else saved
         status = process.wait(240)
         resumed = [event["step"] for event in process.new_events("resumed")]
-        message = f"{resumed} resumed, {saved} saved\n{process.output()}"
+        message = f"{resumed} resumed, {saved} saved\n{process.output}"
         if life.end is None or life.restarts:
             assert status == 0, message
             assert run.newest_step == TOTAL_STEPS
@@ -175,7 +170,7 @@ def live(run: Run, life: Life, *params: str, module: str = MAIN) -> None:
 
 def befall(process: Process, end: str) -> None:
     if end == TERM:
-        process.send(signal.SIGTERM)
+        process.signal(signal.SIGTERM)
     elif end == KILL_ALL:
         process.kill_all()
     else:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import signal
-import subprocess
 import sys
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +15,7 @@ import support
 import tensorflow as tf
 from data.every_source import STEPS, XY, Squares
 from data_streams import global_batches
+from processes import Running
 
 from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
@@ -105,21 +104,11 @@ if __name__ == "__main__":
 def test_the_processes_end_with_the_one_that_reads(number: int, tmp_path: pathlib.Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    mark = uuid.uuid4().hex
-    process = subprocess.Popen(
-        [sys.executable, program],
-        env=support.clean_environment() | support.TESTS_PATH | {support.MARK: mark},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None and process.stdout.readline().strip() == "read"
+    with Running([sys.executable, program], tmp_path / "log", support.TESTS_PATH) as process:
+        process.until(lambda: "read\n" in process.output)
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2
-        process.send_signal(number)
-        process.wait()
+        process.signal(number)
+        process.end()
         _, alive = psutil.wait_procs(children, timeout=60)
         assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
-    finally:
-        support.kill_marked(mark)
-        process.wait()

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import platform
 import re
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import forks
 import pytest
 import support
 from gcs.server import GcsServer
+from processes import running_workers
 
 from tfdist.errors import EXIT_DONE, EXIT_USER_ERROR
 from tfdist.launch.local_workers import tf_config
+
+pytestmark = pytest.mark.slow
 
 DIGITS = "--gin_file=configs/experiments/digits.gin"
 
@@ -26,32 +26,17 @@ def found(report: dict[str, Any], group: str, level: str | None = None) -> list[
     return [each for each in report["findings"] if each["group"] == group and level in (None, each["level"])]
 
 
-def doctors(*workers: list[str]) -> list[tuple[int, dict[str, Any]]]:
+def doctors(logs: Path, *workers: list[str]) -> list[tuple[int, dict[str, Any]]]:
     """Runs a doctor for each worker of one cluster, each with arguments of its own; statuses and reports."""
-    addresses = [f"127.0.0.1:{port}" for port in support.free_ports(len(workers))]
-    processes = [
-        forks.Popen(
-            [sys.executable, "-m", "tfdist.doctor", "--json", "--peer_seconds=90", *arguments],
-            env=support.clean_environment() | {"TF_CONFIG": tf_config(addresses, index)},
-            cwd=support.REPOSITORY,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for index, arguments in enumerate(workers)
-    ]
-    try:
-        outputs = [process.communicate(timeout=200)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [(process.returncode, json.loads(output)) for process, output in zip(processes, outputs, strict=True)]
+    doctor = [sys.executable, "-m", "tfdist.doctor", "--json", "--peer_seconds=90"]
+    commands = [[*doctor, *arguments] for arguments in workers]
+    with running_workers(commands, logs, directory=support.REPOSITORY, stderr=None) as started:
+        return [(process.end(), json.loads(process.output)) for process in started]
 
 
-@pytest.mark.slow
-def test_two_workers_measure_their_all_reduce_and_say_where_their_configurations_differ() -> None:
+def test_two_workers_measure_their_all_reduce_and_say_where_their_configurations_differ(tmp_path: Path) -> None:
     same = [DIGITS, "--largest_mib=1"]
-    (status, chief), (other_status, other) = doctors(same, [*same, "--gin_param=train.epochs = 7"])
+    (status, chief), (other_status, other) = doctors(tmp_path, same, [*same, "--gin_param=train.epochs = 7"])
     assert status == other_status == EXIT_USER_ERROR
     (problem,) = found(chief, "workers", "problem")
     assert problem["details"]["differing"] == ["train.epochs"]
@@ -65,7 +50,6 @@ def test_two_workers_measure_their_all_reduce_and_say_where_their_configurations
     assert chief["worker"] == 0 and other["worker"] == 1
 
 
-@pytest.mark.slow
 @pytest.mark.horovod
 def test_horovods_workers_compare_and_measure_too() -> None:
     command = ["-m", "tfdist.launch", "--launcher=horovod", "--workers=2", "--module=tfdist.doctor"]
@@ -79,7 +63,6 @@ def test_horovods_workers_compare_and_measure_too() -> None:
     assert any(re.fullmatch(r"\[worker 1\] worker 1 \(.*\): a run can start.*", line) for line in lines)
 
 
-@pytest.mark.slow
 def test_alone_it_says_whom_it_did_not_reach_and_what_cannot_be_written(gcs: GcsServer, tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("")
@@ -107,9 +90,8 @@ def test_alone_it_says_whom_it_did_not_reach_and_what_cannot_be_written(gcs: Gcs
     assert in_the_way.read_text() == "" and not gcs.buckets.names("bucket")
 
 
-@pytest.mark.slow
-def test_a_machine_without_a_cluster_is_fine(run_python: Callable[..., support.Finished], tmp_path: Path) -> None:
-    finished = run_python(["-m", "tfdist.doctor", f"--run_dir={tmp_path}"], cwd=support.REPOSITORY)
+def test_a_machine_without_a_cluster_is_fine(tmp_path: Path) -> None:
+    finished = support.run_python(["-m", "tfdist.doctor", f"--run_dir={tmp_path}"], cwd=support.REPOSITORY)
     assert finished.status == EXIT_DONE
     lines = finished.stdout.splitlines()
     assert lines[0].startswith(f"ok       versions  python {platform.python_version()}")

@@ -471,10 +471,10 @@ def staged_model() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Flatten()(x)))
 
 
-def named_model() -> keras.Model:
+def named_model(first: str = "hidden", last: str = "head") -> keras.Model:
     inputs = keras.Input((64,))
-    x = keras.layers.Dense(16, "tanh", name="hidden")(inputs)
-    return keras.Model(inputs, keras.layers.Dense(10, name="head")(x))
+    x = keras.layers.Dense(16, "tanh", name=first)(inputs)
+    return keras.Model(inputs, keras.layers.Dense(10, name=last)(x))
 
 
 def teacher() -> str:

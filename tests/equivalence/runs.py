@@ -22,18 +22,6 @@ PADDED_CASES = (
     "batch_norm_convolution",
     "random_layers_uneven",
 )
-LAUNCH = {
-    "one_device": [],
-    "mirrored2": [],
-    "mirrored4": [],
-    "padded2": [],
-    "pipelined2": [],
-    "pipelined3": [],
-    "multi_worker": ["-m", "tfdist.launch", "--workers=2"],
-    "horovod": ["-m", "tfdist.launch", "--workers=2", "--launcher=horovod"],
-}
-
-
 HOROVOD = pytest.param("horovod", marks=pytest.mark.horovod)
 Run = tuple[str, str]  # a strategy and a case
 
@@ -64,8 +52,7 @@ class Runs:
 
     def weights(self, strategy: str, case: str) -> list[np.ndarray]:
         if (strategy, case) not in self._weights:
-            model = keras.models.load_model(self.of(strategy, case) / "export" / "model.keras")
-            self._weights[strategy, case] = model.get_weights()
+            self._weights[strategy, case] = load_weights(self.of(strategy, case))
         return self._weights[strategy, case]
 
     def points(self, strategy: str, case: str) -> list[dict[str, object]]:
@@ -77,10 +64,23 @@ class Runs:
 
 def _train(strategy: str, root: pathlib.Path, names: Collection[str]) -> None:
     if names:
-        launch = LAUNCH[strategy]
-        program = [*launch, "--module=equivalence.cases", "--"] if launch else ["-m", "equivalence.cases"]
-        paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
-        support.run_python([*program, strategy, root, *names], env={"PYTHONPATH": paths}, timeout=900).check()
+        launch = support.LAUNCH.get(strategy)
+        support.run_module("equivalence.cases", strategy, root, *names, launch=launch, timeout=900).check()
+
+
+def load_weights(run_dir: pathlib.Path) -> list[np.ndarray]:
+    """Of the model that a finished run has exported."""
+    return keras.models.load_model(run_dir / "export" / "model.keras").get_weights()
+
+
+def assert_same_bits(ours: Iterable[Any], theirs: Iterable[Any]) -> None:
+    assert [np.asarray(w).tobytes() for w in ours] == [np.asarray(w).tobytes() for w in theirs]
+
+
+def assert_close(ours: Iterable[Any], theirs: Iterable[Any], *, tolerance: float) -> None:
+    """Weights differ by no more than the tolerance, whatever their size."""
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
 
 
 def runs_of(

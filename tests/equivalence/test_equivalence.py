@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 import support
 from equivalence.cases import CASES, OPTIMIZERS, model_of_optimizers
-from equivalence.runs import HOROVOD, PADDED_CASES, Run, Runs, of_two_processes, runs_of
+from equivalence.runs import (
+    HOROVOD,
+    PADDED_CASES,
+    Run,
+    Runs,
+    assert_same_bits,
+    load_weights,
+    of_two_processes,
+    runs_of,
+)
 
 TOLERANCE = 1e-5
 HALF_PRECISION_TOLERANCE = 2e-3
@@ -92,19 +101,15 @@ def test_padding_to_static_shapes_changes_nothing(runs: Runs, case: str) -> None
 
 @pytest.mark.parametrize(("strategy", "case"), OF_TWO_PROCESSES)
 def test_two_replicas_give_the_same_bits_under_every_strategy(runs: Runs, strategy: str, case: str) -> None:
-    for ours, theirs in zip(runs.weights(strategy, case), runs.weights("mirrored2", case), strict=True):
-        assert ours.tobytes() == theirs.tobytes()
+    assert_same_bits(runs.weights(strategy, case), runs.weights("mirrored2", case))
 
 
 def test_every_process_gives_the_same_bits(tmp_path: pathlib.Path) -> None:
     """TensorFlow's optimizers of graphs look through tables whose order is that of addresses of memory."""
-    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
     trained = set()
     for directory in (tmp_path / "1", tmp_path / "2", tmp_path / "3"):
-        program = ["-m", "equivalence.cases", "one_device", directory, "wide"]
-        support.run_python(program, env={"PYTHONPATH": paths}, timeout=900).check()
-        model = keras.models.load_model(directory / "wide" / "export" / "model.keras")
-        trained.add(b"".join(w.tobytes() for w in model.get_weights()))
+        support.run_module("equivalence.cases", "one_device", directory, "wide", timeout=900).check()
+        trained.add(b"".join(w.tobytes() for w in load_weights(directory / "wide")))
     assert len(trained) == 1
 
 
@@ -130,9 +135,7 @@ def test_each_of_several_optimizers_moves_its_layers(runs: Runs) -> None:
 def test_an_overflow_on_one_replica_skips_the_step_on_all(runs: Runs, strategy: str) -> None:
     skipped = [e for e in runs.events(strategy, "overflow") if e["event"] == "gradient_overflow"]
     assert [(e["details"]["steps"], e["details"]["loss_scale"]) for e in skipped] == [(1, 2.0**14)]
-    without = runs.weights(strategy, "overflow_left_out")
-    for ours, theirs in zip(runs.weights(strategy, "overflow"), without, strict=True):
-        assert ours.tobytes() == theirs.tobytes()
+    assert_same_bits(runs.weights(strategy, "overflow"), runs.weights(strategy, "overflow_left_out"))
 
 
 @pytest.mark.parametrize(

@@ -46,16 +46,30 @@ class Stepped(keras.Model):
         return {each.name: each.result() for each in self.metrics}
 
 
-class Clipped(Stepped):
-    """Regression; the test step reports another metric than the training step."""
+class Netted(Stepped):
+    """Gives what a net gives, by default with one hidden layer."""
+
+    units = 3
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = dense(8, 2)
-        self.error = keras.metrics.MeanAbsoluteError(name="error")
+        self.net = self.build_net()
+
+    def build_net(self) -> keras.Model:
+        return dense(8, self.units)
 
     def call(self, x: Any) -> Any:
         return self.net(x)
+
+
+class Clipped(Netted):
+    """Regression; the test step reports another metric than the training step."""
+
+    units = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error = keras.metrics.MeanAbsoluteError(name="error")
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -200,17 +214,13 @@ class Distilled(keras.Model):
         return self.compute_metrics(x, y, outputs) | {"distilled": distilled}
 
 
-class Adversarial(Stepped):
+class Adversarial(Netted):
     """Trains on examples moved along the sign of their gradient (Goodfellow et al. 2015)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = dense(8, 3)
         self.accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
         self.distance = keras.metrics.RootMeanSquaredError(name="distance")
-
-    def call(self, x: Any) -> Any:
-        return self.net(x)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -248,15 +258,10 @@ class MetaLearner(Stepped):
         return self.track(loss)
 
 
-class MixtureDensity(Stepped):
+class MixtureDensity(Netted):
     """A mixture of two normal distributions (Bishop 1994)."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = dense(8, 6)
-
-    def call(self, x: Any) -> Any:
-        return self.net(x)
+    units = 6
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -269,16 +274,12 @@ class MixtureDensity(Stepped):
         return self.track(loss)
 
 
-class Policy(Stepped):
+class Policy(Netted):
     """Policy gradients from a buffer of states, actions and rewards, less a running mean reward (Williams 1992)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = dense(8, 3)
         self.baseline = self.add_weight(shape=(), initializer="zeros", trainable=False, name="baseline")
-
-    def call(self, x: Any) -> Any:
-        return self.net(x)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         states, (actions, rewards) = data
@@ -379,21 +380,19 @@ class MeanTeacher(Stepped):
         return self.track(loss)
 
 
-class Accumulating(Stepped):
+class Accumulating(Netted):
     """Adds up the gradients of two batches by hand, and updates with them at once."""
+
+    units = 2
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = dense(8, 2)
         self.net.build((None, 6))
         self.sums = [
             self.add_weight(shape=v.shape, initializer="zeros", trainable=False, name=f"sum_{i}")
             for i, v in enumerate(self.net.trainable_weights)
         ]
         self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
-
-    def call(self, x: Any) -> Any:
-        return self.net(x)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -424,15 +423,11 @@ class Added(keras.Model):
         return super().train_step(data)
 
 
-class Scaled(Stepped):
+class Scaled(Netted):
     """Regression in float16, whose loss it scales as Keras's guide to mixed precision does."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = keras.Sequential([layers.Dense(size, dtype="mixed_float16") for size in (8, 2)])
-
-    def call(self, x: Any) -> Any:
-        return self.net(x)
+    def build_net(self) -> keras.Model:
+        return keras.Sequential([layers.Dense(size, dtype="mixed_float16") for size in (8, 2)])
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -443,16 +438,12 @@ class Scaled(Stepped):
         return self.track(loss)
 
 
-class Summarized(Stepped):
+class Summarized(Netted):
     """A loss of its own in Keras's steps, which it measures as well."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = dense(8, 3)
         self.size = keras.metrics.Mean(name="size")
-
-    def call(self, x: Any) -> Any:
-        return self.net(x)
 
     def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True) -> Any:
         size = keras.losses.MeanSquaredError()(ops.zeros_like(y_pred), y_pred)  # which Keras divides by replicas
@@ -477,24 +468,18 @@ class Measured(keras.Model):
         return super().compute_metrics(x, y, y_pred, sample_weight) | {"size": ops.mean(ops.abs(y_pred))}
 
 
-def compiled(kind: Callable[[], keras.Model], optimizer: Any = None, **how: Any) -> Callable[[], keras.Model]:
-    def build() -> keras.Model:
-        keras.utils.set_random_seed(5)
-        model = kind()
-        model.compile(optimizer=(optimizer or ADAM)(), **how)
-        return model
-
-    return build
-
-
-def of_optimizers(kind: Callable[[], Any], *optimizers: Callable[[], Any]) -> Callable[[], keras.Model]:
+def of_optimizers(kind: Callable[[], Any], *optimizers: Callable[[], Any], **how: Any) -> Callable[[], keras.Model]:
     def build() -> keras.Model:
         keras.utils.set_random_seed(5)
         model: keras.Model = kind()
-        model.compile(*(make() for make in optimizers))
+        model.compile(*(make() for make in optimizers), **how)
         return model
 
     return build
+
+
+def compiled(kind: Callable[[], Any], optimizer: Any = None, **how: Any) -> Callable[[], keras.Model]:
+    return of_optimizers(kind, optimizer or ADAM, **how)
 
 
 def scaling() -> keras.optimizers.Optimizer:

@@ -13,7 +13,7 @@ import keras
 import pytest
 import support
 import tensorflow as tf
-from equivalence.runs import HOROVOD, LAUNCH
+from equivalence.runs import HOROVOD
 from keras_fit.behaviors import classifier
 from keras_fit.callback_cases import CASES, NOT_COVERED, TRAINED
 from keras_fit.test_behaviors import differences
@@ -35,11 +35,8 @@ class Trained:
     def of(self, engine: str) -> list[dict[str, Any]]:
         """By worker."""
         if engine not in self._found:
-            module = "keras_fit.callback_cases"
-            launch = LAUNCH.get(engine)
-            program = [*launch, f"--module={module}", "--"] if launch else ["-m", module]
-            directory = self.root / engine
-            support.run_python([*program, engine, directory], env=support.TESTS_PATH, timeout=900).check()
+            directory, launch = self.root / engine, support.LAUNCH.get(engine)
+            support.run_module("keras_fit.callback_cases", engine, directory, launch=launch, timeout=900).check()
             ranks = range(WORKERS.get(engine, 1))
             self._found[engine] = [pickle.loads((directory / f"{rank}.pickle").read_bytes()) for rank in ranks]
         return self._found[engine]

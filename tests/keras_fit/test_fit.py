@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import json
 import math
-import os
 import pathlib
 import pickle
 import signal
@@ -14,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import forks
 import keras
 import numpy as np
 import pytest
@@ -22,6 +19,8 @@ import support
 from fuzz.fit_parts import Batches, Stopping
 from keras_fit.behaviors import Numbered, X, Y, batches, classifier, dataset
 from keras_fit.test_behaviors import differences
+from processes import running_workers
+from training.test_resume import Once, send
 
 import tfdist
 from tfdist.checkpoint import policy
@@ -33,6 +32,10 @@ from tfdist.training.step.optimizer import REDUCTION
 
 WORKER = pathlib.Path(__file__).with_name("under_workers.py")
 SCRIPT = pathlib.Path(__file__).with_name("under_mirrored.py")
+
+
+def interrupt() -> None:
+    raise InterruptedError
 
 
 def state(model: keras.Model) -> list[Any]:
@@ -85,13 +88,9 @@ def test_a_run_of_another_optimizer_loss_model_or_of_other_arrays_is_refused_by_
 
 @pytest.mark.slow
 def test_a_backup_of_another_experiment_is_refused_by_name(tmp_path: pathlib.Path) -> None:
-    def interrupt_second(epoch: int, logs: Any) -> None:
-        if epoch == 1:
-            raise InterruptedError
-
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), delete_checkpoint=False)
     with pytest.raises(InterruptedError):
-        fit(classifier(), epochs=2, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=interrupt_second), backup])
+        fit(classifier(), epochs=2, callbacks=[Once("on_epoch_begin", 2, interrupt), backup])
     with pytest.raises(ValueError, match=r"another experiment(.|\n)* loss: (.|\n)*Give another backup_dir"):
         fit(classifier(loss="mse"), epochs=2, callbacks=backup)
 
@@ -126,13 +125,9 @@ def test_weights_of_another_shape_are_refused_by_the_shapes_and_not_their_values
 def test_a_run_that_has_to_leave_and_cannot_save_exits_with_the_status_that_says_so(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], number: int
 ) -> None:
-    class Leaves(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            os.kill(os.getpid(), number)
-
     (tmp_path / "checkpoints").symlink_to("/proc/sys/vm")  # where even the superuser makes nothing
     with pytest.raises(SystemExit) as ended:
-        fit(classifier(), epochs=4, callbacks=Leaves(), run_dir=str(tmp_path))
+        fit(classifier(), epochs=4, callbacks=Once("on_epoch_end", 1, send(number)), run_dir=str(tmp_path))
     assert ended.value.code == EXIT_NOT_SAVED
     assert "could not save" in "".join(capfd.readouterr())
 
@@ -147,14 +142,10 @@ def test_a_finished_run_that_a_callback_stopped_leaves_the_model_stopped(tmp_pat
 
 @pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on(tmp_path: pathlib.Path) -> None:
-    class Interrupts(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            if epoch == 1:
-                os.kill(os.getpid(), signal.SIGINT)
-
     model, whole = classifier(), classifier()
+    leaves = Once("on_epoch_end", 2, send(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt, match="after saving"):
-        fit(model, epochs=4, callbacks=Interrupts(), run_dir=str(tmp_path / "run"))
+        fit(model, epochs=4, callbacks=leaves, run_dir=str(tmp_path / "run"))
     assert model.compiled and len(model.evaluate(X, Y, verbose=0)) == 2
     resumed = classifier()
     history = fit(resumed, epochs=4, run_dir=str(tmp_path / "run"))
@@ -169,16 +160,10 @@ def test_a_backup_and_restore_among_the_callbacks_has_a_call_that_was_cut_off_go
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, run_dir: str | None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-
-    class Fails(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if int(self.model.optimizer.iterations) == 6:
-                raise InterruptedError
-
     backup = keras.callbacks.BackupAndRestore("backup", save_freq=1)
     changes = {"epochs": 4, "batch_size": 20, "run_dir": run_dir}
     with pytest.raises(InterruptedError):
-        fit(classifier(), callbacks=[Fails(), backup], **changes)
+        fit(classifier(), callbacks=[Once("on_train_batch_end", 6, interrupt), backup], **changes)
     assert all(path.name.startswith(("step-", ".")) for path in (tmp_path / "backup").iterdir())
     resumed, whole = classifier(), classifier()
     begun = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: epochs.append(epoch))
@@ -260,11 +245,6 @@ def logged_epochs(path: pathlib.Path) -> list[int]:
 
 @pytest.mark.slow
 def test_a_csv_logger_has_each_epoch_once_after_kills_repetitions_and_extensions(tmp_path: pathlib.Path) -> None:
-    class Fails(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            if epoch == 4:
-                raise InterruptedError
-
     path, run_dir = tmp_path / "log.csv", str(tmp_path / "run")
 
     def call(epochs: int, *others: Any, append: bool = False, **changes: Any) -> list[int]:
@@ -275,7 +255,7 @@ def test_a_csv_logger_has_each_epoch_once_after_kills_repetitions_and_extensions
     assert call(2) == call(2) == [0, 1]
     saves = policy.CheckpointPolicy(every_epochs=2)
     with pytest.raises(InterruptedError):
-        call(6, Fails(), checkpoint=saves)
+        call(6, Once("on_epoch_end", 3, interrupt), checkpoint=saves)  # the fifth
     assert logged_epochs(path) == [0, 1, 2, 3, 4]
     with path.open("a") as file:
         file.write("5,0.2")  # as a kill leaves it
@@ -507,21 +487,9 @@ def test_models_of_a_scope_train_on_its_replicas() -> None:
 
 @pytest.mark.slow
 def test_each_of_two_workers_ends_with_the_weights_of_one_device(tmp_path: pathlib.Path) -> None:
-    addresses = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
-    workers = [
-        forks.Popen(
-            [sys.executable, str(WORKER), str(tmp_path / str(index))],
-            env=support.clean_environment()
-            | support.TESTS_PATH
-            | {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})},
-        )
-        for index in range(2)
-    ]
-    try:
-        assert [worker.wait(300) for worker in workers] == [0, 0]
-    finally:
-        for worker in workers:
-            worker.kill()
+    commands = [[sys.executable, WORKER, tmp_path / str(index)] for index in range(2)]
+    with running_workers(commands, tmp_path, support.TESTS_PATH) as workers:
+        assert [worker.end() for worker in workers] == [0, 0], workers[0].output
     first, second = (pickle.loads((tmp_path / str(index)).read_bytes()) for index in range(2))
     assert not differences(first, second)
     assert first.pop("generator").startswith("A Python generator is read once")

@@ -17,7 +17,8 @@ import tensorflow as tf
 from keras_fit import own_steps
 from keras_fit.own_steps import KINDS, Clipped
 from keras_fit.under_own_steps import arguments_of, collect, find_kind, train
-from support import REPOSITORY, TESTS_PATH, run_python
+from support import LAUNCH, REPOSITORY, TESTS_PATH, run_module, run_python
+from training.test_resume import Once, send
 
 import tfdist
 from tfdist import experiment
@@ -27,16 +28,12 @@ from tfdist.training.run.train_settings import TrainSettings
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = pathlib.Path(__file__).with_name("under_own_steps.py")
-LAUNCHED = {"multi_worker": ["--workers=2"], "horovod": ["--workers=2", "--launcher=horovod"]}
 HOROVOD = pytest.param("horovod", marks=pytest.mark.horovod)
 
 
 def run(engine: str, directory: pathlib.Path, *kinds: str, env: dict[str, str] | None = None) -> Any:
     directory.mkdir(exist_ok=True)
-    start = ["-m", "tfdist.launch", *LAUNCHED.get(engine, ()), "--module=keras_fit.under_own_steps", "--"]
-    command = start if engine in LAUNCHED else [str(PROGRAM)]
-    return run_python([*command, engine, str(directory), *kinds], env=TESTS_PATH | (env or {}), timeout=400)
+    return run_module("keras_fit.under_own_steps", engine, directory, *kinds, launch=LAUNCH.get(engine), env=env)
 
 
 @functools.cache
@@ -100,19 +97,11 @@ def test_models_of_kerashub_train_on_one_device_two_replicas_and_two_workers_ali
             assert largest_difference(load(tmp_path / engine, name), by_fit(name)) <= 1e-5, (engine, name)
 
 
-class Leaves(keras.callbacks.Callback):
-    """Asks the run to leave in the middle of its third epoch."""
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.count = getattr(self, "count", 0) + 1
-        if self.count == 17:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_is_left_resumes_with_the_same_bits(kind: str, tmp_path: pathlib.Path) -> None:
+    leaves = Once("on_train_batch_end", 17, send(signal.SIGTERM))  # in the middle of the third epoch
     with pytest.raises(SystemExit):
-        train(kind, None, run_dir=str(tmp_path / "run"), callbacks=[Leaves()])
+        train(kind, None, run_dir=str(tmp_path / "run"), callbacks=[leaves])
     resumed = train(kind, None, run_dir=str(tmp_path / "run"))
     assert not largest_difference(resumed, train(kind, None))
 
@@ -196,15 +185,10 @@ def test_an_experiment_trains_evaluates_and_predicts(
     assert ('"sure"' in predictions) == (model == "build_student")
 
 
-class Contrastive(own_steps.Stepped):
+class Contrastive(own_steps.Netted):
     """A loss over pairs of the batch (Chen et al. 2020), which no replica has all of."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = own_steps.dense(8, 4)
-
-    def call(self, x: Any) -> Any:
-        return self.net(x)
+    units = 4
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, _ = data

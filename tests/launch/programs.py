@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import subprocess
+import os
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import support
+from processes import Running
 
-ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 90.0
 both_launchers = pytest.mark.parametrize("launcher", ["tf_config", pytest.param("horovod", marks=pytest.mark.horovod)])
 
@@ -34,41 +36,41 @@ mark(f"pid{index}", os.getpid())
 """
 
 
-@dataclasses.dataclass
-class Run:
-    """A launcher that runs a program, and what came of it."""
+class Run(Running):
+    """A launcher that runs a program in `directory`; what it says on stdout and on stderr stays apart."""
 
-    directory: Path
-    process: subprocess.Popen[str]
+    is_forked = False
+    poll_seconds = 0.001
+
+    def __init__(self, directory: Path, *arguments: str, **how: Any) -> None:
+        self.directory = directory
+        number = len(list(directory.glob("*.stderr")))
+        self._stderr = directory / f"{number}.stderr"
+        paths = {"PYTHONPATH": f"{directory}{os.pathsep}{support.REPOSITORY}"}
+        with self._stderr.open("wb") as stderr:
+            how = {"stderr": stderr, "variables": os.environ | paths} | how
+            super().__init__([sys.executable, "-m", "tfdist.launch", *arguments], directory / f"{number}.stdout", **how)
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr.read_text(errors="replace")
 
     def wait_for(self, *names: str) -> None:
         """Waits until the workers have left these marks."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not all((self.directory / name).exists() for name in names):
-            assert self.process.poll() is None and time.monotonic() < deadline, names
-            time.sleep(0.01)
+        self.until(lambda: all((self.directory / name).exists() for name in names), timeout=DEADLINE_SECONDS)
 
-    def pid(self, name: str) -> int:
+    def read_pid(self, name: str) -> int:
         self.wait_for(name)
         return int((self.directory / name).read_text())
 
-    def end(self) -> tuple[int, list[str], list[str]]:
+    def finish(self) -> tuple[int, list[str], list[str]]:
         """Status, lines of stdout and lines of stderr."""
-        stdout, stderr = self.process.communicate(timeout=DEADLINE_SECONDS)
-        return self.process.returncode, stdout.splitlines(), stderr.splitlines()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+        return self.end(timeout=DEADLINE_SECONDS), self.output.splitlines(), self.stderr.splitlines()
 
 
 def assert_gone(pid: int, within_seconds: float = 5.0) -> None:
     deadline = time.monotonic() + within_seconds
-    while is_alive(pid):
+    while not support.is_gone(pid):
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.02)
 

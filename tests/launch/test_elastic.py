@@ -6,26 +6,23 @@ import contextlib
 import os
 import pathlib
 import signal
-import subprocess
 import sys
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import forks
 import numpy as np
 import pytest
 import support
 from crashes.runs import EXPERIMENT, Run, environment
 from launch import gates, ranks
 from launch.programs import both_launchers
+from processes import Running
 
 from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch.hosts import read_hosts
 from tfdist.launch.supervise.supervisor import WorkerSlots
 
 TOLERANCE = 1e-5
-DEADLINE_SECONDS = 120.0
 HERE, THERE = "localhost", "127.0.0.2"
 TRAINING = [
     f"--gin_file={EXPERIMENT}",
@@ -36,7 +33,7 @@ TRAINING = [
 # As ssh: another environment, and the command line through a shell. What is in UNREACHABLE does not answer.
 REMOTE_SHELL = """#!/bin/sh
 grep -qsx "$1" {directory}/unreachable && {{ echo "no route to $1" >&2; exit 255; }}
-exec env -i PATH="$PATH" HOME="$HOME" {mark} sh -c "$2"
+exec env -i PATH="$PATH" HOME="$HOME" {mark}="${mark}" sh -c "$2"
 """
 PRELUDE = """
 import os, pathlib, signal, sys, time
@@ -54,28 +51,23 @@ mark(f"start-{len(list(here.glob(f'start-*.{rank}.{size}'))) + 1}")
 """
 
 
-class Elastic:
+class Elastic(Running):
     """A launcher with `hosts`, which may change. Its workers find `directory` in DIRECTORY."""
 
     def __init__(self, directory: pathlib.Path, launcher: str, *command: str, hosts: tuple[str, ...]) -> None:
         self.directory = directory
         self._hosts_file = directory / "hosts"
         self.set_hosts(*hosts)
-        self._mark = uuid.uuid4().hex
         shell = directory / "remote_shell"
-        shell.write_text(REMOTE_SHELL.format(directory=directory, mark=f"{support.MARK}={self._mark}"))
+        shell.write_text(REMOTE_SHELL.format(directory=directory, mark=support.MARK))
         shell.chmod(0o755)
         options = [f"--hosts_command=cat {self._hosts_file}", f"--remote_shell={shell}", f"--launcher={launcher}"]
-        own = {"PYTHONPATH": os.pathsep.join([str(directory), environment()["PYTHONPATH"]])}
-        self._output = (directory / "output").open("w", errors="replace")
-        self.popen = forks.Popen(
+        paths = os.pathsep.join([str(directory), environment()["PYTHONPATH"]])
+        super().__init__(
             [sys.executable, "-m", "tfdist.launch", *options, *command],
-            env=environment() | own | {support.MARK: self._mark, ranks.DIRECTORY: str(directory)},
-            cwd=support.REPOSITORY,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            directory / "output",
+            {"PYTHONPATH": paths, ranks.DIRECTORY: str(directory)},
+            support.REPOSITORY,
         )
 
     def set_hosts(self, *hosts: str) -> None:
@@ -90,33 +82,17 @@ class Elastic:
     def at_gate(self, step: int, size: int) -> list[int]:
         """The processes that wait before `step`, by rank, as soon as these are `size` workers."""
         files = [self.directory / f"{step}.{rank}.{size}" for rank in range(size)]
-        self.wait_until(lambda: all(file.exists() for file in files))
+        self.until(lambda: all(file.exists() for file in files))
         return [int(file.read_text()) for file in files]
 
     def open_gate(self, step: int) -> None:
         (self.directory / f"{step}.open").touch()
 
-    def output(self) -> str:
-        return (self.directory / "output").read_text(errors="replace")
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Waits for what has to come while it runs."""
-        try:
-            support.wait_until(lambda: condition() or self.popen.poll() is not None, seconds=DEADLINE_SECONDS)
-            assert condition()
-        except AssertionError:
-            pytest.fail(f"did not come\n{self.output()}", pytrace=False)
-
-    def end(self) -> int:
+    def wait(self) -> int:
         """Its status, once nothing of it is left."""
-        self.wait_until(lambda: self.popen.poll() is not None)
-        support.wait_until(lambda: not support.has_marked(self._mark), seconds=DEADLINE_SECONDS)
-        return self.popen.returncode
-
-    def close(self) -> None:
-        support.kill_marked(self._mark)
-        self.popen.wait()
-        self._output.close()
+        status = self.end()
+        self.wait_until_all_gone(timeout=120.0)
+        return status
 
 
 @pytest.fixture
@@ -127,9 +103,7 @@ def open_elastic(tmp_path: pathlib.Path) -> Iterator[Any]:
             if program:
                 (tmp_path / "program.py").write_text(PRELUDE + program)
                 command = (*command, "--backoff_seconds=0.1", "--module=program", "--", "x")
-            elastic = Elastic(tmp_path, launcher, *command, hosts=hosts)
-            stack.callback(elastic.close)
-            return elastic
+            return stack.enter_context(Elastic(tmp_path, launcher, *command, hosts=hosts))
 
         yield start
 
@@ -146,29 +120,29 @@ def test_workers_come_die_and_go_and_the_run_ends_as_if_nothing_was(
 
     elastic.at_gate(joins, size=1)
     elastic.set_hosts(HERE, THERE)
-    elastic.wait_until(lambda: "The hosts have changed" in elastic.output())
-    elastic.wait_until(lambda: "SIGTERM was received" in elastic.output())
+    elastic.until(lambda: "The hosts have changed" in elastic.output)
+    elastic.until(lambda: "SIGTERM was received" in elastic.output)
     elastic.open_gate(joins)
 
     workers = elastic.at_gate(dies, size=2)
-    elastic.wait_until(lambda: run.newest_step == dies)
+    elastic.until(lambda: run.newest_step == dies)
     os.kill(workers[1], signal.SIGKILL)
     elastic.open_gate(dies)
 
     workers = elastic.at_gate(goes, size=2)
-    elastic.wait_until(lambda: run.newest_step == goes)
+    elastic.until(lambda: run.newest_step == goes)
     os.kill(workers[1], signal.SIGTERM)  # its machine is taken away
-    elastic.wait_until(lambda: elastic.output().count("SIGTERM was received") == 2)
+    elastic.until(lambda: elastic.output.count("SIGTERM was received") == 2)
     elastic.open_gate(goes)
 
-    assert elastic.end() == 0, elastic.output()
+    assert elastic.wait() == 0, elastic.output
     started = [event["details"]["num_workers"] for event in run.events("training_started")]
-    assert started == [1, 2, 2, 1], elastic.output()
+    assert started == [1, 2, 2, 1], elastic.output
     joined, died, gone = [event["step"] for event in run.events("resumed")]
     assert joins < joined < dies and died == dies and gone > goes  # some steps later on a busy machine
     assert len(run.events("hosts_changed")) == 2
     assert [event["worker"] for event in run.events("worker_failed")] == [1]
-    assert "Starting worker 0 on localhost, worker 1 on 127.0.0.2." in elastic.output()
+    assert "Starting worker 0 on localhost, worker 1 on 127.0.0.2." in elastic.output
 
     support.run_python(
         ["-m", "tfdist.main", *TRAINING, f"--run_dir={reference.directory}"], env=environment(), cwd=support.REPOSITORY
@@ -191,8 +165,8 @@ if rank == 1:
 time.sleep(100)
 """
     elastic = open_elastic(launcher, "--max_restarts=3", program=program)
-    assert elastic.end() == EXIT_USER_ERROR
-    assert "[worker 1] error: misspelt" in elastic.output()
+    assert elastic.wait() == EXIT_USER_ERROR
+    assert "[worker 1] error: misspelt" in elastic.output
     assert len(elastic.marks("start-*")) == 2
 
 
@@ -205,9 +179,9 @@ if size == 1:
 time.sleep(100)
 """
     elastic = open_elastic("tf_config", "--max_restarts=5", program=program)
-    assert elastic.end() == 0, elastic.output()
-    assert "worker 1 could not be started: the connection to 127.0.0.2 ended (status 255)" in elastic.output()
-    assert "no route to 127.0.0.2" in elastic.output() and "without 127.0.0.2" in elastic.output()
+    assert elastic.wait() == 0, elastic.output
+    assert "worker 1 could not be started: the connection to 127.0.0.2 ended (status 255)" in elastic.output
+    assert "no route to 127.0.0.2" in elastic.output and "without 127.0.0.2" in elastic.output
 
 
 @pytest.mark.slow
@@ -218,12 +192,12 @@ if size == 3:
 time.sleep(100)  # it imports TensorFlow, say, and SIGTERM ends it
 """
     elastic = open_elastic("tf_config", "--min_workers=2", "--max_workers=3", program=program)
-    elastic.wait_until(lambda: len(elastic.marks("start-*")) == 2)
+    elastic.until(lambda: len(elastic.marks("start-*")) == 2)
     elastic.set_hosts(HERE)
-    elastic.wait_until(lambda: "Waiting for hosts: 1 can be used, at least 2 are wanted." in elastic.output())
+    elastic.until(lambda: "Waiting for hosts: 1 can be used, at least 2 are wanted." in elastic.output)
     elastic.set_hosts(f"{THERE}:2", f"{HERE}:2")
-    assert elastic.end() == 0, elastic.output()
-    assert "Starting worker 0 on localhost, worker 1 on 127.0.0.2, worker 2 on 127.0.0.2#2" in elastic.output()
+    assert elastic.wait() == 0, elastic.output
+    assert "Starting worker 0 on localhost, worker 1 on 127.0.0.2, worker 2 on 127.0.0.2#2" in elastic.output
 
 
 @pytest.mark.slow
@@ -241,9 +215,9 @@ while True:
     time.sleep(1)
 """
     elastic = open_elastic(launcher, program=program)
-    elastic.wait_until(lambda: len(elastic.marks("ready")) == 2)
-    elastic.popen.send_signal(number)
-    assert elastic.end() == (EXIT_PREEMPTED if number == signal.SIGTERM else -number)
+    elastic.until(lambda: len(elastic.marks("ready")) == 2)
+    elastic.signal(number)
+    assert elastic.wait() == (EXIT_PREEMPTED if number == signal.SIGTERM else -number)
     assert len(elastic.marks("saved")) == (2 if number == signal.SIGTERM else 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -14,10 +15,10 @@ from collections.abc import Iterator
 import pytest
 import support
 from crashes.runs import EXPERIMENT, Process, Run, differences, environment
+from processes import Running
 
 pytestmark = pytest.mark.slow
 
-WAIT_SECONDS = 240.0
 STEP_SECONDS = 0.1
 
 
@@ -73,45 +74,28 @@ def hosts() -> Iterator[Hosts]:
 def test_a_host_that_was_cut_off_is_waited_for_and_the_run_goes_on(tmp_path: pathlib.Path, hosts: Hosts) -> None:
     run, reference = Run(tmp_path / "run"), Run(tmp_path / "reference")
     addresses = [f"{address}:2222" for address in hosts.addresses]
-    mark, outputs, launchers = uuid.uuid4().hex, [], []
     direct = {name: "" for name in os.environ if name.lower().endswith("_proxy")}
-    try:
-        for index, name in enumerate(hosts.names):
+    train = [f"--gin_file={EXPERIMENT}", "--gin_file=configs/strategies/multi_worker.gin", f"--run_dir={run.directory}"]
+    with contextlib.ExitStack() as stack:
+
+        def start(index: int, name: str) -> Running:
             config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-            outputs.append((tmp_path / f"output{index}").open("w+"))
-            train = [f"--gin_file={EXPERIMENT}", "--gin_file=configs/strategies/multi_worker.gin"]
-            launch = ["--launcher=host", "--max_restarts=5", "--", *train, f"--run_dir={run.directory}"]
-            variables = {support.MARK: mark, "TF_CONFIG": json.dumps(config)}
-            launchers.append(
-                subprocess.Popen(
-                    ["ip", "netns", "exec", name, sys.executable, "-m", "tfdist.launch", *launch],
-                    env=environment(f"{STEP_SECONDS}:{run.directory}") | direct | variables,
-                    cwd=support.REPOSITORY,
-                    stdin=subprocess.DEVNULL,
-                    stdout=outputs[index],
-                    stderr=subprocess.STDOUT,
-                )
-            )
+            launch = [sys.executable, "-m", "tfdist.launch", "--launcher=host", "--max_restarts=5", "--", *train]
+            variables = environment(f"{STEP_SECONDS}:{run.directory}") | direct | {"TF_CONFIG": json.dumps(config)}
+            command = ["ip", "netns", "exec", name, *launch]
+            return stack.enter_context(Running(command, tmp_path / f"output{index}", variables, support.REPOSITORY))
 
-        def said(index: int, words: str) -> bool:
-            assert launchers[index].poll() is None, (tmp_path / f"output{index}").read_text()
-            return words in (tmp_path / f"output{index}").read_text()
-
-        support.wait_until(lambda: run.newest_step >= 5, seconds=WAIT_SECONDS)
+        launchers = list(map(start, range(2), hosts.names))
+        launchers[0].until(lambda: run.newest_step >= 5)
         hosts.plug("down")
-        for index in range(2):
-            support.wait_until(lambda i=index: said(i, "lost the connection"), seconds=60)
-            support.wait_until(lambda i=index: said(i, "(restart 1)"), seconds=60)
-        support.wait_until(lambda: said(0, "waiting for worker 1 at 10.77.0.2:2222"), seconds=WAIT_SECONDS)
+        for launcher in launchers:
+            for words in ("lost the connection", "(restart 1)"):
+                launcher.until(lambda each=launcher, words=words: words in each.output)
+        launchers[0].until(lambda: "waiting for worker 1 at 10.77.0.2:2222" in launchers[0].output)
         hosts.plug("up")
-        assert [launcher.wait(WAIT_SECONDS) for launcher in launchers] == [0, 0]
-    finally:
-        support.kill_marked(mark)
-        for launcher, output in zip(launchers, outputs, strict=True):
-            launcher.wait()
-            output.close()
+        assert [launcher.end() for launcher in launchers] == [0, 0]
     with Process(reference, "mirrored") as process:
-        assert process.wait() == 0, process.output()
+        assert process.wait() == 0, process.output
     assert differences(run, reference) == []
     assert len(run.events("resumed")) == len(run.events("restarted")) == 1
     theirs = (run.directory / "events-worker-1.jsonl").read_text()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-from launch.programs import DEADLINE_SECONDS, SHOWING, Run, assert_gone
+from launch.programs import SHOWING, Run, assert_gone
 
 from tfdist.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED
 
@@ -32,24 +32,10 @@ while True:
 
 def end(run: Run, *expected: int) -> list[str]:
     """The run's lines on stderr; there is no traceback among them, and the status is one of these."""
-    status, _, stderr = run.end()
+    status, _, stderr = run.finish()
     assert status in expected, (status, stderr)
     assert not [line for line in stderr if "Traceback" in line or "KeyboardInterrupt" in line], stderr
     return stderr
-
-
-def read_until(run: Run, words: str, stream: str = "stderr") -> None:
-    """Waits for a line that holds some words."""
-    pipe = getattr(run.process, stream)
-    while words not in (line := pipe.readline()):
-        assert line, words
-
-
-def wait_for_child(run: Run) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not psutil.Process(run.process.pid).children():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.mark.slow
@@ -58,10 +44,10 @@ def test_the_first_reaches_the_workers_once_which_may_take_their_time(launch: Ca
     expected = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
     run = launch(SAVES)
     run.wait_for("ready0", "ready1")
-    os.killpg(run.process.pid, number)  # as a terminal does, to all of the process group
+    os.killpg(run.pid, number)  # as a terminal does, to all of the process group
     run.wait_for("saving0", "saving1")
     (run.directory / "may_end").touch()
-    status, stdout, stderr = run.end()
+    status, stdout, stderr = run.finish()
     assert (status, sorted(stdout)) == (expected, ["[worker 0] saved", "[worker 1] saved"]), stderr
     assert not [*run.directory.glob("twice*"), *run.directory.glob("sigint*")]
 
@@ -70,21 +56,21 @@ def test_the_first_reaches_the_workers_once_which_may_take_their_time(launch: Ca
 def test_the_second_ctrl_c_kills_and_a_second_hangup_does_not(launch: Callable[..., Run]) -> None:
     run = launch(SAVES)
     run.wait_for("ready0", "ready1")
-    run.process.send_signal(signal.SIGHUP)
+    run.signal(signal.SIGHUP)
     run.wait_for("saving0", "saving1")
-    run.process.send_signal(signal.SIGHUP)
+    run.signal(signal.SIGHUP)
     run.wait_for("twice0", "twice1")
-    run.process.send_signal(signal.SIGINT)
+    run.signal(signal.SIGINT)
     stderr = end(run, 128 + signal.SIGKILL)
     assert "[launch] Killing the workers." in stderr
-    assert_gone(run.pid("pid0"))
+    assert_gone(run.read_pid("pid0"))
 
 
 def test_timeouts_double_sigint_is_one(launch: Callable[..., Run]) -> None:
     run = launch(SAVES)
     run.wait_for("ready0", "ready1")
     for _ in range(2):  # timeout(1) signals its child, and then the process group that holds it
-        run.process.send_signal(signal.SIGINT)
+        run.signal(signal.SIGINT)
     run.wait_for("saving0", "saving1")
     (run.directory / "may_end").touch()
     end(run, EXIT_INTERRUPTED)
@@ -97,7 +83,7 @@ def test_a_hangup_that_nohup_keeps_away_stays_away(launch: Callable[..., Run]) -
     finally:
         signal.signal(signal.SIGHUP, before)
     run.wait_for("ready0", "ready1")
-    run.process.send_signal(signal.SIGHUP)
+    run.signal(signal.SIGHUP)
     (run.directory / "may_end").touch()
     assert "Passing" not in "".join(end(run, EXIT_DONE))
 
@@ -109,8 +95,8 @@ STARTING = ("tfdist.command_line", "tfdist.launch.ray_workers", "tfdist.launch.s
 def test_while_the_launcher_starts(launch: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # Python then says what it has imported
     run = launch("time.sleep(100)")
-    read_until(run, f" {module}\n")
-    run.process.send_signal(signal.SIGINT)
+    run.until(lambda: f" {module}\n" in run.stderr)
+    run.signal(signal.SIGINT)
     stderr = end(run, EXIT_INTERRUPTED)
     assert any("SIGINT was received" in line for line in stderr)
 
@@ -118,15 +104,15 @@ def test_while_the_launcher_starts(launch: Callable[..., Run], monkeypatch: pyte
 @pytest.mark.slow
 def test_while_the_workers_start(launch: Callable[..., Run]) -> None:
     run = launch("time.sleep(100)", options=("--max_restarts=3",), workers=4)
-    wait_for_child(run)
-    run.process.send_signal(signal.SIGINT)
+    run.until(lambda: psutil.Process(run.pid).children())
+    run.signal(signal.SIGINT)
     assert not any("Starting again" in line for line in end(run, EXIT_INTERRUPTED))
 
 
 def test_while_it_prints(launch: Callable[..., Run]) -> None:
     run = launch('while True: print("a line of some length " * 20)')
-    read_until(run, "[worker 1]", "stdout")
-    run.process.send_signal(signal.SIGINT)
+    run.until(lambda: "[worker 1]" in run.output)
+    run.signal(signal.SIGINT)
     end(run, EXIT_INTERRUPTED)
 
 
@@ -140,8 +126,8 @@ sys.exit(9)
     for moment in ("failing 2", "ended with status 9", "after the failure (restart 2)"):
         options = ("--max_restarts=9", "--backoff_seconds=0.2")
         run = launch(SHOWING + program, options=options, workers=1)
-        read_until(run, moment)
-        run.process.send_signal(signal.SIGINT)
+        run.until(lambda moment=moment, run=run: moment in run.stderr)
+        run.signal(signal.SIGINT)
         end(run, EXIT_INTERRUPTED, *([9] if moment.startswith("failing") else []))  # it failed before it heard
         for mark in run.directory.glob("start0-*"):
             mark.unlink()
@@ -151,10 +137,10 @@ sys.exit(9)
 def test_as_the_last_worker_ends(launch: Callable[..., Run]) -> None:
     for _ in range(5):
         run = launch("mark('done'); mark(f'gone{index}')", workers=1)
-        pid = run.pid("pid0")
+        pid = run.read_pid("pid0")
         while psutil.pid_exists(pid):
             time.sleep(0.0005)
-        run.process.send_signal(signal.SIGINT)
+        run.signal(signal.SIGINT)
         end(run, EXIT_DONE, EXIT_INTERRUPTED)
         for mark in run.directory.glob("pid*"):
             mark.unlink()
@@ -169,7 +155,7 @@ def test_the_third_ctrl_c_ends_a_launcher_that_is_stuck(
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
         run = launch(SHOWING + program, options=("--max_restarts=1",), workers=1)
         with silent.accept()[0]:  # the launcher asks the bucket, which says nothing
-            while run.process.poll() is None:
-                run.process.send_signal(signal.SIGINT)
+            while run.status is None:
+                run.signal(signal.SIGINT)
                 time.sleep(0.05)
     end(run, -signal.SIGINT)

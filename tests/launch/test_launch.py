@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import pytest
-from launch.programs import DEADLINE_SECONDS, ROOT, SHOWING, Run, assert_gone, both_launchers
+import support
+from launch.programs import DEADLINE_SECONDS, SHOWING, Run, assert_gone, both_launchers
 
 from tfdist.commands.launch import parse
 from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
@@ -29,7 +30,7 @@ from tfdist.launch.worker_host import WorkerUpdate
 
 
 def test_workers_get_their_place_in_a_cluster_on_this_machine(launch: Callable[..., Run]) -> None:
-    status, stdout, _ = launch("print(json.dumps(config), sys.argv[1:])", "--a=b c", "--", "d", workers=3).end()
+    status, stdout, _ = launch("print(json.dumps(config), sys.argv[1:])", "--a=b c", "--", "d", workers=3).finish()
     assert status == 0
     configs = [re.fullmatch(r"\[worker (\d)\] (.*) (\['--a=b c', '--', 'd'\])", line) for line in sorted(stdout)]
     clusters = [json.loads(match[2]) for match in configs if match]
@@ -52,7 +53,7 @@ with socket.socket() as other:
     except OSError:
         print("kept")
 """
-    status, stdout, _ = launch(program).end()
+    status, stdout, _ = launch(program).finish()
     assert (status, sorted(stdout)) == (0, ["[worker 0] kept", "[worker 1] kept"])
 
 
@@ -64,7 +65,7 @@ for i in range(300):
     print(f"err {i}", file=sys.stderr)
 sys.stdout.write("no newline at the end")
 """
-    status, stdout, stderr = launch(program, workers=3).end()
+    status, stdout, stderr = launch(program, workers=3).finish()
     assert status == 0 and len(stdout) == 903 and len(stderr) == 900
     for index in range(3):
         name = f"[worker {index}] "
@@ -80,11 +81,11 @@ for i in range(20000):
     print("line", i)
 mark(f"done{index}")
 """
-    run = launch(program)
-    assert run.process.stdout
-    run.process.stdout.readline()
-    run.process.stdout.close()
-    assert run.process.wait(timeout=DEADLINE_SECONDS) == 0
+    run = launch(program, stdout=subprocess.PIPE)
+    assert run.popen.stdout
+    run.popen.stdout.readline()
+    run.popen.stdout.close()
+    assert run.end(timeout=DEADLINE_SECONDS) == 0
     assert all((run.directory / f"done{i}").exists() for i in (0, 1))
 
 
@@ -99,11 +100,11 @@ if index == 1:
 time.sleep(600)
 """
     run = launch(program, options=(f"--launcher={launcher}",))
-    status, _, stderr = run.end()
+    status, _, stderr = run.finish()
     assert status == 2
     assert "[worker 1] no such binding" in stderr
     assert stderr[-1] == "[launch] worker 1 ended with status 2"
-    assert_gone(run.pid("pid0"))
+    assert_gone(run.read_pid("pid0"))
 
 
 @pytest.mark.slow
@@ -117,12 +118,12 @@ wait_for("child")
 os.kill(os.getpid(), signal.SIGKILL)
 """
     run = launch(program)
-    status, _, stderr = run.end()
+    status, _, stderr = run.finish()
     assert status == 128 + signal.SIGKILL
     assert any("Killing worker 0" in line for line in stderr)
     assert "[launch] worker 1 ended with status 137 (SIGKILL)" in stderr
-    assert_gone(run.pid("pid0"))
-    assert_gone(run.pid("child"))
+    assert_gone(run.read_pid("pid0"))
+    assert_gone(run.read_pid("child"))
 
 
 @pytest.mark.slow
@@ -139,7 +140,7 @@ if index == 1:
     sys.exit(143)
 time.sleep(100)
 """
-    status, stdout, _ = launch(program).end()
+    status, stdout, _ = launch(program).finish()
     assert (status, stdout) == (EXIT_PREEMPTED, ["[worker 0] saved"])
 
 
@@ -153,17 +154,17 @@ time.sleep(100)
 """
     run = launch(program, options=(f"--launcher={launcher}",))
     run.wait_for("ready0", "ready1")
-    run.process.kill()
-    run.process.wait()
+    run.signal(signal.SIGKILL)
+    run.end()
     for name in ("pid0", "pid1"):
-        assert_gone(run.pid(name), within_seconds=20.0 if launcher == "horovod" else 2.0)
+        assert_gone(run.read_pid(name), within_seconds=20.0 if launcher == "horovod" else 2.0)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 def test_pinned_workers_share_no_cpu(launch: Callable[..., Run]) -> None:
     run = launch("print(sorted(os.sched_getaffinity(0)))", options=("--pin_cpus",))
-    status, stdout, _ = run.end()
+    status, stdout, _ = run.finish()
     assert status == 0
     first, second = (set(json.loads(line.partition("] ")[2])) for line in sorted(stdout))
     assert first and second and not first & second
@@ -172,7 +173,7 @@ def test_pinned_workers_share_no_cpu(launch: Callable[..., Run]) -> None:
 def test_a_proxy_does_not_stand_between_the_workers(launch: Callable[..., Run], monkeypatch) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy:1")
     monkeypatch.setenv("no_proxy", "example.com")
-    _, stdout, _ = launch("print(os.environ['no_proxy'])", workers=1).end()
+    _, stdout, _ = launch("print(os.environ['no_proxy'])", workers=1).finish()
     assert stdout == ["[worker 0] example.com,127.0.0.1,localhost"]
 
 
@@ -194,7 +195,7 @@ if index == 1:
 time.sleep(100)
 """
     run = launch(SHOWING + program, options=("--max_restarts=9", "--backoff_seconds=0.05"))
-    status, _, stderr = run.end()
+    status, _, stderr = run.finish()
     assert status == 1
     assert any("3 failures in a row brought no new step (step 5 was the last)" in line for line in stderr)
     failed = events(run, "worker_failed")
@@ -215,17 +216,15 @@ sys.exit({"wrong": 2, "diverged": 3, "left": 99}[sys.argv[1]])
 """
     for word, expected in (("wrong", 2), ("diverged", 3), ("left", 99)):
         run = launch(SHOWING + program, word, options=("--max_restarts=3", "--backoff_seconds=0.05"), workers=1)
-        status, _, stderr = run.end()
+        status, _, stderr = run.finish()
         assert status == expected and not any("Starting again" in line for line in stderr)
 
 
 def test_a_signal_ends_the_waiting_for_the_next_start(launch: Callable[..., Run]) -> None:
     run = launch("sys.exit(1)", options=("--max_restarts=3", "--backoff_seconds=60"), workers=1)
-    assert run.process.stderr
-    while "Starting again 60 s after" not in run.process.stderr.readline():
-        assert run.process.poll() is None
-    run.process.terminate()
-    assert run.end()[0] == EXIT_PREEMPTED
+    run.until(lambda: "Starting again 60 s after" in run.stderr)
+    run.signal(signal.SIGTERM)
+    assert run.finish()[0] == EXIT_PREEMPTED
 
 
 @pytest.mark.slow
@@ -242,7 +241,7 @@ time.sleep(100)
 """
     options = (f"--launcher={launcher}", "--max_restarts=9", "--min_workers=2", "--backoff_seconds=0.05")
     run = launch(SHOWING + program, options=options, workers=3)
-    status, stdout, stderr = run.end()
+    status, stdout, stderr = run.finish()
     assert status == 0, stderr
     assert sorted(stdout) == ["[worker 0] with 3 as 0 0", "[worker 1] with 3 as 2 1"]
     assert any("(restart 2) without slot 1." in line for line in stderr)
@@ -265,7 +264,7 @@ time.sleep(4)  # longer than a lost peer has the launcher wait for the cause
 print("no such thing", file=sys.stderr)
 sys.exit(1)
 """
-    status, _, stderr = launch(SHOWING + program).end()
+    status, _, stderr = launch(SHOWING + program).finish()
     assert status == 1, stderr
     assert [line for line in stderr if line.startswith("[launch] ")] == ["[launch] worker 1 ended with status 1"]
 
@@ -285,7 +284,7 @@ if index == 3:
 time.sleep(100)
 """
     run = launch(SHOWING + program, workers=6)
-    status, _, stderr = run.end()
+    status, _, stderr = run.finish()
     assert status == 137
     first, *others, where, last = [line.removeprefix("[launch] ") for line in stderr if line.startswith("[launch] ")]
     assert re.fullmatch(r"worker 3 \(.*\) ended with status 137 \(SIGKILL\); ending worker 0, .*, worker 5\.", first)
@@ -310,30 +309,18 @@ wait_for("told")
 heartbeat.beat(heartbeat.TRAINING, 2)
 """
     run = launch(SHOWING + program, options=("--start_deadline_seconds=1",))
-    assert run.process.stderr
-    said = []
-    while not any("main thread" in line for line in said):
-        said.append(run.process.stderr.readline())
-        assert run.process.poll() is None, said
+    run.until(lambda: "main thread" in run.stderr)
+    lines = run.stderr.splitlines()
+    said = lines[: 1 + next(index for index, line in enumerate(lines) if "main thread" in line)]
     (run.directory / "told").touch()
-    assert run.end()[0] == 0
+    assert run.finish()[0] == 0
     assert re.search(r"worker 0 \(host .*, process \d+\) hangs: it has shown no progress for more than 1 s", said[0])
     assert said[-1].startswith("[launch]     main thread") and not any("worker 1" in line for line in said[1:])
 
 
-def command(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tfdist.launch", *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {}),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-    )
-
-
 def test_a_mistake_ends_with_one_message_and_status_2() -> None:
-    done = command("--worker=2", "--", "x")
-    assert done.returncode == EXIT_USER_ERROR and done.stdout == "" and len(done.stderr.splitlines()) == 1
+    done = support.run_python(["-m", "tfdist.launch", "--worker=2", "--", "x"])
+    assert done.status == EXIT_USER_ERROR and done.stdout == "" and len(done.stderr.splitlines()) == 1
     assert "Unknown command line flag 'worker'. Did you mean: workers ?" in done.stderr
 
 
@@ -372,7 +359,7 @@ names = ("GLOO_TIMEOUT_SECONDS", "GLOO_IFACE", "GLOO_RENDEZVOUS_ADDR", "RANK", "
 print(*(os.environ["HOROVOD_" + name] for name in names))
 """
     run = launch(program, options=("--launcher=horovod",))
-    status, stdout, stderr = run.end()
+    status, stdout, stderr = run.finish()
     assert status == 0, stderr
     assert sorted(line for line in stdout if "127.0.0.1" in line) == [
         f"[worker {rank}] 3600 lo 127.0.0.1 {rank} 2 {rank} 1" for rank in range(2)
@@ -389,8 +376,8 @@ def test_without_horovod_the_message_says_how_to_get_it(monkeypatch: pytest.Monk
 
 
 def test_help_imports_no_tensorflow() -> None:
-    done = command("--help", environment={"PYTHONPROFILEIMPORTTIME": "1"})
-    assert done.returncode == 0 and "--workers: how many" in done.stdout
+    done = support.run_python(["-m", "tfdist.launch", "--help"], env={"PYTHONPROFILEIMPORTTIME": "1"}).check()
+    assert "--workers: how many" in done.stdout
     assert "tfdist.launch" in done.stderr and "tensorflow" not in done.stderr and "keras" not in done.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import support
 from crashes.runs import Run, differences, environment
-from tuning.sweeps import running
+from processes import running
 
 pytestmark = pytest.mark.slow
 
@@ -24,12 +25,12 @@ both_strategies = pytest.mark.parametrize(
 )
 
 
+@dataclasses.dataclass(frozen=True)
 class Launched:
     """What a launcher came to."""
 
-    def __init__(self, status: int, output: str) -> None:
-        self.status = status
-        self.output = output
+    status: int
+    output: str
 
     def said(self, words: str) -> list[str]:
         """The launcher's own lines that hold some words."""

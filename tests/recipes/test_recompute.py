@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from equivalence.runs import assert_close
 from training.trainings import run
 
 from tfdist.errors import UserError
@@ -42,8 +43,7 @@ def test_a_layer_with_weights_of_its_own_computes_in_the_same_type(tmp_path: pat
 
     settings = SETTINGS | {"model": single, "precision": precision}
     plain, again = run(tmp_path / "plain", **settings), run(tmp_path / "again", **settings, recompute=["single"])
-    for ours, theirs in zip(again.weights(), plain.weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=4e-3)
+    assert_close(again.weights(), plain.weights(), tolerance=4e-3)
 
 
 @pytest.mark.slow
@@ -52,8 +52,7 @@ def test_it_takes_the_same_steps(tmp_path: pathlib.Path, changes: dict[str, Any]
     plain = run(tmp_path / "plain", **(SETTINGS | changes))
     again = run(tmp_path / "again", **(SETTINGS | changes), recompute="auto")
     tolerance = 1e-6 if not changes else 2e-5 if "xla" in changes else 4e-3
-    for ours, theirs in zip(again.weights(), plain.weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=tolerance)
+    assert_close(again.weights(), plain.weights(), tolerance=tolerance)
     seeds = [[v.numpy() for v in each.model.variables if "seed" in v.path] for each in (again, plain)]
     assert len(seeds[0]) >= 2
     np.testing.assert_array_equal(*seeds)

@@ -13,8 +13,9 @@ import sys
 import numpy as np
 import pytest
 from gcs.server import GcsServer
+from processes import Running
 from report.written_runs import BEGAN, WrittenRun, eventful_run
-from support import REPOSITORY, clean_environment, run_python, wait_until
+from support import REPOSITORY, run_python
 
 from tfdist.report.comparison import find_differing_settings, shorten_paths
 from tfdist.report.figures import TIME, Axis, draw_curves
@@ -37,14 +38,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The digits, trained in two starts: the first one was killed."""
     run_dir = tmp_path_factory.mktemp("runs") / "digits"
     command = [sys.executable, *DIGITS, f"--run_dir={run_dir}", "--gin_param=train.epochs = 1000"]
-    with open(run_dir.with_name("log"), "w") as log:
-        process = subprocess.Popen(command, env=clean_environment(), cwd=REPOSITORY, stdout=log, stderr=log)
-    try:
+    with Running(command, run_dir.with_name("log"), directory=REPOSITORY) as process:
         events = run_dir / "events.jsonl"
-        wait_until(lambda: events.exists() and events.read_text().count("checkpoint_saved") > 2, seconds=60)
-    finally:
-        process.kill()
-        process.wait()
+        process.until(lambda: events.exists() and events.read_text().count("checkpoint_saved") > 2)
     epochs = json.loads((run_dir / "metrics.jsonl").read_text().split("\n")[-2])["epoch"] + 5
     run_python([*DIGITS, f"--run_dir={run_dir}", f"--gin_param=train.epochs = {epochs}"], cwd=REPOSITORY).check()
     return run_dir

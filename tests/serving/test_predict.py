@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from support import REPOSITORY, run_python
 
+pytestmark = pytest.mark.slow
+
 MODULE = """\
 import keras
 import numpy as np
@@ -92,7 +94,6 @@ def check(folder: Path, model: keras.Model, rows: np.ndarray) -> None:
         np.testing.assert_allclose([each[name] for each in found], np.asarray(expected), atol=1e-6)
 
 
-@pytest.mark.slow
 def test_every_example_is_there_once_and_in_order(used: tuple[Path, keras.Model, np.ndarray]) -> None:
     folder, model, rows = used
     predict(folder, "alone").check()
@@ -108,7 +109,6 @@ def test_every_example_is_there_once_and_in_order(used: tuple[Path, keras.Model,
     check(folder / "alone", model, rows)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launch", "strategy"),
     [
@@ -147,7 +147,6 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.slow
 def test_a_prediction_that_was_killed_goes_on_behind_its_last_whole_file(
     used: tuple[Path, keras.Model, np.ndarray],
 ) -> None:
@@ -161,7 +160,6 @@ def test_a_prediction_that_was_killed_goes_on_behind_its_last_whole_file(
     assert (folder / "killed" / "predictions" / "part-00000.jsonl").stat().st_mtime_ns == before["part-00000.jsonl"]
 
 
-@pytest.mark.slow
 def test_files_of_other_formats_hold_the_same(used: tuple[Path, keras.Model, np.ndarray]) -> None:
     import pyarrow.parquet
 
@@ -179,7 +177,6 @@ def test_files_of_other_formats_hold_the_same(used: tuple[Path, keras.Model, np.
         np.testing.assert_allclose(np.array(table[name].to_pylist()), value, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_a_compiled_model_and_wrong_settings(used: tuple[Path, keras.Model, np.ndarray]) -> None:
     folder, _, rows = used
     settings = ["predict.model = @used.compiled", "predict.weights = 'single.keras'", "predict.data = @used.labeled"]

@@ -7,7 +7,6 @@ import pathlib
 import pytest
 from crashes.runs import TOTAL_STEPS, TWO_REPLICAS, Process, Run
 from gcs.server import GcsServer
-from support import wait_until
 
 from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.storage import files
@@ -33,18 +32,17 @@ def test_a_run_that_is_killed_goes_on_from_its_backup_and_ends_as_if_it_was_not(
     run, undisturbed = Run(tmp_path / "run"), Run(tmp_path / "undisturbed")
     for step in KILLED_AT:
         with Process(run, strategy, *BACKED_UP) as process:
-            wait_until(lambda step=step: newest_step() >= step or process.status is not None, seconds=120)
-            assert process.status is None, process.output()
+            process.until(lambda step=step: newest_step() >= step)
             process.kill_all()
             process.wait()
     saved = newest_step()
     assert saved < TOTAL_STEPS and not run.is_finished
     with Process(run, strategy, *BACKED_UP) as process:
-        assert process.wait() == 0, process.output()
+        assert process.wait() == 0, process.output
         assert [event["step"] for event in process.new_events("resumed")] == [saved]
     assert files.list_tree(BACKUP) == []
     with Process(undisturbed, "mirrored" if strategy in TWO_REPLICAS else strategy) as process:
-        assert process.wait() == 0, process.output()
+        assert process.wait() == 0, process.output
     weights, expected = run.weights(), undisturbed.weights()
     assert weights.keys() == expected.keys()
     assert all(weights[name].tobytes() == expected[name].tobytes() for name in weights)

@@ -6,17 +6,16 @@ import dataclasses
 import io
 import json
 import pathlib
-import subprocess
 import sys
 
-import forks
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from gcs.faults import Fault
 from gcs.server import GcsServer
-from support import REPOSITORY, clean_environment, run_python, wait_until
+from processes import Running
+from support import REPOSITORY, run_python
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tfdist.checkpoint import catalog
@@ -134,7 +133,7 @@ def test_a_run_that_is_killed_on_gs_goes_on_through_every_kind_of_fault(gcs: Gcs
     ):
         gcs.faults.add(dataclasses.replace(fault, skip=5 + 3 * number))
     for commits in KILLED_AT_COMMITS:
-        kill_after(commits, [*DIGITS, f"--run_dir={RUN}"])
+        kill_after(commits, [*DIGITS, f"--run_dir={RUN}"], tmp_path / "log")
     last = run_python([*DIGITS, f"--run_dir={RUN}"], cwd=REPOSITORY, timeout=300).check()
     assert "Resuming at step" in last.stdout
     assert {asked.fault for asked in gcs.asked} >= {"status", "reset_upload", "lost_reply", "reset_download"}
@@ -149,19 +148,13 @@ def test_a_run_that_is_killed_on_gs_goes_on_through_every_kind_of_fault(gcs: Gcs
     assert len({checkpoint.step for checkpoint in checkpoints}) == len(checkpoints)  # and none there twice
 
 
-def kill_after(commits: int, command: list[str]) -> None:
+def kill_after(commits: int, command: list[str], log: pathlib.Path) -> None:
     """Starts a training, and kills it once it has told of so many checkpoints."""
-    told = ["-u", *command, "--gin_param=train.steps_per_call = 1"]
-    environment = clean_environment()
-    with forks.Popen(
-        [sys.executable, *told], cwd=REPOSITORY, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    with Running(
+        [sys.executable, *command, "--gin_param=train.steps_per_call = 1"], log, directory=REPOSITORY
     ) as process:
-        try:
-            first = newest_step()
-            wait_until(lambda: newest_step() >= first + commits, seconds=120)
-            assert process.poll() is None
-        finally:
-            process.kill()
+        first = newest_step()
+        process.until(lambda: newest_step() >= first + commits)
 
 
 def newest_step() -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
 import support
+from processes import running_workers
 
 from tfdist.errors import UserError
 from tfdist.strategies.cluster import environment
@@ -37,19 +36,10 @@ def test_a_user_without_a_home_gets_no_directory_of_the_name_of_one(
 
 @pytest.mark.slow
 def test_workers_by_tf_config_meet_behind_a_proxy(tmp_path: pathlib.Path) -> None:
-    workers = [f"127.0.0.1:{port}" for port in support.free_ports(2)]
     digits = support.REPOSITORY / "configs" / "experiments" / "digits.gin"
     strategy = support.REPOSITORY / "configs" / "strategies" / "multi_worker.gin"
     command = [sys.executable, "-m", "tfdist.main", f"--gin_file={digits}", f"--gin_file={strategy}"]
     command += ["--gin_param=train.steps = 2", f"--run_dir={tmp_path}/run"]
     proxies = {**dict.fromkeys(environment.PROXY_VARIABLES, "http://127.0.0.1:9"), "no_proxy": "", "NO_PROXY": ""}
-    started = []
-    for index in range(2):
-        config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-        variables = support.clean_environment() | proxies | {"TF_CONFIG": json.dumps(config)}
-        started.append(subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL))
-    try:
-        assert [each.wait(240) for each in started] == [0, 0]
-    finally:
-        for each in started:
-            each.kill()
+    with running_workers([command] * 2, tmp_path, proxies) as workers:
+        assert [worker.end() for worker in workers] == [0, 0], workers[0].output

@@ -49,11 +49,11 @@ def test_between_machines_silence_is_a_loss_sooner_than_on_one(addresses: list[s
 def test_a_stopped_worker_without_restarts_goes_on_with_the_others(launch: Callable[..., Run], stopped: int) -> None:
     run = launch(STOPS, str(stopped))
     run.wait_for("met0", "met1")
-    pid = run.pid(f"pid{stopped}")
+    pid = run.read_pid(f"pid{stopped}")
     os.kill(pid, signal.SIGSTOP)
     (run.directory / "may_go_on").touch()
     time.sleep(HEARTBEAT_SECONDS + 5)  # longer than TensorFlow's own timeout
     os.kill(pid, signal.SIGCONT)
-    status, stdout, stderr = run.end()
+    status, stdout, stderr = run.finish()
     assert (status, sorted(stdout)) == (0, ["[worker 0] any True", "[worker 1] any True"]), stderr
     assert not [line for line in stderr if "WARNING:tensorflow" in line]

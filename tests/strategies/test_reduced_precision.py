@@ -19,7 +19,6 @@ from tfdist.strategies.tpu import TPU
 
 ROUNDS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # the most that a rounding changes of a number
 FLOOR = 2.0**-39  # and of a row's largest, where float16 has fewer bits
-PATHS = {"PYTHONPATH": f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"}
 HOROVOD = pytest.param("horovod", marks=pytest.mark.horovod)
 
 
@@ -57,12 +56,9 @@ def test_what_is_not_finite_stays_so(precision: str, value: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["mirrored3", "multi_worker", HOROVOD])
 def test_sums_are_those_by_hand(tmp_path: pathlib.Path, strategy: str) -> None:
-    program = ["-m", "strategies.reduced_sums"]
     num_workers, count = (1, 3) if strategy == "mirrored3" else (2, 2)
-    if num_workers > 1:
-        launcher = ["--launcher=horovod"] if strategy == "horovod" else []
-        program = ["-m", "tfdist.launch", "--workers=2", *launcher, "--module=strategies.reduced_sums", "--"]
-    support.run_python([*program, strategy, tmp_path / "sums"], env=PATHS).check()
+    launch = support.LAUNCH.get(strategy)
+    support.run_module("strategies.reduced_sums", strategy, tmp_path / "sums", launch=launch).check()
     workers = [dict(np.load(tmp_path / f"sums-{i}.npz")) for i in range(num_workers)]
     given = [gradients(r) for r in range(count)]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
+import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import support
+from processes import Running
 
 from tfdist.errors import EXIT_PEER_LOST, EXIT_USER_ERROR
 from tfdist.launch.local_workers import reserve_port, tf_config
@@ -22,9 +22,8 @@ from tfdist.strategies.cluster import rendezvous
 from tfdist.strategies.cluster.rendezvous import PROTOCOL, Meeting, WrongPeer, decode
 from tfdist.strategies.cluster.tf_config import Cluster
 
-ROOT = Path(__file__).parents[2]
-DEADLINE_SECONDS = 40.0
 KEPT: list[socket.socket] = []  # connections that nobody answers
+Start = Callable[..., Running]
 WORKER = """
 import os, sys
 from tfdist import errors
@@ -42,29 +41,17 @@ print("met", flush=True)
 """
 
 
-class Workers:
-    """Worker processes of one test, none of which outlives it."""
-
-    def __init__(self) -> None:
-        self.processes: list[subprocess.Popen[str]] = []
-
-    def start(self, config: str, timeout_seconds: float = 30.0) -> subprocess.Popen[str]:
-        environment = os.environ | {"TF_CONFIG": config, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", WORKER, str(timeout_seconds)]
-        process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self.processes.append(process)
-        return process
-
-
 @pytest.fixture
-def workers() -> Iterator[Workers]:
-    started = Workers()
-    yield started
-    for process in started.processes:
-        process.kill()
-        process.communicate()
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a worker with a TF_CONFIG."""
+    with contextlib.ExitStack() as stack:
+
+        def start(config: str, timeout_seconds: float = 30.0) -> Running:
+            command = [sys.executable, "-c", WORKER, str(timeout_seconds)]
+            log = tmp_path / f"{len(list(tmp_path.iterdir()))}.log"
+            return stack.enter_context(Running(command, log, {"TF_CONFIG": config}))
+
+        yield start
 
 
 @pytest.fixture
@@ -78,15 +65,14 @@ def port_of(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=DEADLINE_SECONDS)
-    return process.returncode, output
+def end_of(process: Running) -> tuple[int, str]:
+    return process.end(), process.output
 
 
-def first_line(process: subprocess.Popen[str]) -> str:
-    """Waits for the worker's first line; the test's own timeout is the process's."""
-    assert process.stdout
-    return process.stdout.readline()
+def next_line(process: Running, seen: str = "") -> str:
+    """Waits for a line behind the output that was seen."""
+    process.until(lambda: "\n" in process.output.removeprefix(seen))
+    return process.output.removeprefix(seen).splitlines(keepends=True)[0]
 
 
 @contextlib.contextmanager
@@ -106,10 +92,10 @@ def listener(address: str, serve: Callable[[socket.socket], None]) -> Iterator[N
 
 
 @pytest.mark.slow
-def test_workers_started_together_meet_every_time_and_leave_their_ports_free(workers: Workers, addresses) -> None:
+def test_workers_started_together_meet_every_time_and_leave_their_ports_free(start: Start, addresses) -> None:
     cluster = addresses(4)
     for _ in range(4):
-        started = [workers.start(tf_config(cluster, index)) for index in range(4)]
+        started = [start(tf_config(cluster, index)) for index in range(4)]
         assert [end_of(process) for process in started] == [(0, "met\n")] * 4
     for address in cluster:
         socket.create_server(("127.0.0.1", port_of(address))).close()
@@ -137,49 +123,48 @@ def test_a_large_cluster_meets() -> None:
 
 
 @pytest.mark.slow
-def test_localhost_and_a_chief_task_do_as_well(workers: Workers, addresses) -> None:
+def test_localhost_and_a_chief_task_do_as_well(start: Start, addresses) -> None:
     first, second = (f"localhost:{port_of(address)}" for address in addresses(2))
     jobs = {"chief": [first], "worker": [second]}
-    started = [
-        workers.start(json.dumps({"cluster": jobs, "task": {"type": job, "index": 0}})) for job in ("worker", "chief")
-    ]
+    started = [start(json.dumps({"cluster": jobs, "task": {"type": job, "index": 0}})) for job in ("worker", "chief")]
     assert [end_of(process) for process in started] == [(0, "met\n")] * 2
 
 
-def test_a_worker_alone_waits_for_nobody(workers: Workers, addresses) -> None:
-    assert end_of(workers.start(tf_config(addresses(1), 0))) == (0, "met\n")
+def test_a_worker_alone_waits_for_nobody(start: Start, addresses) -> None:
+    assert end_of(start(tf_config(addresses(1), 0))) == (0, "met\n")
 
 
 @pytest.mark.slow
-def test_who_comes_late_is_named_and_then_met(workers: Workers, addresses) -> None:
+def test_who_comes_late_is_named_and_then_met(start: Start, addresses) -> None:
     cluster = addresses(3)
-    early = [workers.start(tf_config(cluster, index)) for index in (0, 2)]
+    early = [start(tf_config(cluster, index)) for index in (0, 2)]
     said = f"waiting for worker 1 at {cluster[1]} (nothing listens there yet)\n"
-    assert [first_line(process) for process in early] == [said] * 2
-    late = workers.start(tf_config(cluster, 1))
+    assert [next_line(process) for process in early] == [said] * 2
+    late = start(tf_config(cluster, 1))
     assert end_of(late) == (0, "met\n")
     assert all(status == 0 and output.endswith("met\n") for status, output in map(end_of, early))
 
 
 @pytest.mark.slow
-def test_who_dies_while_waiting_can_be_started_again(workers: Workers, addresses) -> None:
+def test_who_dies_while_waiting_can_be_started_again(start: Start, addresses) -> None:
     cluster = addresses(3)
-    first, second = (workers.start(tf_config(cluster, index)) for index in (0, 1))
-    assert "worker 2" in first_line(first)
-    second.kill()
-    second.wait()
-    assert "worker 1" in first_line(first)
-    again = [workers.start(tf_config(cluster, index)) for index in (1, 2)]
+    first, second = (start(tf_config(cluster, index)) for index in (0, 1))
+    said = next_line(first)
+    assert "worker 2" in said
+    second.signal(signal.SIGKILL)
+    second.end()
+    assert "worker 1" in next_line(first, said)
+    again = [start(tf_config(cluster, index)) for index in (1, 2)]
     assert [end_of(process)[0] for process in [first, *again]] == [0, 0, 0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 1])
-def test_who_never_comes_is_named_at_the_end_with_status_4(index: int, workers: Workers, addresses) -> None:
+def test_who_never_comes_is_named_at_the_end_with_status_4(index: int, start: Start, addresses) -> None:
     cluster = addresses(3)
-    patient = workers.start(tf_config(cluster, 1 - index))
-    assert "worker" in first_line(patient)
-    status, output = end_of(workers.start(tf_config(cluster, index), timeout_seconds=4.0))
+    patient = start(tf_config(cluster, 1 - index))
+    assert "worker" in next_line(patient)
+    status, output = end_of(start(tf_config(cluster, index), timeout_seconds=4.0))
     assert status == EXIT_PEER_LOST
     assert f"worker {index} waited 4 s and gives up; missing: worker 2 at {cluster[2]} (nothing listens" in output
     assert f"worker {1 - index} at" not in output
@@ -195,21 +180,21 @@ def test_who_never_comes_is_named_at_the_end_with_status_4(index: int, workers: 
         (None, "the host name 'no-such-host.invalid' does not resolve"),
     ],
 )
-def test_what_is_at_a_peers_address_is_named(serve, why: str, workers: Workers, addresses) -> None:
+def test_what_is_at_a_peers_address_is_named(serve, why: str, start: Start, addresses) -> None:
     cluster = addresses(2) if serve else [*addresses(1), "no-such-host.invalid:2222"]
     with listener(cluster[1], serve) if serve else contextlib.nullcontext():
         seconds = 6.0 if serve == KEPT.append else 1.0
-        status, output = end_of(workers.start(tf_config(cluster, 0), timeout_seconds=seconds))
+        status, output = end_of(start(tf_config(cluster, 0), timeout_seconds=seconds))
     assert status == EXIT_PEER_LOST
     assert f"missing: worker 1 at {cluster[1]} ({why}" in output
 
 
 @pytest.mark.slow
-def test_a_process_with_another_index_at_a_peers_address_is_named(workers: Workers, addresses) -> None:
+def test_a_process_with_another_index_at_a_peers_address_is_named(start: Start, addresses) -> None:
     cluster = addresses(2)
     said = rendezvous.encode(index=0, workers=cluster)
     with listener(cluster[1], lambda connection: connection.sendall(said)):
-        status, output = end_of(workers.start(tf_config(cluster, 0)))
+        status, output = end_of(start(tf_config(cluster, 0)))
     assert status == EXIT_USER_ERROR
     assert (
         f"At {cluster[1]}, the address of worker 1, answers a process whose TF_CONFIG says that it is worker 0"
@@ -218,32 +203,30 @@ def test_a_process_with_another_index_at_a_peers_address_is_named(workers: Worke
 
 
 @pytest.mark.slow
-def test_different_clusters_are_told_to_both(workers: Workers, addresses) -> None:
+def test_different_clusters_are_told_to_both(start: Start, addresses) -> None:
     cluster = addresses(3)
-    started = [workers.start(tf_config(cluster, 0)), workers.start(tf_config(cluster[:2], 1))]
+    started = [start(tf_config(cluster, 0)), start(tf_config(cluster[:2], 1))]
     for status, output in map(end_of, started):
         assert status == EXIT_USER_ERROR
         assert "different clusters" in output and ", ".join(cluster) in output
 
 
 @pytest.mark.slow
-def test_a_taken_port_is_named(workers: Workers, addresses) -> None:
+def test_a_taken_port_is_named(start: Start, addresses) -> None:
     cluster = addresses(2)
     with listener(cluster[0], lambda connection: connection.close()):
-        status, output = end_of(workers.start(tf_config(cluster, 0)))
+        status, output = end_of(start(tf_config(cluster, 0)))
     assert status == EXIT_USER_ERROR
     assert f"worker 0 cannot listen at its address {cluster[0]}: port {port_of(cluster[0])} of this machine" in output
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_when_the_workers_have_met_is_named(
-    addresses, run_python: Callable[..., support.Finished]
-) -> None:
+def test_a_port_that_is_taken_when_the_workers_have_met_is_named(addresses) -> None:
     cluster = addresses(2)
     connect = "multi_worker.rendezvous = lambda *_, **__: None\nmulti_worker.MultiWorker().connect(notify=print)"
     program = f"import tensorflow\nfrom tfdist.strategies import multi_worker\n{connect}"
     with listener(cluster[0], lambda connection: connection.close()):
-        ended = run_python(["-c", program], env={"TF_CONFIG": tf_config(cluster, 0)})
+        ended = support.run_python(["-c", program], env={"TF_CONFIG": tf_config(cluster, 0)})
     assert f"AddressTakenError: worker 0 cannot listen at its address {cluster[0]}: another process" in ended.stderr
 
 

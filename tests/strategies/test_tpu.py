@@ -184,11 +184,14 @@ def points(run_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+def run_on_two_hosts(cwd: Path, *flags: str) -> Finished:
+    ports = [str(port) for port in free_ports(2)]
+    return run_program(TWO_HOSTS, [*ports, *flags, "--gin_param=tpu.TPU.address = 'slice'", "--run_dir=hosts"], cwd)
+
+
 @pytest.mark.slow
 def test_each_host_of_a_slice_reads_its_own_part(tmp_path: Path) -> None:
-    ports = [str(port) for port in free_ports(2)]
-    here = ["--gin_param=tpu.TPU.address = 'slice'", "--gin_param=train.epochs = 3"]
-    told = run_program(TWO_HOSTS, [*ports, *DIGITS_ON_TPU, *here, "--run_dir=hosts"], tmp_path).check()
+    told = run_on_two_hosts(tmp_path, *DIGITS_ON_TPU, "--gin_param=train.epochs = 3").check()
     assert "TPU 'slice': 2 cores on 2 hosts" in told.stdout
     alone = ["--gin_file=tfdist:experiments/digits.gin", "--gin_param=train.epochs = 3", "--run_dir=alone"]
     run_python(["-m", "tfdist.main", *alone], cwd=tmp_path).check()
@@ -202,9 +205,7 @@ def test_each_host_of_a_slice_reads_its_own_part(tmp_path: Path) -> None:
 def test_what_python_reads_is_refused_on_several_hosts(tmp_path: Path) -> None:
     run_python([REPOSITORY / "examples/files" / "prepare_digits.py", "--what=tfrecord"], cwd=tmp_path).check()
     records = ["--gin_file=tfdist:experiments/digits_tfrecord.gin", "--gin_file=tfdist:strategies/tpu.gin"]
-    ports = [str(port) for port in free_ports(2)]
-    here = ["--gin_param=tpu.TPU.address = 'slice'", "--run_dir=run"]
-    told = run_program(TWO_HOSTS, [*ports, *records, *here], tmp_path)
+    told = run_on_two_hosts(tmp_path, *records)
     assert told.status == 2 and "Traceback" not in told.stderr, told.outputs()
     assert "reads by Python code, which runs on the first of the 2 hosts of this TPU alone" in told.stderr
 
@@ -213,7 +214,5 @@ def test_what_python_reads_is_refused_on_several_hosts(tmp_path: Path) -> None:
 def test_a_table_trains_on_several_hosts(tmp_path: Path) -> None:
     run_python([REPOSITORY / "examples/files" / "prepare_tables.py"], cwd=tmp_path).check()
     iris = ["--gin_file=tfdist:experiments/iris_csv.gin", "--gin_file=tfdist:strategies/tpu.gin"]
-    ports = [str(port) for port in free_ports(2)]
-    here = ["--gin_param=tpu.TPU.address = 'slice'", "--gin_param=train.epochs = 2", "--run_dir=run"]
-    told = run_program(TWO_HOSTS, [*ports, *iris, *here], tmp_path).check()
+    told = run_on_two_hosts(tmp_path, *iris, "--gin_param=train.epochs = 2").check()
     assert "on 2 hosts" in told.stdout and "done: " in told.stdout

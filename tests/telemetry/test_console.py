@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
+import pathlib
 import re
-import subprocess
 import sys
-import termios
-import threading
+import tempfile
 
 import pytest
-from support import clean_environment, run_python
+from processes import InTerminal
+from support import run_python
 
 from tfdist.telemetry.console.console import Console, PlainConsole
 from tfdist.telemetry.console.console_text import EpochSummary, Progress, TrainingPlan, number_text
@@ -39,40 +37,20 @@ def _run_on_terminal(
     *command: str,
     term: str = "xterm",
     columns: int = 120,
-    stderr: int | None = None,
+    has_own_stderr: bool = False,
     status: int = 0,
     **variables: str,
 ) -> tuple[str, str]:
-    """What a real process writes to a pseudo terminal, and what to a pipe for its standard error if there is one."""
-    leader, follower = pty.openpty()
-    termios.tcsetwinsize(follower, (24, columns))
-    environment = clean_environment() | {"TERM": term}
-    for name in ("COLUMNS", "LINES", "NO_COLOR"):
-        environment.pop(name, None)
-    process = subprocess.Popen(
-        [sys.executable, *(command or ("-c", _RUN))],
-        stdout=follower,
-        stderr=stderr or follower,
-        stdin=follower,
-        env=environment | variables,
-    )
-    os.close(follower)
-    shown = bytearray()
-    reader = threading.Thread(target=_read_until_hangup, args=(leader, shown))
-    reader.start()
-    _, told = process.communicate(timeout=60)
-    reader.join()
-    os.close(leader)
-    assert process.returncode == status, shown.decode()
-    return shown.decode(), (told or b"").decode()
-
-
-def _read_until_hangup(descriptor: int, into: bytearray) -> None:
-    try:
-        while data := os.read(descriptor, 4096):
-            into += data
-    except OSError:  # Linux's way to say that the other side of a pseudo terminal is closed
-        pass
+    """What a real process writes to a pseudo terminal, and what to its standard error where that is another file."""
+    given = {"TERM": term, **dict.fromkeys(("COLUMNS", "LINES", "NO_COLOR")), **variables}
+    with tempfile.TemporaryDirectory() as folder:
+        log, told = pathlib.Path(folder, "shown"), pathlib.Path(folder, "told")
+        with told.open("wb") as stderr:
+            how = {"stderr": stderr} if has_own_stderr else {}
+            line = [sys.executable, *(command or ("-c", _RUN))]
+            with InTerminal(line, log, given, columns=columns, **how) as process:
+                assert process.end() == status, process.output
+        return process.output, told.read_text()
 
 
 def test_a_terminal_shows_a_bar_and_keeps_the_lines_of_epochs() -> None:
@@ -87,7 +65,7 @@ def test_a_terminal_shows_a_bar_and_keeps_the_lines_of_epochs() -> None:
 
 
 def test_warnings_reach_a_standard_error_that_is_not_the_terminal_as_plain_text() -> None:
-    shown, told = _run_on_terminal(stderr=subprocess.PIPE)
+    shown, told = _run_on_terminal(has_own_stderr=True)
     assert told == "warning: A [bold] claim.\n"
     assert "warning" not in shown
 
@@ -99,14 +77,14 @@ def test_every_command_shows_errors_in_red_on_a_terminal_that_has_colors(module:
     assert red.search(_run_on_terminal(*command, columns=400, status=2)[0])
     for plain in ({"NO_COLOR": "1"}, {"term": "dumb"}):
         assert "\x1b" not in _run_on_terminal(*command, status=2, **plain)[0]
-    assert "\x1b" not in _run_on_terminal(*command, status=2, stderr=subprocess.PIPE)[1]
+    assert "\x1b" not in _run_on_terminal(*command, status=2, has_own_stderr=True)[1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["tfdist", "tfdist.launch"])
 def test_an_error_is_wrapped_at_words_on_a_terminal_and_one_line_elsewhere(module: str) -> None:
     command = ("-m", module, "--a_long_name_that_no_flag_has", "x")
-    whole = _run_on_terminal(*command, status=2, stderr=subprocess.PIPE)[1]
+    whole = _run_on_terminal(*command, status=2, has_own_stderr=True)[1]
     prefix = "[launch] " if module == "tfdist.launch" else ""
     assert whole.count("\n") == 1 and whole.startswith(prefix) and len(whole) > 60
     for size in ({"columns": 60}, {"COLUMNS": "60"}):
@@ -118,7 +96,7 @@ def test_an_error_is_wrapped_at_words_on_a_terminal_and_one_line_elsewhere(modul
 def test_a_message_of_a_run_is_wrapped_at_words_and_its_bar_takes_what_the_text_leaves_of_the_width() -> None:
     path = f"/{'a/' * 40}b"
     program = _RUN.replace("A [bold] claim.", f"{'word ' * 30}{path} end.")
-    told = _run_on_terminal("-c", program, stderr=subprocess.PIPE)[1]
+    told = _run_on_terminal("-c", program, has_own_stderr=True)[1]
     assert told == f"warning: {'word ' * 30}{path} end.\n"
     for columns in (60, 120, 200):
         shown = re.sub(r"\x1b\[[\d;]*m", "", _run_on_terminal("-c", program, columns=columns)[0])

@@ -6,20 +6,18 @@ import contextlib
 import json
 import pathlib
 import signal
-import subprocess
 import sys
 import threading
 import urllib.request
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
-import forks
 import pytest
 from gcs.server import GcsServer
 from mlflow import MlflowClient
 from monitoring_support import RUN_ID
-from support import MARK, REPOSITORY, clean_environment, free_ports, kill_marked, run_python, wait_until
+from processes import serving
+from support import REPOSITORY, free_ports, run_python
 from telemetry.trackers import run_facts, tell, tell_in_another_process
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
@@ -54,24 +52,12 @@ train.callbacks = [@breaks.Breaks()]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server that keeps its runs in SQLite."""
     directory = tmp_path_factory.mktemp("mlflow")
-    mark, (port,) = uuid.uuid4().hex, free_ports(1)
+    (port,) = free_ports(1)
     stores = [f"--backend-store-uri=sqlite:///{directory}/runs.db", f"--artifacts-destination={directory}/artifacts"]
-    process = forks.Popen(
-        [sys.executable, "-m", "mlflow", "server", *stores, f"--port={port}", "--workers=1"],
-        env=clean_environment() | QUIET | {MARK: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=(directory / "log").open("w"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-m", "mlflow", "server", *stores, f"--port={port}", "--workers=1"]
     address = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(lambda: process.poll() is not None or _answers(address), seconds=60)
-        assert process.poll() is None, (directory / "log").read_text()
+    with serving(command, directory / "log", lambda: _answers(address), variables=QUIET):
         yield address
-    finally:
-        kill_marked(mark)
-        process.wait()
 
 
 def _answers(address: str) -> bool:

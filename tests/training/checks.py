@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from equivalence.cases import with_weightless_batch
-from training.trainings import one_hot_digits, softmax_model
+from equivalence.cases import one_hot_digits, with_weightless_batch
+from training.trainings import softmax_model
 
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.supervised import Supervised

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import pytest
 import support
+from training.trainings import Trained, run
 
 
 @pytest.fixture(scope="session")
@@ -16,10 +17,16 @@ def _mirrored_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
     with support.shared_directory(tmp_path_factory, "mirrored") as directory:
         results = directory / "results.json"
         if not results.exists():
-            paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
-            command = ["-m", "training.under_mirrored", directory]
-            support.run_python(command, env={"PYTHONPATH": paths}, timeout=300).check()
+            support.run_module("training.under_mirrored", directory).check()
         return json.loads(results.read_text())
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The training of test_resume.py that nothing interrupts."""
+    from training.test_resume import BASE, memories
+
+    return run(tmp_path_factory.mktemp("undisturbed"), callbacks=memories(), **BASE)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from equivalence.cases import (
@@ -24,9 +23,12 @@ from equivalence.cases import (
     two_optimizers,
     weighted_digits,
 )
-from training.trainings import run
+from equivalence.runs import assert_close
+from training.trainings import constrained_model, run
 
 from tfdist.tasks.supervised import Supervised
+
+pytestmark = pytest.mark.slow
 
 BATCH, EPOCHS, SEED = 64, 2, 5
 
@@ -50,8 +52,7 @@ def fitted(
 def agrees(directory: pathlib.Path, model: Any, data: Any, optimizer: Any, task: Any, weights: Any, logs: Any) -> None:
     settings = {"shuffle": False, "seed": SEED, "eval_data": None, "epochs": EPOCHS, "global_batch_size": BATCH}
     trained = run(directory, model=model, train_data=lambda: data, optimizer=optimizer, task=task, **settings)
-    for ours, theirs in zip(trained.weights(), weights, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    assert_close(trained.weights(), weights, tolerance=2e-6)
     for name in [n for n in logs if not n.endswith("_loss")]:  # of which fit counts a short batch as a whole one
         values = logs[name]
         assert [p[name] for p in trained.points("train")] == pytest.approx(values, rel=3e-6)
@@ -61,7 +62,6 @@ def cut(data: Any, num: int = 101) -> Any:
     return tf.nest.map_structure(lambda a: a[:num], data)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reduction", "rate"),
     [("sum_over_batch_size", 0.1), ("sum", 0.002), ("mean_with_sample_weight", 0.1), ("none", 0.002)],
@@ -78,7 +78,6 @@ def test_sample_weights_under_each_reduction(tmp_path: pathlib.Path, reduction: 
     agrees(tmp_path, dense_model, data, optimizer, lambda: Supervised(loss=loss()), *theirs)
 
 
-@pytest.mark.slow
 def test_masks_and_ignored_classes_beside_another_output(tmp_path: pathlib.Path) -> None:
     def loss() -> Any:
         tags = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
@@ -91,16 +90,10 @@ def test_masks_and_ignored_classes_beside_another_output(tmp_path: pathlib.Path)
     agrees(tmp_path, tagging_model, data, lambda: keras.optimizers.SGD(0.2), lambda: task, *theirs)
 
 
-def constrained_model() -> keras.Model:
-    inputs = keras.Input((64,))
-    return keras.Model(inputs, keras.layers.Dense(10, kernel_constraint=keras.constraints.MaxNorm(0.4))(inputs))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "model"),
     [
-        (overwriting_sgd, constrained_model),
+        (overwriting_sgd, lambda: constrained_model(0.4)),
         (two_optimizers, dense_model),
         (lambda: keras.optimizers.SGD(0.2, loss_scale_factor=100.0, clipvalue=0.01), dense_model),
     ],

@@ -47,11 +47,6 @@ def steps(directory: pathlib.Path) -> list[int]:
     return [entry.step for entry in list_checkpoints(str(directory)) if entry.manifest is not None]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return run(tmp_path_factory.mktemp("undisturbed"), callbacks=memories(), **BASE)
-
-
 def test_an_interrupted_run_goes_on_from_there_and_leaves_nothing_at_its_end(
     tmp_path: pathlib.Path, undisturbed: Trained
 ) -> None:

@@ -20,11 +20,6 @@ pytestmark = pytest.mark.slow
 RARE = CheckpointPolicy(every_steps=1000)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return run(tmp_path_factory.mktemp("undisturbed"), callbacks=memories(), **BASE)
-
-
 def left(directory: pathlib.Path, number: int, **changes: Any) -> Trained:
     """A run that gets a signal at the end of its fourth batch, and so leaves after the fifth."""
     callbacks = [*memories(), Once("on_train_batch_end", 4, send(number))]

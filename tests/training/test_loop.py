@@ -12,11 +12,11 @@ import pytest
 import support
 import tensorflow as tf
 from equivalence.cases import dense_model, digits, ema_sgd, sparse_loss, two_output_model, two_output_task, two_outputs
+from equivalence.runs import assert_same_bits
 from training.trainings import STEPS_PER_EPOCH, Trained, dropout_model, run
 
 from tfdist.errors import EXIT_DIVERGED, DivergedError, UserError
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.recovery.rollback import Rollback
 
 
@@ -61,18 +61,6 @@ def test_evaluations_and_points_come_at_the_steps_asked_for(tmp_path: pathlib.Pa
     assert [p["epoch"] for p in trained.points("train")] == [1, 1, 1, 2, 2, 2, 3, 3]
 
 
-def test_boundaries_are_at_fixed_steps() -> None:
-    boundaries = Boundaries(total_steps=20, steps_per_epoch=7, eval_every_steps=5, log_every_steps=4)
-    step, met = 0, []
-    while step < 20:
-        step = boundaries.next_after(step)
-        met.append(step)
-    assert met == [4, 5, 7, 8, 10, 12, 14, 15, 16, 20]
-    assert [s for s in met if boundaries.ends_epoch(s)] == [7, 14, 20]
-    assert [s for s in met if boundaries.evaluates(s)] == [5, 10, 15, 20]
-    assert [s for s in met if boundaries.logs(s)] == [4, 8, 12, 16]
-
-
 def test_without_evaluation_data_nothing_is_evaluated(tmp_path: pathlib.Path) -> None:
     trained = run(tmp_path, eval_data=None, epochs=1)
     assert trained.result.eval_metrics == {} and trained.points("eval") == []
@@ -99,8 +87,7 @@ print("RESULT", json.dumps(bits))
 
 @pytest.mark.slow
 def test_weights_do_not_depend_on_the_length_of_calls(tmp_path: pathlib.Path) -> None:
-    paths = f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"
-    done = support.run_python(["-c", CALLS, tmp_path], env={"PYTHONPATH": paths}).check()
+    done = support.run_python(["-c", CALLS, tmp_path], env=support.TESTS_PATH).check()
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     results = json.loads(line.removeprefix("RESULT "))
     assert len(results) == 4
@@ -200,8 +187,7 @@ def test_a_run_that_stops_after_some_epochs_goes_on_to_the_same_end(tmp_path: pa
     last = run(tmp_path / "parts", stop_after_epochs=3, **settings)
     assert last.result.steps == whole.result.steps and last.result.resumed_from_step == 2 * STEPS_PER_EPOCH
     assert last.points("eval") == whole.points("eval") and last.points("train") == whole.points("train")
-    for ours, theirs in zip(last.exported().get_weights(), whole.exported().get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_same_bits(last.exported().get_weights(), whole.exported().get_weights())
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ import io
 import json
 import pathlib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import h5py
 import numpy as np
 import pytest
 import support
+from equivalence.runs import assert_close
 from training.trainings import run
 
 from tfdist.errors import UserError
@@ -22,9 +23,8 @@ pytestmark = pytest.mark.slow
 MEGABYTES = "1200"  # a batch takes 512, the marked one 2,048
 
 
-def trained(directory: pathlib.Path, *arguments: str, launch: tuple[str, ...] = ()) -> support.Finished:
-    program = [*launch, "--module=training.short_of_memory", "--"] if launch else ["-m", "training.short_of_memory"]
-    return support.run_python([*program, directory, *arguments], env=support.TESTS_PATH, timeout=400)
+def trained(directory: pathlib.Path, *arguments: str, launch: Sequence[str] | None = None) -> support.Finished:
+    return support.run_module("training.short_of_memory", directory, *arguments, launch=launch)
 
 
 def weights(directory: pathlib.Path) -> list[np.ndarray]:
@@ -55,8 +55,7 @@ def check(directory: pathlib.Path, step: str, fitting: pathlib.Path) -> None:
     assert 1 <= len(failures) <= 3 and {each["microbatches"] for each in failures} == {2}
     assert failures[0]["step"] == int(step)
     assert json.loads((directory / "result.json").read_text())["steps"] == 7
-    for ours, theirs in zip(weights(directory), weights(fitting), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert_close(weights(directory), weights(fitting), tolerance=1e-5)
 
 
 # Of two replicas the marked one takes 1,024, and threads some more; the other may have done its part before.
@@ -74,7 +73,7 @@ def test_a_run_that_is_short_of_memory_ends_as_one_that_is_not(
 
 
 def test_of_two_workers_one_is_short_of_memory(tmp_path: pathlib.Path, fitting: Callable[[str], pathlib.Path]) -> None:
-    launch = ("-m", "tfdist.launch", "--workers=2", "--max_restarts=3", "--backoff_seconds=0.1")
+    launch = ("--workers=2", "--max_restarts=3", "--backoff_seconds=0.1")
     trained(tmp_path / "run", "multi_worker", "auto", "800", "5", launch=launch).check()
     check(tmp_path / "run", "5", fitting("5"))
 

@@ -10,8 +10,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from equivalence.cases import one_hot_digits
 from training.checks import MANY_METRICS
-from training.trainings import one_hot_digits, run
+from training.trainings import run
 
 from tfdist.errors import UserError
 from tfdist.tasks.supervised import Supervised

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from equivalence.cases import dense_model, digits, embedding_model, words
+from equivalence.runs import assert_close
 from support import REPOSITORY
 from training.trainings import run
 
@@ -163,8 +164,7 @@ def test_rows_that_come_several_times_are_added_up(
     rows = run(tmp_path / "rows", **settings)
     monkeypatch.setattr(gradients, "SPARSE_FROM_ELEMENTS", 2**40)
     dense = run(tmp_path / "dense", **settings)
-    for ours, theirs in zip(rows.weights(), dense.weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    assert_close(rows.weights(), dense.weights(), tolerance=1e-6)
     assert rows.points("train")[-1]["gradient_norm"] == pytest.approx(
         dense.points("train")[-1]["gradient_norm"], rel=1e-5
     )

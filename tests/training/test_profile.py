@@ -9,9 +9,9 @@ import signal
 import pytest
 import support
 import tensorflow as tf
+from processes import running
 from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
 from training.trainings import run as train
-from tuning.sweeps import running
 
 from tfdist.errors import UserError
 from tfdist.training.run.request import ProfiledSteps

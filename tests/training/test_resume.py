@@ -8,15 +8,16 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from equivalence.cases import digits, ema_sgd
+from equivalence.cases import digits, ema_sgd, named_model, one_hot_digits
+from equivalence.runs import assert_same_bits
 from metadata_support import MetadataServer
+from support import wait_until
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
 from tfdist.checkpoint.policy import CheckpointPolicy
@@ -110,11 +111,6 @@ def assert_same(ours: Trained, theirs: Trained) -> None:
         assert ours.points(split) == theirs.points(split)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return run(tmp_path_factory.mktemp("undisturbed"), callbacks=memories(), **BASE)
-
-
 @pytest.mark.parametrize(
     ("hook", "number"),
     [
@@ -139,10 +135,15 @@ def test_it_may_be_interrupted_again_and_again(tmp_path: pathlib.Path, undisturb
     assert_same(interrupted(tmp_path, *ends, Once("on_epoch_end", 1, fail)), undisturbed)
 
 
-def test_checkpoints_that_are_rare_cost_what_was_done_since(tmp_path: pathlib.Path, undisturbed: Trained) -> None:
-    trained = interrupted(tmp_path, Once("on_train_batch_end", 16, fail), checkpoint=CheckpointPolicy(every_epochs=1))
-    assert [event["step"] for event in trained.events("resumed")] == [2 * STEPS_PER_EPOCH]
-    assert trained.result.resumed_from_step == 2 * STEPS_PER_EPOCH
+@pytest.mark.parametrize(
+    ("hook", "number", "resumed"), [("on_train_batch_end", 16, [2 * STEPS_PER_EPOCH]), ("on_epoch_end", 1, [])]
+)
+def test_checkpoints_that_are_rare_cost_what_was_done_since_and_points_stand_there_once(
+    tmp_path: pathlib.Path, undisturbed: Trained, hook: str, number: int, resumed: list[int]
+) -> None:
+    trained = interrupted(tmp_path, Once(hook, number, fail), checkpoint=CheckpointPolicy(every_epochs=1))
+    assert [event["step"] for event in trained.events("resumed")] == resumed
+    assert trained.result.resumed_from_step == (resumed[0] if resumed else None)
     assert_same(trained, undisturbed)
 
 
@@ -152,7 +153,7 @@ def test_checkpoints_that_are_rare_cost_what_was_done_since(tmp_path: pathlib.Pa
         {"precision": "float16"},
         {"optimizer": ema_sgd},
         {"num_microbatches": 2},
-        {"train_data": lambda: one_hot(447), "eval_data": lambda: one_hot(101)}
+        {"train_data": lambda: one_hot_digits(447), "eval_data": lambda: one_hot_digits(101)}
         | {"task": lambda: Supervised(loss=soft_loss(), metrics=[lambda: keras.metrics.AUC(from_logits=True)])},
     ],
     ids=["loss_scale", "average", "microbatches", "metric_of_vectors"],
@@ -160,11 +161,6 @@ def test_checkpoints_that_are_rare_cost_what_was_done_since(tmp_path: pathlib.Pa
 def test_every_kind_of_state_goes_on(tmp_path: pathlib.Path, changes: dict[str, Any]) -> None:
     whole = run(tmp_path / "whole", callbacks=memories(), **BASE | changes)
     assert_same(interrupted(tmp_path / "parts", Once("on_train_batch_end", 6, fail), **changes), whole)
-
-
-def one_hot(count: int) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = digits(count)
-    return images, np.eye(10, dtype=np.float32)[labels]
 
 
 def soft_loss() -> keras.losses.Loss:
@@ -203,7 +199,7 @@ def test_a_second_signal_while_saving_tears_nothing(
         return "continues doing so" in noticed.read_text()
 
     def write_with_a_signal(*args: Any, **kwargs: Any) -> Any:
-        wait_until(is_told_after_another)
+        wait_until(is_told_after_another, seconds=10)
         return write(*args, **kwargs)
 
     once = Once("on_train_batch_end", 4, send(signal.SIGTERM))
@@ -224,7 +220,7 @@ def test_a_notice_of_the_metadata_server_costs_no_step(
 
         def be_preempted() -> None:
             server.set("preempted", "TRUE")
-            wait_until(lambda: "preemption_noticed" in events.read_text())
+            wait_until(lambda: "preemption_noticed" in events.read_text(), seconds=10)
 
         leaving = [*memories(), Once("on_train_batch_end", 5, be_preempted)]
         ended = run(
@@ -245,13 +241,6 @@ def test_the_status_of_leaving_is_a_setting(tmp_path: pathlib.Path) -> None:
         callbacks=[Once("on_epoch_end", 1, send(signal.SIGTERM))],
     )
     assert isinstance(ended.error, PreemptedError) and ended.error.exit_status == 75
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 # What a directory holds
@@ -332,14 +321,6 @@ def test_without_checkpoints_nothing_is_kept_and_a_run_begins_anew(tmp_path: pat
     assert [p["step"] for p in trained.points("train")] == [3, 6, 7, 9, 12, 14, 15, 18, 21, 24, 27, 28]
 
 
-def test_points_of_a_start_that_came_to_no_checkpoint_stand_there_once(
-    tmp_path: pathlib.Path, undisturbed: Trained
-) -> None:
-    trained = interrupted(tmp_path, Once("on_epoch_end", 1, fail), checkpoint=CheckpointPolicy(every_epochs=1))
-    assert trained.result.resumed_from_step is None
-    assert_same(trained, undisturbed)
-
-
 def test_checkpoints_that_cannot_be_written_leave_the_training_alone_or_stop_it(tmp_path: pathlib.Path) -> None:
     for name in ("continue", "stop"):
         (tmp_path / name).mkdir()
@@ -399,12 +380,6 @@ def test_a_start_without_weights_is_refused(tmp_path: pathlib.Path) -> None:
     assert isinstance(refused, UserError) and "train.start_from" in str(refused) and "nothing" in str(refused)
 
 
-def named_model(first: str, last: str) -> keras.Model:
-    inputs = keras.Input((64,))
-    hidden = keras.layers.Dense(16, activation="tanh", name=first)(inputs)
-    return keras.Model(inputs, keras.layers.Dense(10, name=last)(hidden))
-
-
 NAMES = {"encoder/(.*)": r"body/\1", "classifier/(.*)": r"head/\1"}
 NAMED = BASE | {"model": lambda: named_model("encoder", "classifier"), "epochs": 1}
 
@@ -413,8 +388,7 @@ def test_weights_may_have_other_names_there(tmp_path: pathlib.Path) -> None:
     other = run(tmp_path / "other", **NAMED | {"model": lambda: named_model("body", "head")})
     still = {"start_from": (str(other.directory), NAMES), "optimizer": lambda: keras.optimizers.SGD(0.0)}
     found = run(tmp_path / "run", **NAMED | still)
-    for ours, theirs in zip(found.model.get_weights(), other.model.get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_same_bits(found.weights(), other.weights())
     half = {"start_from": (str(other.directory), {"encoder/(.*)": r"body/\1"}), "accept_changes": True}
     found = run(tmp_path / "half", **NAMED | still | half)
     np.testing.assert_array_equal(found.model.get_weights()[0], other.model.get_weights()[0])

@@ -7,10 +7,10 @@ import pathlib
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import support
 from equivalence.cases import DIVERGING
+from equivalence.runs import assert_close, assert_same_bits, load_weights
 from training.trainings import run
 
 from tfdist.errors import DivergedError, UserError
@@ -36,8 +36,7 @@ def test_the_learning_rate_falls_for_good_and_the_run_ends_well(tmp_path: pathli
     found = run(tmp_path / "diverging", **DIVERGING)
     slow = {"optimizer": lambda: keras.optimizers.SGD(0.01), "on_divergence": None}
     clean = run(tmp_path / "clean", **(DIVERGING | slow))
-    for ours, theirs in zip(found.weights(), clean.weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    assert_close(found.weights(), clean.weights(), tolerance=1e-6)
     assert json.loads((tmp_path / "diverging" / "rollbacks.json").read_text()) == ONCE
     (note,) = found.result.notes
     assert "step 9: the loss or a gradient is not finite. Going back to the newest checkpoint" in note
@@ -62,8 +61,7 @@ def test_a_run_that_is_killed_around_it_ends_with_the_same_bits(tmp_path: pathli
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The run of two replicas that nobody kills, which ends with the same bits wherever they are."""
     directory = tmp_path_factory.mktemp("undisturbed") / "run"
-    program = ["-m", "training.rolling_back", directory, "mirrored2", "none"]
-    support.run_python(program, env=support.TESTS_PATH, timeout=400).check()
+    support.run_module("training.rolling_back", directory, "mirrored2", "none").check()
     return directory
 
 
@@ -72,13 +70,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_workers_that_are_killed_around_it_end_with_the_same_bits(
     tmp_path: pathlib.Path, undisturbed: pathlib.Path
 ) -> None:
-    launch = ["-m", "tfdist.launch", "--workers=2", "--launcher=horovod", "--max_restarts=4", "--backoff_seconds=0.1"]
+    launch = (*support.LAUNCH["horovod"], "--max_restarts=4", "--backoff_seconds=0.1")
     runs = (undisturbed, tmp_path / "run")
-    program = [*launch, "--module=training.rolling_back", "--", runs[1], "horovod", "twice"]
-    support.run_python(program, env=support.TESTS_PATH, timeout=400).check()
+    support.run_module("training.rolling_back", runs[1], "horovod", "twice", launch=launch).check()
     assert {mark.name for mark in tmp_path.glob("died-*")} == {"died-back", "died-later"}
-    expected, found = (keras.models.load_model(each / "export" / "model.keras").get_weights() for each in runs)
-    assert [w.tobytes() for w in found] == [w.tobytes() for w in expected]
+    assert_same_bits(*map(load_weights, runs))
     assert [json.loads((each / "rollbacks.json").read_text()) for each in runs] == [ONCE, ONCE]
     starts = [json.loads((each / "result.json").read_text())["starts"] for each in runs]
     assert [len(each) for each in starts] == [1, 3]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import support
 from equivalence.cases import counting_model, digits
+from equivalence.runs import assert_close, assert_same_bits, load_weights
 from gcs.server import GcsServer
 from training.trainings import run
 
@@ -27,8 +28,6 @@ from tfdist.training.sharding.sharded_update import build_sharded
 from tfdist.training.sharding.shards import LateValues, Shards
 from tfdist.training.sharding.tensor_parallel import choose_splits
 
-WORKERS = ["-m", "tfdist.launch", "--workers=2", "--backoff_seconds=0.1"]
-
 
 def trained(directory: pathlib.Path | str, strategy: str, sharding: str, epochs: int, *more: str) -> None:
     started(directory, strategy, sharding, epochs, *more, restarts=5).check()
@@ -37,17 +36,9 @@ def trained(directory: pathlib.Path | str, strategy: str, sharding: str, epochs:
 def started(
     directory: pathlib.Path | str, strategy: str, sharding: str, epochs: int, *more: str, restarts: int = 0
 ) -> support.Finished:
-    program = ["-m", "training.sharded"]
-    if strategy in ("multi_worker", "horovod"):
-        launcher = ["--launcher=horovod"] if strategy == "horovod" else []
-        program = [*WORKERS, f"--max_restarts={restarts}", *launcher, "--module=training.sharded", "--"]
-    return support.run_python(
-        [*program, directory, strategy, sharding, str(epochs), *more], env=support.TESTS_PATH, timeout=400
-    )
-
-
-def weights(directory: pathlib.Path) -> list[np.ndarray]:
-    return keras.models.load_model(directory / "export" / "model.keras").get_weights()
+    launch = support.LAUNCH.get(strategy)
+    launch = launch and (*launch, "--backoff_seconds=0.1", f"--max_restarts={restarts}")
+    return support.run_module("training.sharded", directory, strategy, sharding, str(epochs), *more, launch=launch)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +75,7 @@ def test_a_run_goes_on_with_any_number_of_replicas(
     moving, undisturbed = tmp_path / "moving", still("one_device")
     for epochs, (strategy, sharding) in enumerate(MOVES[moves], start=1):
         trained(moving, strategy, sharding, epochs)
-    for ours, theirs in zip(weights(moving), weights(undisturbed), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+    assert_close(load_weights(moving), load_weights(undisturbed), tolerance=1e-5)
     states = []
     for directory in (moving, undisturbed):
         path = list_checkpoints(str(directory / "checkpoints"))[-1].path
@@ -104,7 +94,7 @@ def test_canonical_replicas_give_the_same_bits_though_kills_change_their_number(
         assert started(moving, strategy, "canonical", 4, "killed").status
         assert list_checkpoints(str(moving / "checkpoints"))[-1].step == 4 * count
     trained(moving, "mirrored2", "canonical", 4)
-    assert [w.tobytes() for w in weights(moving)] == [w.tobytes() for w in weights(still("one_device", "canonical"))]
+    assert_same_bits(load_weights(moving), load_weights(still("one_device", "canonical")))
 
 
 @pytest.mark.slow
@@ -114,7 +104,7 @@ def test_workers_killed_while_they_save_end_with_the_same_bits(
     killed = tmp_path / "killed" / "run"
     trained(killed, "multi_worker", "optimizer", 4, "dies")
     assert {mark.name for mark in killed.parent.glob("died-*")} == {"died-noting", "died-gathering", "died-committed"}
-    assert [w.tobytes() for w in weights(killed)] == [w.tobytes() for w in weights(still("mirrored2"))]
+    assert_same_bits(load_weights(killed), load_weights(still("mirrored2")))
     assert all(entry.manifest is not None for entry in list_checkpoints(str(killed / "checkpoints")))
     names = {file.name for file in list_checkpoints(str(killed / "checkpoints"))[-1].manifest.files}  # type: ignore[union-attr]
     assert any(name.startswith("part-00000-") for name in names) and any(
@@ -136,7 +126,7 @@ def test_workers_write_their_parts_to_a_bucket(
     local = tmp_path / "model.keras"
     local.write_bytes(files.read(f"{place}/export/model.keras"))
     found = keras.models.load_model(local).get_weights()
-    assert [w.tobytes() for w in found] == [w.tobytes() for w in weights(still("mirrored2"))]
+    assert_same_bits(found, load_weights(still("mirrored2")))
 
 
 def test_each_replica_holds_its_share() -> None:
@@ -238,9 +228,8 @@ def test_a_model_that_does_not_fit_into_a_process_is_trained_by_two(tmp_path: pa
     """400 MB of weights and as many of gradients, 800 of slots, and what sends them, where 2,100 MB are allowed."""
 
     def done(name: str, sharding: str, megabytes: int) -> support.Finished:
-        program = ["-m", "tfdist.launch", "--workers=2", "--max_restarts=0", "--module=training.too_large", "--"]
         arguments = [tmp_path / name, "multi_worker", sharding, str(megabytes)]
-        return support.run_python([*program, *arguments], env=support.TESTS_PATH, timeout=400)
+        return support.run_module("training.too_large", *arguments, launch=("--workers=2", "--max_restarts=0"))
 
     failed = done("whole", "none", 2_100)
     assert failed.status != 0 and "SIGKILL" in failed.stderr, failed.stderr

@@ -9,22 +9,19 @@ import json
 import pathlib
 from typing import Any
 
-import keras
 import pytest
 import support
 from equivalence.cases import staged_model
+from equivalence.runs import assert_same_bits, load_weights
 from training.trainings import run
 
 from tfdist.errors import UserError
 from tfdist.strategies.pipelined import Pipelined
 from tfdist.training.sharding.stages import layers_by_device
 
-PATHS = {"PYTHONPATH": f"{support.REPOSITORY}:{support.REPOSITORY / 'tests'}"}
-
 
 def trained(directory: pathlib.Path, strategy: str, epochs: int, *model: str) -> dict[str, Any]:
-    program = ["-m", "training.staged", directory, strategy, str(epochs), *model]
-    done = support.run_python(program, env=PATHS, timeout=400).check()
+    done = support.run_module("training.staged", directory, strategy, str(epochs), *model).check()
     found = [line for line in done.stdout.splitlines() if line.startswith("found ")]
     return json.loads(found[0].removeprefix("found ")) if found else {}
 
@@ -42,11 +39,7 @@ def test_a_run_goes_on_in_other_stages_and_in_one(tmp_path: pathlib.Path) -> Non
     assert found["normalized"] == ["CPU:0"] and found["second"] == found["dense_2"] == ["CPU:1"]
     assert set(found["slots"]) == {"CPU:0", "CPU:1"}
     assert set(trained(still, "one_device", 2)["slots"]) == {"CPU:0"}
-    bits = [
-        [w.tobytes() for w in keras.models.load_model(each / "export" / "model.keras").get_weights()]
-        for each in (moving, still)
-    ]
-    assert bits[0] == bits[1]
+    assert_same_bits(load_weights(moving), load_weights(still))
 
 
 @pytest.mark.parametrize(

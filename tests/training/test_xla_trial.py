@@ -10,7 +10,8 @@ from typing import Any
 import keras
 import pytest
 import support
-from equivalence.cases import CASES, attentive_model, clipped_adam, digits
+from equivalence.cases import CASES, attentive_model, clipped_adam, digits, linear_model
+from equivalence.runs import load_weights
 from tensorflow.python.autograph.core import ag_ctx
 from training import xla_trials
 from training.checks import differ
@@ -100,12 +101,7 @@ def test_what_xla_cannot_compile_is_not_tried(tmp_path: pathlib.Path) -> None:
     with xla_trials.trials():
         tried = whole(tmp_path / "auto", model=xla_trials.interpreted_model)
     assert set(chosen(tried)["seconds_per_step"]) == {"off", "update"}
-    assert differ(tried.weights(), whole(tmp_path / "off", model=softmax_model_without_end, xla="off").weights()) < 1e-5
-
-
-def softmax_model_without_end() -> keras.Model:
-    inputs = keras.Input((64,))
-    return keras.Model(inputs, keras.layers.Dense(10)(inputs))
+    assert differ(tried.weights(), whole(tmp_path / "off", model=linear_model, xla="off").weights()) < 1e-5
 
 
 def test_an_update_that_xla_cannot_compile_is_known_without_running_it() -> None:
@@ -142,15 +138,11 @@ def test_a_short_run_tries_nothing(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_all_workers_try_alike(tmp_path: pathlib.Path, strategy: str, tried: set[str]) -> None:
-    workers = 1 if strategy == "mirrored2" else 2
-    launch = ["-m", "tfdist.launch", f"--workers={workers}", "--module=training.xla_trials"]
-    launch += ["--launcher=horovod"] if strategy == "horovod" else []
-    command = [*launch, "--", tmp_path / "run", strategy]
-    support.run_python(command, env=support.TESTS_PATH, timeout=400).check()
+    launch = support.LAUNCH.get(strategy, ("--workers=1",))
+    support.run_module("training.xla_trials", tmp_path / "run", strategy, launch=launch).check()
     assert set(chosen(Trained(tmp_path / "run"))["seconds_per_step"]) == tried
     alone = whole(tmp_path / "alone", xla="off")
-    weights = keras.models.load_model(tmp_path / "run" / "export" / "model.keras").get_weights()
-    assert differ(weights, alone.weights()) < 1e-5
+    assert differ(load_weights(tmp_path / "run"), alone.weights()) < 1e-5
 
 
 EMBEDDING = CASES["large_embedding"]

@@ -111,11 +111,6 @@ def softmax_model() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10, activation="softmax")(inputs))
 
 
-def one_hot_digits() -> tuple[np.ndarray, np.ndarray]:
-    images, labels = digits()
-    return images, np.eye(10, dtype=np.float32)[labels]
-
-
 def dropout_model() -> keras.Model:
     inputs = keras.Input((64,))
     x = keras.layers.Dropout(0.5)(keras.layers.Dense(16, activation="tanh")(inputs))
@@ -130,6 +125,6 @@ def activity_model() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10, activity_regularizer=keras.regularizers.L2(0.05))(x))
 
 
-def constrained_model() -> keras.Model:
+def constrained_model(most: float = 0.1) -> keras.Model:
     inputs = keras.Input((64,))
-    return keras.Model(inputs, keras.layers.Dense(10, kernel_constraint=keras.constraints.MaxNorm(0.1))(inputs))
+    return keras.Model(inputs, keras.layers.Dense(10, kernel_constraint=keras.constraints.MaxNorm(most))(inputs))

@@ -5,18 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
-import subprocess
-import sys
-import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
-
-import forks
-import psutil
-import support
 
 MODULE = """\
 import pathlib
@@ -154,72 +145,3 @@ class Sweep:
             return json.loads((self.directory / "trials" / trial / ".lease").read_text())["pid"]
         except (FileNotFoundError, ValueError):
             return None
-
-
-class Running:
-    """A chief, or what else `module` is, that a test signals; started in `directory`."""
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        log: pathlib.Path,
-        variables: Mapping[str, str] = {},
-        directory: pathlib.Path | None = None,
-        module: str = "tfdist.main",
-    ) -> None:
-        self.mark = uuid.uuid4().hex
-        self._log = log
-        environment = support.clean_environment() | dict(variables) | {support.MARK: self.mark}
-        with log.open("a") as output:
-            self._popen = forks.Popen(
-                [sys.executable, "-m", module, *command],
-                env=environment,
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    def until(self, holds: Callable[[], Any], *, timeout: float = 240.0) -> Any:
-        """Waits for something to hold, as long as the chief runs."""
-        deadline = time.monotonic() + 2 * timeout  # on a busy machine
-        while not (found := holds()):
-            assert self._popen.poll() is None, f"ended with {self._popen.returncode}\n{self.output}"
-            assert time.monotonic() < deadline, f"not within {timeout} s\n{self.output}"
-            time.sleep(0.01)
-        return found
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    def signal(self, number: int) -> None:
-        os.kill(self._popen.pid, number)
-
-    def end(self, *, timeout: float = 300.0) -> int:
-        """Waits for its end; the exit status."""
-        return self._popen.wait(timeout)
-
-    def wait_until_all_gone(self, *, timeout: float = 20.0) -> None:
-        """Waits until nothing that it started is left."""
-        deadline = time.monotonic() + timeout
-        while left := [process for process in psutil.process_iter() if support._bears(process, self.mark)]:
-            assert time.monotonic() < deadline, f"outlived their chief: {left}"
-            time.sleep(0.01)
-
-    @property
-    def output(self) -> str:
-        return self._log.read_text(errors="replace")
-
-
-@contextlib.contextmanager
-def running(command: Sequence[str], log: pathlib.Path, *given: Any, **more: Any) -> Iterator[Running]:
-    """`Running`, of which nothing is left afterwards."""
-    chief = Running(command, log, *given, **more)
-    try:
-        yield chief
-    finally:
-        support.kill_marked(chief.mark)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            chief.end(timeout=10)

@@ -6,9 +6,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable
 
-import psutil
 import pytest
 import support
 
@@ -54,15 +52,13 @@ os._exit(3)
 """
 
 
-def test_a_trial_has_its_devices_log_and_status_and_leaves_no_process_behind(
-    tmp_path: pathlib.Path, run_python: Callable[..., support.Finished]
-) -> None:
+def test_a_trial_has_its_devices_log_and_status_and_leaves_no_process_behind(tmp_path: pathlib.Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "own.gin").write_text("import own\n")
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "output.log").write_text("of an earlier start\n")
-    ended = json.loads(run_python([tmp_path / "script.py", tmp_path], cwd=tmp_path).check().stdout)
+    ended = json.loads(support.run_python([tmp_path / "script.py", tmp_path], cwd=tmp_path).check().stdout)
     assert {name: status for name, (status, _) in ended.items()} == {"first": 3, "second": 3}
     cpus = sorted(os.sched_getaffinity(0))
     assert (tmp_path / "first" / "output.log").read_text() == f"of an earlier start\n{ended['first'][1]}"
@@ -70,14 +66,7 @@ def test_a_trial_has_its_devices_log_and_status_and_leaves_no_process_behind(
         left, own_cpus, *told = json.loads(ended[name][1])
         assert told == [gpu, None] and set(own_cpus) <= set(cpus)
         assert len(own_cpus) == max(1, len(cpus) // 2)
-        support.wait_until(lambda left=left: has_ended(left), seconds=20)
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # whoever took it in has not waited for it yet
-    except psutil.NoSuchProcess:
-        return True
+        support.wait_until(lambda left=left: support.is_gone(left), seconds=20)
 
 
 ENDED = "[launch] worker 1 ended with status"

@@ -8,12 +8,12 @@ import pathlib
 import signal
 from collections.abc import Iterator
 
-import psutil
 import pytest
 import ray_cluster
 import support
+from processes import Running, running
 from ray_cluster import HEAD, RayCluster
-from tuning.sweeps import Running, Sweep, arguments, held, running, write_experiment
+from tuning.sweeps import Sweep, arguments, held, write_experiment
 
 from tfdist.errors import UserError
 from tfdist.tuning.execution import executor
@@ -53,14 +53,6 @@ def node_of(sweep: Sweep, trial: str) -> str | None:
     return find_host(str(sweep.directory / "trials" / trial / "output.log"), 0)
 
 
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; a machine's first process need not reap what it inherits."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def test_a_sweep_is_the_one_of_one_machine(tmp_path: pathlib.Path, gin_file: pathlib.Path, cluster: RayCluster) -> None:
     local, on_ray = Sweep(tmp_path / "local"), Sweep(tmp_path / "ray")
     with running(arguments(gin_file, local.directory, *HYPERBAND), tmp_path / "local.log") as chief:
@@ -86,7 +78,7 @@ def test_a_killed_node_loses_no_trial(tmp_path: pathlib.Path, gin_file: pathlib.
             victim = next(f"{n:04d}" for n in range(3) if node_of(sweep, f"{n:04d}") != HEAD)
             pid, node = training_pid(chief, sweep, victim), node_of(sweep, victim)
             cluster.remove(node)
-            support.wait_until(lambda: is_gone(pid), seconds=60)
+            support.wait_until(lambda: support.is_gone(pid), seconds=60)
         cluster.add()
         assert chief.end() == 0, chief.output
     (lost,) = sweep.of("trial_ended", trial=victim, status="interrupted")
@@ -108,7 +100,7 @@ def test_a_killed_driver_takes_its_trials_along_and_resumes(
             pids = [training_pid(chief, sweep, trial) for trial in ("0000", "0001")]
             chief.signal(signal.SIGKILL)
             chief.end()
-        support.wait_until(lambda: all(map(is_gone, pids)), seconds=60)
+        support.wait_until(lambda: all(map(support.is_gone, pids)), seconds=60)
     with running(command, tmp_path / "log", cluster.variables) as chief:
         assert chief.end() == 0, chief.output
     assert sorted((e["trial"], e["status"]) for e in sweep.ends) == [(f"{n:04d}", "done") for n in range(2)]
@@ -150,7 +142,7 @@ def test_a_killed_head_ends_the_sweep_and_another_cluster_resumes_it(
         pid = training_pid(chief, sweep, "0000")
         first.kill()
         assert chief.end() != 0
-        support.wait_until(lambda: is_gone(pid), seconds=60)
+        support.wait_until(lambda: support.is_gone(pid), seconds=60)
     with (
         ray_cluster.running(1, port=port) as second,
         running(command, tmp_path / "log", second.variables) as chief,

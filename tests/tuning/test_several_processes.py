@@ -10,7 +10,10 @@ import signal
 import pytest
 import support
 from crashes.pace import PACE, newest_step
-from tuning.sweeps import Sweep, arguments, running
+from processes import running
+from tuning.sweeps import Sweep, arguments
+
+pytestmark = pytest.mark.slow
 
 SEVERAL = (
     "from tfdist.strategies import multi_worker",
@@ -19,7 +22,6 @@ SEVERAL = (
 )
 
 
-@pytest.mark.slow
 def test_a_trial_of_several_processes_pauses_survives_and_may_be_infeasible(
     tmp_path: pathlib.Path, gin_file: pathlib.Path
 ) -> None:
@@ -45,7 +47,6 @@ def test_a_trial_of_several_processes_pauses_survives_and_may_be_infeasible(
     assert result["num_workers"] == 2 and result["resumed_from_step"] > 0
 
 
-@pytest.mark.slow
 @pytest.mark.horovod
 def test_a_trial_may_run_under_horovod(tmp_path: pathlib.Path, gin_file: pathlib.Path) -> None:
     strategy = ("from tfdist.strategies import horovod", "train.strategy = @horovod.Horovod()")
@@ -57,7 +58,6 @@ def test_a_trial_may_run_under_horovod(tmp_path: pathlib.Path, gin_file: pathlib
     assert result["strategy"] == "horovod" and result["num_workers"] == 2 and sweep.result["best"] == "0000"
 
 
-@pytest.mark.slow
 def test_a_trial_goes_on_after_xla_was_tried_in_it(tmp_path: pathlib.Path, gin_file: pathlib.Path) -> None:
     settings = (
         "from tfdist.checkpoint import policy",

@@ -8,16 +8,18 @@ import os
 import pathlib
 import shutil
 import signal
-from collections.abc import Callable
 
 import psutil
 import pytest
 import support
 from gcs.server import GcsServer
-from tuning.sweeps import ACCURACY, Sweep, arguments, held, running
+from processes import running
+from tuning.sweeps import ACCURACY, Sweep, arguments, held
 
 from tfdist.storage import files
 from tfdist.tuning.schedule.chief import MAX_INTERRUPTIONS
+
+pytestmark = pytest.mark.slow
 
 RATE = "keras.optimizers.SGD.learning_rate"
 SEVERAL = """\
@@ -88,7 +90,6 @@ def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Do
     return Done(directory, finished.stdout)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "trials"),
     [("random", 3), ("grid", 4), ("bayesian", 6), ("hyperband", None), ("asha stopping", 5), ("median", 6)],
@@ -108,7 +109,6 @@ def test_each_search_comes_to_its_end_and_names_its_best(done: Done, name: str, 
         assert trial == f"{number:04d}" and (sweep.directory / "trials" / trial / "config.gin").exists()
 
 
-@pytest.mark.slow
 def test_the_objective_is_that_of_the_finished_run_and_the_reports_are_its_evaluations(done: Done) -> None:
     sweep = done["bayesian"]
     for event in sweep.ends:
@@ -120,7 +120,6 @@ def test_the_objective_is_that_of_the_finished_run_and_the_reports_are_its_evalu
         assert [e["objective"] for e in reports] == [p["sparse_categorical_accuracy"] for p in points]
 
 
-@pytest.mark.slow
 def test_each_trial_has_a_run_directory_of_its_own_for_what_callbacks_write(done: Done) -> None:
     sweep = done["random"]
     trials = sorted((sweep.directory / "trials").iterdir())
@@ -133,7 +132,6 @@ def test_each_trial_has_a_run_directory_of_its_own_for_what_callbacks_write(done
     assert not (sweep.directory / "of-callback.csv").exists()
 
 
-@pytest.mark.slow
 def test_a_trial_that_diverges_is_infeasible_and_the_sweep_goes_on(done: Done) -> None:
     ends = {json.dumps(values): status for values, status, *_ in done["grid"].outcomes.values()}
     assert len(ends) == 4
@@ -142,14 +140,12 @@ def test_a_trial_that_diverges_is_infeasible_and_the_sweep_goes_on(done: Done) -
     assert all("Training diverged" in message for message in messages)
 
 
-@pytest.mark.slow
 def test_values_that_cannot_be_trained_are_infeasible_once_others_could(done: Done) -> None:
     ends = done["unfit"].ends
     assert [e["status"] for e in ends] == ["done", *["infeasible"] * 4, "done"]
     assert all("tiny.linear() failed" in e["message"] for e in ends[1:5])
 
 
-@pytest.mark.slow
 def test_a_trial_that_goes_on_continues_from_its_checkpoint(done: Done) -> None:
     sweep = done["hyperband"]
     finished = [e for e in sweep.ends if e["status"] == "done" and e["rung"] > 0]
@@ -164,7 +160,6 @@ def test_a_trial_that_goes_on_continues_from_its_checkpoint(done: Done) -> None:
     assert {e["status"] for e in sweep.ends} == {"done", "paused"}
 
 
-@pytest.mark.slow
 def test_poor_trials_are_stopped_early(done: Done) -> None:
     outcomes = done["median"].outcomes.values()
     stopped = [(values[RATE], epochs) for values, status, _, epochs in outcomes if status == "stopped"]
@@ -172,7 +167,6 @@ def test_poor_trials_are_stopped_early(done: Done) -> None:
     assert all(status == "done" for values, status, *_ in outcomes if values[RATE] > 0.1)
 
 
-@pytest.mark.slow
 def test_a_sweep_in_a_bucket_leaves_and_goes_on(gcs: GcsServer, tmp_path: pathlib.Path, gin_file: pathlib.Path) -> None:
     place, log = "gs://bucket/sweep", tmp_path / "log"
     space = f"tune.space = {{'{RATE}': @space.choice(values=[0.1, 0.2, 0.3, 0.4])}}"
@@ -197,20 +191,16 @@ def test_a_sweep_in_a_bucket_leaves_and_goes_on(gcs: GcsServer, tmp_path: pathli
     assert not [name for name in files.list_tree(place) if name.endswith(".lease")]
 
 
-@pytest.mark.slow
-def test_the_best_can_be_trained_by_its_file(
-    done: Done, tmp_path: pathlib.Path, gin_file: pathlib.Path, run_python: Callable[..., support.Finished]
-) -> None:
+def test_the_best_can_be_trained_by_its_file(done: Done, tmp_path: pathlib.Path, gin_file: pathlib.Path) -> None:
     sweep = done["bayesian"]
     best = tmp_path / "best.gin"
     best.write_text((sweep.directory / "best.gin").read_text())  # wherever it lies
     command = ["-m", "tfdist.main", *arguments(best, tmp_path / "again", mode="train")]
-    run_python(command, env={"PYTHONPATH": f"{support.REPOSITORY}:{gin_file.parent}"}).check()
+    support.run_python(command, env={"PYTHONPATH": f"{support.REPOSITORY}:{gin_file.parent}"}).check()
     result = json.loads((tmp_path / "again" / "result.json").read_text())
     assert result["eval_metrics"]["sparse_categorical_accuracy"] == sweep.result["best_objective"]
 
 
-@pytest.mark.slow
 def test_a_sweep_whose_chief_is_killed_twice_equals_the_uninterrupted_one(
     done: Done, tmp_path: pathlib.Path, gin_file: pathlib.Path
 ) -> None:
@@ -235,7 +225,6 @@ def test_a_sweep_whose_chief_is_killed_twice_equals_the_uninterrupted_one(
     assert len(sweep.ends) == 6 and sweep.result["best"] == done["bayesian"].result["best"]
 
 
-@pytest.mark.slow
 def test_a_killed_worker_loses_no_trial(tmp_path: pathlib.Path, gin_file: pathlib.Path) -> None:
     sweep = Sweep(tmp_path / "sweep")
     parameters = (
@@ -257,7 +246,6 @@ def test_a_killed_worker_loses_no_trial(tmp_path: pathlib.Path, gin_file: pathli
     assert result["resumed_from_step"] > 0
 
 
-@pytest.mark.slow
 def test_a_sweep_that_ends_before_its_first_evaluation_loses_no_checkpoint(
     tmp_path: pathlib.Path, gin_file: pathlib.Path
 ) -> None:
@@ -279,7 +267,6 @@ def test_a_sweep_that_ends_before_its_first_evaluation_loses_no_checkpoint(
     assert json.loads((sweep.directory / "trials/0000/result.json").read_text())["resumed_from_step"] > 0
 
 
-@pytest.mark.slow
 def test_what_the_first_trial_cannot_do_ends_the_sweep_with_its_message_and_makes_room_for_another(
     tmp_path: pathlib.Path, gin_file: pathlib.Path
 ) -> None:
@@ -305,7 +292,6 @@ def test_what_the_first_trial_cannot_do_ends_the_sweep_with_its_message_and_make
     assert len(sweep.of("sweep_started")) == 1 and [e["status"] for e in sweep.ends] == ["done"]
 
 
-@pytest.mark.slow
 def test_a_finished_sweep_can_have_more_trials_and_no_other_sweep_in_its_place(
     done: Done, tmp_path: pathlib.Path, gin_file: pathlib.Path
 ) -> None:
@@ -327,7 +313,6 @@ def test_a_finished_sweep_can_have_more_trials_and_no_other_sweep_in_its_place(
     assert "holds another sweep; the configuration: its settings differ" in finished.stderr
 
 
-@pytest.mark.slow
 def test_a_process_that_has_computed_with_tensorflow_can_sweep_too(
     tmp_path: pathlib.Path, gin_file: pathlib.Path
 ) -> None:
@@ -342,7 +327,6 @@ def test_a_process_that_has_computed_with_tensorflow_can_sweep_too(
     assert [e["status"] for e in Sweep(tmp_path / "sweep").ends] == ["done"] * 3
 
 
-@pytest.mark.slow
 def test_kills_do_not_make_good_values_infeasible_and_kills_without_end_end_the_sweep(
     tmp_path: pathlib.Path, gin_file: pathlib.Path
 ) -> None:
@@ -377,7 +361,6 @@ def killed(times):
             assert chief.output.count("The sweep makes no progress") == 1 and "Traceback" not in chief.output
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("interrupt", [signal.SIGINT, signal.SIGHUP])
 def test_a_sweep_goes_on_after_the_fork_server_was_killed_and_after_ctrl_c(
     tmp_path: pathlib.Path, gin_file: pathlib.Path, interrupt: int

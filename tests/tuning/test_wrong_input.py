@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from support import Finished
 from tuning.sweeps import arguments
 
-from tfdist import main as command
 from tfdist.errors import EXIT_IN_USE, UserError
 from tfdist.storage import lease
 from tfdist.tuning.schedule import sweep
@@ -25,20 +24,15 @@ UNIFORM = "@space.uniform(low=0.1, high=1.0)"
 
 @pytest.fixture
 def answer(
-    gin_file: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    answer: Callable[..., Finished], gin_file: pathlib.Path, tmp_path: pathlib.Path
 ) -> Iterator[Callable[..., tuple[int, str]]]:
     """Calls `main` in this process: the status, and what went to standard error."""
-    environment, path = dict(os.environ), list(sys.path)
 
     def call(*parameters: str, mode: str = "validate") -> tuple[int, str]:
-        capfd.readouterr()
-        status = command.main(arguments(gin_file, tmp_path / "run", *parameters, mode=mode))
-        return status, capfd.readouterr().err
+        told = answer(*arguments(gin_file, tmp_path / "run", *parameters, mode=mode))
+        return told.status, told.stderr
 
     yield call
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.path[:] = path
     sys.modules.pop("tiny", None)
 
 

@@ -83,9 +83,8 @@ HOOKS = {  # chiefs_hook_fails and fit_after_a_failure are of on_epoch_begin
 
 
 def run_cases(directory: pathlib.Path, engine: str, *cases: str) -> support.Finished:
-    launcher = ["--launcher=horovod"] if engine == "horovod" else []
-    program = ["-m", "tfdist.launch", "--workers=2", *launcher, "--module=workers.differing"]
-    return support.run_python([*program, "--", str(directory), *cases], env=support.TESTS_PATH, timeout=LIMIT_SECONDS)
+    launch = support.LAUNCH[engine]
+    return support.run_module("workers.differing", directory, *cases, launch=launch, timeout=LIMIT_SECONDS)
 
 
 def check_end(directory: pathlib.Path, end: End, finished: support.Finished) -> None:
