@@ -62,6 +62,7 @@ REFUSALS = {
     "outputs without names": ("fit.md", "a subclassed model of several outputs, as a list"),
     "None for an input of the model": ("fit.md", "None for an input that is optional"),
     "reduction='none' beside": ("fit.md", "reduction='none' beside losses of other outputs"),
+    "cannot overwrite weights within a step": ("train_steps.md", "`ema_overwrite_frequency` on replicas"),
     "batches for an epoch at first": ("fit.md", "more are left out, which a warning says, and fewer are refused"),
 }
 # Attributes that an engine makes when it needs them.

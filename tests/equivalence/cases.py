@@ -219,6 +219,7 @@ class Counts(keras.layers.Layer):
         self.share = count("share", "mean")  # examples a replica in all
         self.steps = count("steps", "only_first_replica")
         self.first = count("first", "only_first_replica")  # the first replica's share of the last batch
+        self.largest = count("largest", "none")  # each replica's own
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         if training:
@@ -229,6 +230,7 @@ class Counts(keras.layers.Layer):
             self.share.assign_add(rows)
             self.steps.assign_add(1.0)
             self.first.assign(rows)
+            self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(keras.ops.sum(inputs, axis=1))))
         return inputs
 
 

@@ -5,6 +5,7 @@ Each strategy does all cases in one start of its processes; the tests then read 
 
 from __future__ import annotations
 
+import json
 import pathlib
 
 import keras
@@ -150,9 +151,10 @@ def test_an_overflow_on_one_replica_skips_the_step_on_all(runs: Runs, strategy: 
 )
 def test_variables_that_count_follow_their_aggregation(runs: Runs, strategy: str, num_replicas: int) -> None:
     """453 examples, twice, in batches of 64: 7 whole ones and one of 5."""
-    names = ("seen", "size", "left", "share", "steps", "first")
+    names = ("seen", "size", "left", "share", "steps", "first", "largest")
     found = dict(zip(names, map(float, [w for w in runs.weights(strategy, "counts") if not w.shape]), strict=True))
     seen, last = 2 * 453, 5
+    assert found.pop("largest") > 0
     assert found == {
         "seen": seen,
         "size": last,
@@ -161,3 +163,6 @@ def test_variables_that_count_follow_their_aggregation(runs: Runs, strategy: str
         "steps": 16,
         "first": last // num_replicas,
     }
+    result = json.loads((runs.of(strategy, "counts") / "result.json").read_text())
+    noted = [note for note in result["notes"] if "of counts/largest, which" in note]
+    assert len(noted) == len(result["notes"]) == (num_replicas > 1)

@@ -121,6 +121,7 @@ EVENTS = {
     "workers_round_differently": ("warning", "workers' weights differ in their last digits"),
     "model_not_saved": ("warning", "Keras cannot save the model; its weights are exported"),
     "microbatch_statistics": ("warning", "batch normalization sees microbatches"),
+    "replica_state_differs": ("warning", "a layer's variable differs by replica"),
     "shuffled_parts": ("warning", "a layer mixes a part's rows"),
     # Speed.
     "input_wait": ("info", "waiting for input in an epoch"),

@@ -142,7 +142,8 @@ def _check_own_step(
     model: keras.Model, step: StepTrace, optimizers: Sequence[keras.optimizers.Optimizer], num_replicas: int
 ) -> None:
     """Raises UserError where a model's own step updates nothing, or by what does not fit a step on replicas."""
-    name = f"{type(model).__name__}.train_step"
+    is_own = type(model).train_step is not keras.Model.train_step
+    name = f"{type(model).__name__}.train_step" if is_own else "the step of a model without a loss in compile()"
     if step.adds_rows and num_replicas > 1:
         raise UserError(
             f"{name} differentiates a loss of each row, and so adds up their gradients. On {num_replicas} replicas "

@@ -33,6 +33,7 @@ from tfdist.training.loop.evaluation import Evaluator, to_python
 from tfdist.training.recovery.recovery import Checkpoint, RecoveryStart, version_error
 from tfdist.training.run.assembly import Training, xla_trial
 from tfdist.training.run.tuned import MeasuredCall
+from tfdist.training.step.layer_state import ReplicaStates
 from tfdist.training.step.optimizer import learning_rate
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.equality import Equality, compare_first_batch
@@ -97,6 +98,8 @@ class Loop:
         if strategy.topology.num_workers > 1:
             compare = functools.partial(compare_first_batch, strategy, source, "training")
             self._equality = Equality(strategy, opened.state.replicated, events, compare)
+        self._replica_states: ReplicaStates | None = ReplicaStates(training.learner.model, strategy)
+        self._note = training.run.note
         self._watched = find_best_metric(settings)
         self._sums = [0.0] * (3 + len(step.term_names))  # as in `Totals`
         self._has_reported_unused = False
@@ -441,6 +444,7 @@ class Loop:
         )
         heartbeat.beat(heartbeat.AGREEING)
         self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)
+        self._compare_replicas()
         heartbeat.beat(heartbeat.BETWEEN)
         self._callbacks.call("on_epoch_end", self._epoch, self._logs())
         heartbeat.beat(heartbeat.AGREEING)
@@ -450,6 +454,17 @@ class Loop:
     def _check_equality(self) -> None:
         if self._equality is not None:
             self._equality.check(self._outcome.step)
+
+    def _compare_replicas(self) -> None:
+        """Notes once that layers have written other values on each replica. A collective."""
+        names = [] if self._replica_states is None else self._replica_states.find_differing()
+        if names:
+            self._replica_states = None
+            self._note(
+                "replica_state_differs",
+                f"Replicas have other values of {', '.join(names)}, which a layer writes. The first one's is saved, and "
+                "one device would have another. Write add_weight(…, aggregation='sum'), 'mean' or 'only_first_replica'.",
+            )
 
     def _point(self, split: str, metrics: dict[str, Any]) -> None:
         step, epoch, rate = self._outcome.step, self._epoch + 1, self.learning_rate

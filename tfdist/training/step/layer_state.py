@@ -23,9 +23,11 @@ import tensorflow as tf
 
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.strategy import Strategy
+from tfdist.training.step.precision import as_tf_function
 from tfdist.training.step.randomness import seed_generators
 
 Assign = Callable[[Any], Any]
+ROUNDING = 1e-5  # of a value that replicas compute alike
 ADDED, FIRST, NONE = "sum", "only_first_replica", "none"
 
 
@@ -34,6 +36,37 @@ def moving_variables(model: keras.Model) -> list[keras.Variable]:
     own = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
     found = [*own, *(generator.state for generator in seed_generators(model))]
     return list({id(v): v for v in found}.values())
+
+
+def unaggregated_variables(model: keras.Model) -> list[keras.Variable]:
+    """Variables that layers may write and that say no aggregation, of which each replica has its own.
+
+    Batch normalization's are left out: what they mean follows from whether it is synchronized.
+    """
+    layers = [each for each in model._flatten_layers() if not isinstance(each, keras.layers.BatchNormalization)]
+    own = {id(v): v for layer in layers for v in layer._non_trainable_variables}.values()
+    return [v for v in own if v.aggregation == NONE and v.dtype != "string"]
+
+
+class ReplicaStates:
+    """The variables of which each replica has its own, of `unaggregated_variables`."""
+
+    def __init__(self, model: keras.Model, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._variables = unaggregated_variables(model)
+        self._sum = as_tf_function(lambda: strategy.first_local(strategy.run(self._sum_over_replicas)))
+
+    def find_differing(self) -> list[str]:
+        """Finds the variables that are not the same on all replicas, by path. A collective, where there are any."""
+        if not self._variables or self._strategy.topology.num_replicas == 1:
+            return []
+        sums, squares = self._sum().numpy() / self._strategy.topology.num_replicas
+        differs = squares - sums**2 > ROUNDING**2 * squares
+        return [v.path for v, each in zip(self._variables, differs.tolist(), strict=True) if each]
+
+    def _sum_over_replicas(self) -> tf.Tensor:
+        own = tf.stack([tf.reduce_sum(tf.cast(v.value, tf.float64)) for v in self._variables])
+        return self._strategy.sum_over_replicas([tf.stack([own, own**2])])[0]
 
 
 def layer_losses(model: keras.Model) -> tuple[list[Any], list[Any]]:

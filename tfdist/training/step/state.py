@@ -21,7 +21,7 @@ from tfdist.checkpoint.restore import cut_slice, whole_name, whole_shape
 from tfdist.keras_patches.random_by_place import FixedShapes
 from tfdist.strategies.strategy import Strategy
 from tfdist.training.sharding.shards import Shards
-from tfdist.training.step.layer_state import moving_variables
+from tfdist.training.step.layer_state import moving_variables, unaggregated_variables
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.precision import LossScale, as_tf_function
 from tfdist.training.step.randomness import seed_generators
@@ -106,7 +106,10 @@ class TrainingState(_NamedVariables):
         self._here = set(map(whole_name, self._variables))
         self._metric_names = _number_names(f"metrics/{_plain(v.path)}" for v in self._metrics.variables)
         differ = strategy.keeps_statistics_apart and strategy.topology.num_workers > 1
-        self._averaged = _float_names(self._variables, learner.model) if differ else []
+        kept = {id(v) for v in unaggregated_variables(learner.model)}
+        self._kept = {n for n, v in self._variables.items() if id(v) in kept}
+        moving = _float_names(self._variables, learner.model) if differ else []
+        self._averaged = [name for name in moving if name not in self._kept]
         self._read_metrics = as_tf_function(
             lambda: strategy.first_local(strategy.run(self._metrics.states, args=(strategy,)))
         )
@@ -133,7 +136,7 @@ class TrainingState(_NamedVariables):
     @property
     def replicated(self) -> dict[str, keras.Variable]:
         """Weights and slots that every worker has alike, by name."""
-        apart = self._own | set(self._averaged)
+        apart = self._own | self._kept | set(self._averaged)
         named = self._variables.items()
         return {n: v for n, v in named if n.startswith((MODEL, OPTIMIZER)) and n not in apart}
 
