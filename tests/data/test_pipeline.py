@@ -88,10 +88,11 @@ def test_a_stream_from_a_step_on_is_the_stream_that_skips_to_it(first_step: int,
 def test_shapes_are_static_where_all_batches_are_full(settings: dict[str, Any], rows: int | None) -> None:
     batches = plan(num_replicas=2, num_microbatches=3, **settings)
     spec = build_pipeline(source(), batches, Topology(0, 1, 2)).element_spec
-    splits = spec.pop("splits", None)
+    splits, first_rows = spec.pop("splits", None), spec.pop("first_rows", None)
     shapes = [s.shape.as_list() for s in tf.nest.flatten(spec)]
     of_shares = [] if rows and not batches.pad else [[rows]]
     assert shapes == [[rows], [rows], [rows, 1], *of_shares] and (splits is None) == (rows is not None)
+    assert first_rows is None or first_rows.shape == [3]
 
 
 def test_a_stream_never_ends_and_can_be_disposed_of() -> None:

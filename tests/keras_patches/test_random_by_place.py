@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.keras_patches.random_by_place import Rows, draw_for_rows, record_fixed_shapes
+from tfdist.keras_patches.random_by_place import RowRange, draw_for_rows, record_fixed_shapes
 
 BATCH = 24
 PARTS = [(24,), (12, 12), (5, 7, 12)]
@@ -63,7 +63,7 @@ def draw_parts(draw: Draw, parts: tuple[int, ...], *, jit_compile: bool, is_stat
     for place, count in zip(itertools.accumulate((0, *parts)), parts, strict=False):
 
         def draw_part(first: tf.Tensor, size: tf.Tensor, place: int = place, count: int = count) -> tf.Tensor:
-            with draw_for_rows(Rows(first, count if is_static else size, BATCH, jit_compile)):
+            with draw_for_rows(RowRange(first, count if is_static else size, BATCH, jit_compile)):
                 if is_static:
                     return draw(slice(place, place + count), count)
                 return draw(slice(first, first + size), tf.cast(size, tf.int32))
@@ -104,7 +104,7 @@ def test_what_is_not_of_the_batch_is_the_same_for_all(jit_compile: bool) -> None
     assert shapes == {(12, 4)}
 
     def draw(first: tf.Tensor) -> tf.Tensor:
-        with draw_for_rows(Rows(first, 12, BATCH, jit_compile, frozenset(shapes))):
+        with draw_for_rows(RowRange(first, 12, BATCH, jit_compile, frozenset(shapes))):
             return noise(12)
 
     drawn = [tf.function(draw, jit_compile=jit_compile)(tf.constant(first, tf.int64)).numpy() for first in (0, 12)]
@@ -114,7 +114,7 @@ def test_what_is_not_of_the_batch_is_the_same_for_all(jit_compile: bool) -> None
 def test_other_draws_are_tensorflows() -> None:
     functions = tf.random.stateless_uniform, tf.nn.experimental.stateless_dropout
     expected = keras.random.uniform((4, 3), seed=7).numpy()
-    with draw_for_rows(Rows(4, 4, 8)):
+    with draw_for_rows(RowRange(4, 4, 8)):
         assert keras.random.uniform((4, 3), seed=7).numpy().tobytes() != expected.tobytes()
     assert (tf.random.stateless_uniform, tf.nn.experimental.stateless_dropout) == functions
     assert keras.random.uniform((4, 3), seed=7).numpy().tobytes() == expected.tobytes()

@@ -30,7 +30,7 @@ Shape = Any  # a sequence of sizes, or an int32 vector
 FixedShapes = frozenset[tuple[int, ...]]
 
 
-class Rows(NamedTuple):
+class RowRange(NamedTuple):
     """The examples that a replica computes: a part of the global batch's rows, one after the other.
 
     Attributes:
@@ -51,7 +51,7 @@ class Rows(NamedTuple):
 class _Drawing(threading.local):
     """The draws of this thread; MirroredStrategy has a thread for each replica."""
 
-    rows: Rows | None = None
+    rows: RowRange | None = None
     fixed_shapes: set[tuple[int, ...]] | None = None
 
 
@@ -63,7 +63,7 @@ _dropout = tf.nn.experimental.stateless_dropout
 
 
 @contextlib.contextmanager
-def draw_for_rows(rows: Rows | None) -> Iterator[None]:
+def draw_for_rows(rows: RowRange | None) -> Iterator[None]:
     """Has this thread draw, by TensorFlow's and Keras's functions, for these rows; None: for a whole batch."""
     if rows is None:
         yield
@@ -88,7 +88,7 @@ def record_fixed_shapes() -> Iterator[set[tuple[int, ...]]]:
         _drawing.fixed_shapes = before
 
 
-def _find_rows(shape: Shape) -> Rows | None:
+def _find_rows(shape: Shape) -> RowRange | None:
     """The rows to draw for, from 0 on where the shape does not begin with the batch; None: all, as TensorFlow draws."""
     rows = _drawing.rows
     if rows is None and _drawing.fixed_shapes is None:
@@ -101,7 +101,7 @@ def _find_rows(shape: Shape) -> Rows | None:
     return rows._replace(first=0) if rows.is_compiled else None
 
 
-def _begins_with_batch(shape: tf.TensorShape, rows: Rows) -> bool:
+def _begins_with_batch(shape: tf.TensorShape, rows: RowRange) -> bool:
     if not shape.rank or (shape.is_fully_defined() and tuple(shape) in rows.fixed_shapes):
         return False
     if isinstance(rows.count, int) and shape[0] is not None:
@@ -122,7 +122,7 @@ def _measure(shape: Shape) -> tuple[Any, Any, Any]:
     return vector, tf.reduce_prod(tf.cast(vector, tf.int64)), vector
 
 
-def _draw_part(draw: Callable[..., tf.Tensor], shape: Shape, seed: Any, rows: Rows, *, block: int) -> tf.Tensor:
+def _draw_part(draw: Callable[..., tf.Tensor], shape: Shape, seed: Any, rows: RowRange, *, block: int) -> tf.Tensor:
     """The part of `rows` of a tensor over the global batch.
 
     Args:

@@ -99,7 +99,7 @@ class Loop:
             compare = functools.partial(compare_first_batch, strategy, source, "training")
             self._equality = Equality(strategy, opened.state.replicated, events, compare)
         self._replica_states: ReplicaStates | None = ReplicaStates(training.learner.model, strategy)
-        self._note = training.run.note
+        self._run = training.run
         self._watched = find_best_metric(settings)
         self._sums = [0.0] * (3 + len(step.term_names))  # as in `Totals`
         self._has_reported_unused = False
@@ -460,10 +460,11 @@ class Loop:
         names = [] if self._replica_states is None else self._replica_states.find_differing()
         if names:
             self._replica_states = None
-            self._note(
+            self._run.note(
                 "replica_state_differs",
-                f"Replicas have other values of {', '.join(names)}, which a layer writes. The first one's is saved, and "
-                "one device would have another. Write add_weight(…, aggregation='sum'), 'mean' or 'only_first_replica'.",
+                f"Replicas have other values of {', '.join(names)}, which a layer writes. The first one's is saved; "
+                "one device would have another. Write add_weight(…, aggregation='sum'), or 'mean', or "
+                "'only_first_replica'.",
             )
 
     def _point(self, split: str, metrics: dict[str, Any]) -> None:

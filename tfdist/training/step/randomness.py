@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.python.framework import config as framework  # the public module can only switch determinism on
 
 from tfdist.data.batches import BatchPlan
-from tfdist.keras_patches.random_by_place import FixedShapes, Rows
+from tfdist.keras_patches.random_by_place import FixedShapes, RowRange
 
 SHUFFLING = (keras.layers.MixUp, keras.layers.CutMix)
 NUMPY_KEY = "random/numpy"
@@ -84,7 +84,7 @@ def set_generators(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) 
 
 def find_rows(
     plan: BatchPlan, part: Mapping[str, Any], fixed_shapes: FixedShapes, *, is_compiled: bool = False
-) -> Rows | None:
+) -> RowRange | None:
     """Finds the rows that a replica computes; None where they are the whole batch, which TensorFlow draws as well.
 
     Args:
@@ -99,4 +99,4 @@ def find_rows(
         return None
     first = next(each for each in tf.nest.flatten(part["examples"]) if each is not None)
     count = tf.shape(first, tf.int64)[0] if first.shape[0] is None else int(first.shape[0])
-    return Rows(0 if is_whole else part["first_row"], count, plan.global_batch_size, is_compiled, fixed_shapes)
+    return RowRange(0 if is_whole else part["first_row"], count, plan.global_batch_size, is_compiled, fixed_shapes)
