@@ -16,7 +16,7 @@ from tfdist.errors import UserError
 from tfdist.launch import local_workers
 from tfdist.launch.plan import Plan
 from tfdist.launch.supervise.output import Output
-from tfdist.tuning.execution.trials import TrialCommand, find_host
+from tfdist.tuning.execution.local_slots import TrialCommand, find_host
 
 # A script without `if __name__ == "__main__"`, which a process of multiprocessing would start again.
 SCRIPT = """\
@@ -26,8 +26,7 @@ import pathlib
 import sys
 
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.execution.local_slots import LocalSlots
-from tfdist.tuning.execution.trials import TrialCommand
+from tfdist.tuning.execution.local_slots import LocalSlots, TrialCommand
 
 os.environ["SLURM_STEP_NUM_TASKS"] = "2"
 slots = LocalSlots(TrialCommand(["--gin_file=own.gin"]), 2, gpus=["5", "7"])

@@ -17,7 +17,7 @@ from tuning.sweeps import Running, Sweep, arguments, held, running, write_experi
 
 from tfdist.errors import UserError
 from tfdist.tuning.execution import executor
-from tfdist.tuning.execution.trials import find_host
+from tfdist.tuning.execution.local_slots import find_host
 
 pytestmark = pytest.mark.slow
 

@@ -103,7 +103,7 @@ def make_finding(timings: Sequence[Timing], strategy_name: str, topology: Topolo
 
 def format_table(timings: Sequence[Timing]) -> str:
     """The timings, a line each."""
-    rows = [("size", "median", "quickest", "bandwidth", "bus")]
+    rows: list[tuple[str, ...]] = [("size", "median", "quickest", "bandwidth", "bus")]
     for each in timings:
         times = (f"{seconds * 1e3:,.2f} ms" for seconds in (each.seconds, each.least_seconds))
         rates = (f"{rate / 1e6:,.1f} MB/s" for rate in (each.bytes_per_second, each.bus_bytes_per_second))

@@ -49,18 +49,14 @@ class HostedWorker(Worker):
     def __init__(self, index: int, directory: Path, output: Output) -> None:
         self.index = index
         self.heartbeat = directory / f"{index}.heartbeat"
+        self.pid: int | None = None
         self._output = output
-        self._pid: int | None = None
         self._state = ""
         self._status: int | None = None
         self._host: Host | None = None
         self._lock = threading.Lock()
         self._follower: threading.Thread | None = None
         self._feeds = {stream: output.open_feed(stream, index) for stream in (STDOUT, STDERR)}
-
-    @property
-    def pid(self) -> int | None:
-        return self._pid
 
     @property
     def state(self) -> str:
@@ -121,7 +117,7 @@ class HostedWorker(Worker):
             part = self.heartbeat.with_name(f"{self.heartbeat.name}.part")
             part.write_bytes(content)
             part.replace(self.heartbeat.with_name(self.heartbeat.name + ending))
-        self._pid, self._state = seen.pid, seen.state
+        self.pid, self._state = seen.pid, seen.state
         if seen.status is not None:
             with self._lock:
                 self._status = seen.status if self._status is None else self._status

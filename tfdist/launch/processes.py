@@ -32,12 +32,10 @@ class Worker(Protocol):
     """The interface of a worker to its supervision, whoever started it."""
 
     index: int
+    pid: int | None
+    """The id of the process itself; None before it is started."""
     heartbeat: Path
     """Where it shows itself, see `tfdist.telemetry.heartbeat`."""
-
-    @property
-    def pid(self) -> int | None:
-        """The id of the process itself; None before it is started."""
 
     @property
     def state(self) -> str:
@@ -77,10 +75,7 @@ class Process(Worker):
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-
-    @property
-    def pid(self) -> int | None:
-        return self._popen.pid
+        self.pid = self._popen.pid
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes]]:

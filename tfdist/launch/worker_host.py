@@ -26,7 +26,6 @@ from tfdist.launch import local_workers
 from tfdist.launch.plan import worker_environment
 from tfdist.launch.processes import Process, count_memory_kills, explain_kill
 from tfdist.launch.supervise.output import DRAIN_SECONDS, STDERR, STDOUT, read_pipe
-from tfdist.strategies.cluster.environment import SLURM_TASKS
 from tfdist.telemetry import heartbeat
 
 
@@ -77,7 +76,6 @@ class WorkerHost:
     def start(self, index: int, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
         """Starts the process: this node's Python with these arguments."""
         environment = worker_environment(os.environ) | dict(variables) | {heartbeat.VARIABLE: str(self._heartbeat)}
-        environment.pop(SLURM_TASKS, None)  # it is none of the tasks that Slurm started
         self._memory_kills = count_memory_kills()
         self._process = Process(index, [sys.executable, *arguments], environment, heartbeat=self._heartbeat)
         for pipe, stream in zip(self._process.pipes, (STDOUT, STDERR), strict=True):

@@ -19,7 +19,7 @@ from tfdist.launch.plan import Plan, Slot, host_of
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
-from tfdist.launch.supervise.restarts import GiveUp, Restart, Restarts, Rules
+from tfdist.launch.supervise.restarts import GiveUp, Restart, Restarts
 from tfdist.launch.supervise.watch import FATAL, POLL_SECONDS, StartOutcome, Watch, describe
 
 if TYPE_CHECKING:
@@ -133,39 +133,31 @@ Start = Callable[[Plan, Output], contextlib.AbstractContextManager[Sequence[Work
 HOSTS_WORD_SECONDS = 60.0  # between two lines that say that hosts are missing
 
 
+@dataclasses.dataclass
 class Supervisor:
     """Runs the workers to the end of the run.
 
-    Args:
+    Attributes:
       plan: of the first start.
       start: one of the launchers.
       output: where all that is said goes.
       signals: received by the launcher, see `Watch`.
       deadlines: of the workers.
-      rules: how often, and how, to start again.
+      restarts: decides whether, and how, to start again.
       slots: for the workers.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        start: Start,
-        output: Output,
-        *,
-        signals: collections.deque[int],
-        deadlines: Deadlines,
-        rules: Rules,
-        slots: WorkerSlots,
-    ) -> None:
-        self.plan = plan
-        self.start = start
-        self.output = output
-        self.signals = signals
-        self.deadlines = deadlines
-        self.restarts = Restarts(rules, plan.num_workers)
-        self.journal = LaunchJournal(output.report, worker=plan.first_index)
-        self.run_dir: str | None = None
-        self.slots = slots
+    plan: Plan
+    start: Start
+    output: Output
+    signals: collections.deque[int]
+    deadlines: Deadlines
+    restarts: Restarts
+    slots: WorkerSlots
+    run_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        self.journal = LaunchJournal(self.output.report, worker=self.plan.first_index)
 
     def run(self) -> int:
         """Starts the workers as often as it takes; returns the exit status."""
@@ -185,7 +177,9 @@ class Supervisor:
                     places=self.plan.slot_numbers,
                 )
                 self.journal.store(self.run_dir)
-            outcome = self._run_once()
+            with self.start(self.plan, self.output) as workers:
+                watch = Watch(workers, self.signals, self.output.report, self.deadlines, self.slots.have_changed)
+                outcome = watch.run()
             again = None
             report_outcome(outcome, self.output)
             self.run_dir = outcome.exit_info.get("run_dir", self.run_dir)
@@ -200,10 +194,6 @@ class Supervisor:
             again = decision
             if (status := self._wait_for_restart(again, outcome.noticed)) is not None:
                 return status
-
-    def _run_once(self) -> StartOutcome:
-        with self.start(self.plan, self.output) as workers:
-            return Watch(workers, self.signals, self.output.report, self.deadlines, self.slots.have_changed).run()
 
     def _wait_for_slots(self) -> int | None:
         """Waits for free slots and plans the next start on them; returns an exit status if a signal ends the run."""

@@ -48,11 +48,9 @@ class SweepProgress:
         self._num_ended = 0  # since then
         self._last_line_time = -math.inf
 
-    def on_event(self, event: Mapping[str, Any], *, is_replay: bool = False) -> None:
-        """Takes in one event as it stands in `sweep.jsonl`; one of an earlier start shows nothing by itself."""
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        """Takes in one event as it stands in `sweep.jsonl`; one of an earlier start goes to `sweep` alone."""
         self.sweep.add(event)
-        if is_replay:
-            return
         kind, trial = event["event"], self.sweep.by_name.get(event.get("trial", ""))
         if kind == journals.STARTED:
             self._print(sweep_line(self.sweep))

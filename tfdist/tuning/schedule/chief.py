@@ -20,8 +20,7 @@ from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PeerLostError, Preem
 from tfdist.storage import files
 from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.execution.local_slots import LocalSlots
-from tfdist.tuning.execution.trials import TrialExit
+from tfdist.tuning.execution.local_slots import LocalSlots, TrialExit
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.journal import FAILED, INFEASIBLE, INTERRUPTED, Journal, TrialPoint
 from tfdist.tuning.schedule.trial import DISK_FAILED, ActiveTrial, TuneObjective

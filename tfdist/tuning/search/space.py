@@ -8,6 +8,7 @@ nothing of gin and imports KerasTuner only to make its HyperParameters.
 from __future__ import annotations
 
 import dataclasses
+import graphlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -370,17 +371,10 @@ def _check_conditions(path: str, parameter: Parameter, parameters: Mapping[str, 
 
 
 def _parents_first(parameters: Mapping[str, Parameter]) -> list[str]:
-    """The paths in their order, but each behind those that it depends on."""
-    ordered: list[str] = []
-
-    def visit(path: str, below: tuple[str, ...]) -> None:
-        if path in below:
-            raise _error(path, f"it depends on itself: {' → '.join((*below, path))}.")
-        if path not in ordered:
-            for parent in parameters[path].under:
-                visit(parent, (*below, path))
-            ordered.append(path)
-
-    for path in parameters:
-        visit(path, ())
-    return ordered
+    """The paths, each behind those that it depends on."""
+    graph = {path: each.under for path, each in parameters.items()}
+    try:
+        return list(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        cycle = error.args[1]
+        raise _error(cycle[0], f"it depends on itself: {' → '.join(cycle)}.") from error
