@@ -23,7 +23,7 @@ from tfdist.launch.plan import Plan, worker_environment
 from tfdist.launch.ray_workers import PLACEMENTS, Resources
 from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
-from tfdist.launch.supervise.restarts import BACKOFF_SECONDS, Restarts
+from tfdist.launch.supervise.restarts import Restarts
 from tfdist.launch.supervise.signals import ignore_signals
 from tfdist.launch.supervise.supervisor import Start, Supervisor, WorkerSlots
 
@@ -122,7 +122,7 @@ command_line.define_seconds(
     FLAGS,
 )
 command_line.define_seconds(
-    "backoff_seconds", BACKOFF_SECONDS, "before a restart after a failure without a new step", FLAGS
+    "backoff_seconds", Restarts.backoff_seconds, "before a restart after a failure without a new step", FLAGS
 )
 flags.DEFINE_string(
     "module",
@@ -223,8 +223,7 @@ def _restarts(options: flags.FlagValues) -> Restarts:
         raise UserError(f"--min_workers={least} is more than --{name}={most}. Write fewer.")
     if options.hosts_command is None and least is not None and not options.max_restarts:
         raise UserError(f"--min_workers={least} says how many continue after a failure: write --max_restarts=N, too.")
-    rules = {"max_restarts": options.max_restarts, "backoff_seconds": options.backoff_seconds}
-    return Restarts(options.workers, min_workers=least, **rules)
+    return Restarts(options.workers, options.max_restarts, least, options.backoff_seconds)
 
 
 def _parse_options(arguments: list[str]) -> tuple[flags.FlagValues, list[str]]:

@@ -20,7 +20,6 @@ from tfdist.launch.local_workers import tf_config
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.output import STDERR, STDOUT, Output
-from tfdist.launch.worker_host import WorkerUpdate
 from tfdist.telemetry import heartbeat
 
 LOOK_SECONDS = 0.25
@@ -94,7 +93,7 @@ class HostedWorker(Worker):
         assert self._host is not None
         try:
             while self._status is None:
-                self._record_update(WorkerUpdate(**self._host.call("look", LOOK_SECONDS)))
+                self._record_update(self._host.call("look", LOOK_SECONDS))
         except HostLostError as error:
             self.fail(f"worker {self.index} was lost: {error}")
         for feed in self._feeds.values():
@@ -107,20 +106,20 @@ class HostedWorker(Worker):
                 self._output.report(why)
                 self._status = status
 
-    def _record_update(self, seen: WorkerUpdate) -> None:
-        for stream, data in seen.written:
+    def _record_update(self, seen: Mapping[str, Any]) -> None:
+        for stream, data in seen["written"]:
             self._feeds[stream](data.encode("latin-1"))
-        for ending, text in seen.shown.items():
+        for ending, text in seen["shown"].items():
             content = text.encode("latin-1")
             if not ending:
-                content = heartbeat.shift_times(content, time.monotonic() - seen.now)
+                content = heartbeat.shift_times(content, time.monotonic() - seen["now"])
             part = self.heartbeat.with_name(f"{self.heartbeat.name}.part")
             part.write_bytes(content)
             part.replace(self.heartbeat.with_name(self.heartbeat.name + ending))
-        self.pid, self._state = seen.pid, seen.state
-        if seen.status is not None:
+        self.pid, self._state = seen["pid"], seen["state"]
+        if seen["status"] is not None:
             with self._lock:
-                self._status = seen.status if self._status is None else self._status
+                self._status = seen["status"] if self._status is None else self._status
 
 
 @contextlib.contextmanager

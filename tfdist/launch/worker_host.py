@@ -7,7 +7,6 @@ writes is handed out once, in its order; its end is told when all of that was.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -27,26 +26,6 @@ from tfdist.launch.plan import worker_environment
 from tfdist.launch.processes import Process, count_memory_kills, explain_kill
 from tfdist.launch.supervise.output import DRAIN_SECONDS, STDERR, STDOUT, read_pipe
 from tfdist.telemetry import heartbeat
-
-
-@dataclasses.dataclass(frozen=True)
-class WorkerUpdate:
-    """A worker's process at one moment. Texts are bytes as Latin-1, for JSON.
-
-    Attributes:
-      status: as a shell gives it; None while it runs.
-      state: the letter of proc(5).
-      written: what it wrote since, each with its stream.
-      shown: the contents of its heartbeat's files by the ends of their names.
-      now: `time.monotonic` of this node.
-    """
-
-    status: int | None
-    pid: int | None
-    state: str
-    written: list[tuple[int, str]]
-    shown: dict[str, str]
-    now: float
 
 
 class WorkerHost:
@@ -82,7 +61,16 @@ class WorkerHost:
             self._readers.append(read_pipe(pipe, functools.partial(self._record_output, stream)))
 
     def look(self, seconds: float) -> dict[str, Any]:
-        """The fields of a `WorkerUpdate` with what is new; waits so long for something to be."""
+        """What the process shows at this moment; waits so long for something new.
+
+        Returns:
+          Of JSON's kinds, with bytes as texts in Latin-1:
+          status: as a shell gives it; None while it runs.
+          state: the letter of proc(5); and the `pid`.
+          written: what it wrote since, each with its stream.
+          shown: the contents of its heartbeat's files by the ends of their names.
+          now: `time.monotonic` of this node.
+        """
         assert self._process is not None
         with self._news:
             if not self._written and self._process.poll() is None:
@@ -98,8 +86,8 @@ class WorkerHost:
         for path in self._heartbeat.parent.iterdir():
             if not path.name.endswith(".part"):
                 shown[path.name.removeprefix(self._heartbeat.name)] = path.read_text("latin-1")
-        pid, state, now = self._process.pid, self._process.state, time.monotonic()
-        return dataclasses.asdict(WorkerUpdate(status, pid, state, written, shown, now))
+        process = {"status": status, "pid": self._process.pid, "state": self._process.state}
+        return process | {"written": written, "shown": shown, "now": time.monotonic()}
 
     def send(self, signal_number: int) -> None:
         """Signals the process."""

@@ -22,7 +22,7 @@ from tfdist.launch.plan import Slot
 
 FINAL = (EXIT_DONE, EXIT_USER_ERROR, EXIT_DIVERGED, EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED)
 FRUITLESS_FAILURES = 3  # in a row, before the breaker opens
-BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 2.0, 60.0
+LONGEST_BACKOFF_SECONDS = 60.0
 STRIKES = 2  # failures of one worker without a new step, after which it is left out
 
 
@@ -49,32 +49,28 @@ class GiveUp:
     reason: str = ""
 
 
+@dataclasses.dataclass
 class Restarts:
-    """The account of one run's failures; `newest_step` is the highest that any start has done.
+    """The account of one run's failures.
 
-    Args:
+    Attributes:
       num_workers: that there would be with those that are left out.
       max_restarts: in all; 0 starts once.
       min_workers: how many are enough to continue; None: all.
       backoff_seconds: before a restart after a failure without a new step; doubled after each further one.
+      newest_step: the highest that any start has done.
     """
 
-    def __init__(
-        self,
-        num_workers: int,
-        *,
-        max_restarts: int,
-        min_workers: int | None = None,
-        backoff_seconds: float = BACKOFF_SECONDS,
-    ) -> None:
-        self.num_workers = num_workers
-        self._max_restarts, self._min_workers, self._backoff_seconds = max_restarts, min_workers, backoff_seconds
-        self._number = 0
-        self.newest_step = 0
-        self._fruitless = 0
-        self._outages = 0
-        self._strikes: dict[Slot, int] = {}
-        self._left_out: frozenset[Slot] = frozenset()
+    num_workers: int
+    max_restarts: int
+    min_workers: int | None = None
+    backoff_seconds: float = 2.0
+    newest_step: int = 0
+    _number: int = 0
+    _fruitless: int = 0
+    _outages: int = 0
+    _strikes: dict[Slot, int] = dataclasses.field(default_factory=dict)
+    _left_out: frozenset[Slot] = frozenset()
 
     def decide(
         self, status: int, slot: Slot | None, step: int | None, *, is_retryable: bool = False
@@ -96,12 +92,12 @@ class Restarts:
             self._strikes = dict.fromkeys(self._left_out, STRIKES - 1)
         elif slot is not None and not is_outage:
             self._strikes[slot] = self._strikes.get(slot, 0) + 1
-        if (status in FINAL and not is_retryable) or not self._max_restarts:
+        if (status in FINAL and not is_retryable) or not self.max_restarts:
             return GiveUp()
-        if self._number >= self._max_restarts:
+        if self._number >= self.max_restarts:
             return GiveUp(
                 "restarts_used_up",
-                f"Not starting again: the {self._max_restarts} restarts of --max_restarts are used up.",
+                f"Not starting again: the {self.max_restarts} restarts of --max_restarts are used up.",
             )
         if self._fruitless >= FRUITLESS_FAILURES:
             at = f"step {self.newest_step:,} was the last" if self.newest_step else "there was no step at all"
@@ -113,11 +109,11 @@ class Restarts:
         self._number += 1
         self._left_out = self._choose(is_fruitful)
         waits = self._fruitless + self._outages
-        doubled = self._backoff_seconds * 2.0 ** (waits - 1) if waits else 0.0
+        doubled = self.backoff_seconds * 2.0 ** (waits - 1) if waits else 0.0
         return Restart(self._number, min(doubled, LONGEST_BACKOFF_SECONDS), self._left_out)
 
     def _choose(self, is_fruitful: bool) -> frozenset[Slot]:
-        least = self._min_workers or self.num_workers
+        least = self.min_workers or self.num_workers
         kept = set() if is_fruitful else set(self._left_out)
         for slot, strikes in self._strikes.items():
             if strikes >= STRIKES and self.num_workers - len(kept | {slot}) >= least:

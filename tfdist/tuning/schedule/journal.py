@@ -60,25 +60,23 @@ def check_event(path: str, event: Mapping[str, Any]) -> None:
         raise build_damage_error(path, str(error)) from error
 
 
+@dataclasses.dataclass
 class Journal:
     """The journal of the sweep in a run directory.
 
-    Args:
+    Attributes:
       run_dir: of the sweep; it exists.
       on_event: called with a new event after it was written.
       still_ours: called before each event is written; raises when another chief has taken the directory.
     """
 
-    def __init__(
-        self,
-        run_dir: str,
-        on_event: Callable[[Mapping[str, Any]], None] = lambda event: None,
-        still_ours: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._path = RunDirectory(run_dir).sweep
-        self._on_event = on_event
-        self._still_ours = still_ours
-        self._sink: LogSink | None = None
+    run_dir: str
+    on_event: Callable[[Mapping[str, Any]], None] = lambda event: None
+    still_ours: Callable[[], None] = lambda: None
+    _sink: LogSink | None = None
+
+    def __post_init__(self) -> None:
+        self._path = RunDirectory(self.run_dir).sweep
 
     def read(self) -> list[dict[str, Any]]:
         """All events so far; half a line at the end, of a machine that lost its power, does not count.
@@ -113,7 +111,7 @@ class Journal:
 
     def write(self, event: str, **details: Any) -> None:
         """Appends an event, after it has cut off a torn line; raises where another chief has taken the directory."""
-        self._still_ours()
+        self.still_ours()
         if self._sink is None:
             lines, torn = self._lines()
             if torn:
@@ -122,7 +120,7 @@ class Journal:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         entry = {"event": event, "time": now, **details}
         self._sink.write_line(to_json(entry))
-        self._on_event(entry)
+        self.on_event(entry)
 
     def close(self) -> None:
         """Stores every event."""
