@@ -22,9 +22,9 @@ from tfdist.commands.launch import parse
 from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch import processes, worker_host
 from tfdist.launch.horovod_workers import serve_rendezvous
-from tfdist.launch.hosted_worker import HostedWorker
 from tfdist.launch.supervise.output import STDOUT, Output
 from tfdist.launch.supervise.watch import Ending, find_root_cause
+from tfdist.launch.worker_host import HostedWorker
 
 
 def test_workers_get_their_place_in_a_cluster_on_this_machine(launch: Callable[..., Run]) -> None:

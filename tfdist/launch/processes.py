@@ -2,8 +2,7 @@
 
 Invariant: a worker leads a process group of its own, and when it is reaped nothing of that group is left.
 
-Used by `local_workers.py`, `horovod_workers.py` and, on a node of Ray, `worker_host.py`; `watch.py` sees only the
-`Worker` protocol.
+Used by `local_workers.py` and, on another node, `worker_host.py`; `watch.py` sees only the `Worker` protocol.
 """
 
 from __future__ import annotations

@@ -23,11 +23,10 @@ from typing import Any
 
 from tfdist.errors import UserError, format_first_line, missing_extra
 from tfdist.launch.horovod_workers import serve_rendezvous
-from tfdist.launch.hosted_worker import HostedWorker, HostLostError, start_hosted
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import OUT_OF_MEMORY, Worker
 from tfdist.launch.supervise.output import Output
-from tfdist.launch.worker_host import WorkerHost
+from tfdist.launch.worker_host import HostedWorker, HostLostError, WorkerHost, start_hosted
 from tfdist.strategies.cluster import environment, tf_config
 
 ADDRESS = "RAY_ADDRESS"
@@ -156,7 +155,8 @@ class _RayPlacement:
                 place = strategy(placement_group=self.group, placement_group_bundle_index=number)
                 options = self.resources.options | {"max_concurrency": _CALLS_AT_ONCE, "scheduling_strategy": place}
                 self.actors.append(kind.options(**options).remote(self.directory))
-            nodes = ray.get([actor.__ray_call__.remote(_node_address) for actor in self.actors])
+            addresses = [actor.__ray_call__.remote(lambda _: ray.util.get_node_ip_address()) for actor in self.actors]
+            nodes = ray.get(addresses)
         except ray.exceptions.RayError as error:
             raise HostLostError(_find_reason(error)) from error
         order = sorted(range(len(nodes)), key=nodes.__getitem__)  # the workers of a node have numbers side by side
@@ -192,12 +192,6 @@ class _RayPlacement:
                     f"{_describe_cluster(self.ray)}."
                 )
         return False
-
-
-def _node_address(_: object) -> str:
-    import ray
-
-    return ray.util.get_node_ip_address()
 
 
 @contextlib.contextmanager

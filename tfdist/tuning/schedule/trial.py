@@ -103,7 +103,6 @@ class ActiveTrial:
       suggestion: its name in the oracle, another in each rung.
       rung: counted from 0; 0 where the search has none.
       epochs: that it is to have done at the end of the rung; None: until it ends by itself.
-      is_partial: whether its training does not come to its end in this rung.
       active_seconds: that its processes ran in this rung.
       status: how it ended in this rung; None while it is to be run.
       message: why, or why its process was interrupted last; empty where that saved and left as it was told to.
@@ -118,7 +117,6 @@ class ActiveTrial:
     suggestion: str
     rung: int = 0
     epochs: int | None = None
-    is_partial: bool = False
     active_seconds: float = 0.0
     reports: dict[int, TrialPoint] = dataclasses.field(default_factory=dict)
     status: str | None = None

@@ -235,18 +235,8 @@ class Space:
         return statements(values)
 
     def hyperparameters(self) -> keras_tuner.HyperParameters:
-        """The parameters as KerasTuner's HyperParameters.
-
-        Raises:
-          UserError: KerasTuner is not installed.
-        """
-        try:
-            import keras_tuner
-        except ModuleNotFoundError as error:
-            if error.name != "keras_tuner":
-                raise
-            raise missing_extra("keras-tuner", "tuner", "--mode=tune") from error
-        made = keras_tuner.HyperParameters()
+        """The parameters as KerasTuner's HyperParameters; raises UserError where it is not installed."""
+        made = import_keras_tuner("--mode=tune").HyperParameters()
         made.merge([parameter.build(path, self._conditions(parameter)) for path, parameter in self._parameters.items()])
         made.merge(self._found)
         return made
@@ -307,6 +297,17 @@ class Space:
         for parent, allowed in self._parameters[path].under.items():
             values |= self._parents_of(parent) | {parent: allowed[0]}
         return values
+
+
+def import_keras_tuner(purpose: str) -> Any:
+    """Imports KerasTuner; raises UserError where it is not installed."""
+    try:
+        import keras_tuner
+    except ModuleNotFoundError as error:
+        if error.name != "keras_tuner":
+            raise
+        raise missing_extra("keras-tuner", "tuner", purpose) from error
+    return keras_tuner
 
 
 def statements(values: Mapping[str, Any]) -> list[str]:
