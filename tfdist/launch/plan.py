@@ -50,11 +50,6 @@ class Plan:
         shares = cpu_shares(self.num_workers) if self.pin_cpus else [[]] * self.num_workers
         return [shares[number] for number in self.slot_numbers]
 
-    @property
-    def launcher_variables(self) -> dict[str, str]:
-        """The environment variables that the launcher sets; on another machine all others are that machine's."""
-        return {name: value for name, value in self.environment.items() if name.startswith("TFDIST_")}
-
     def own_variables(self, index: int) -> dict[str, str]:
         """Returns the environment variables that worker `index` alone has."""
         numbers = self.slot_numbers

@@ -248,10 +248,10 @@ def _start(
         own = [{"TF_CONFIG": local_workers.tf_config(addresses, number)} for number in range(len(addresses))]
         if assign is not None:
             own = assign([node for node, _ in hosts])
+        launchers = {name: value for name, value in plan.environment.items() if name.startswith("TFDIST_")}
         for worker, (_, host), variables in zip(workers, hosts, own, strict=True):
-            common = plan.launcher_variables | dict(host.inherited)
             if worker.begin(host):
-                variables = common | variables | plan.own_variables(worker.index)
+                variables = launchers | dict(host.inherited) | variables | plan.own_variables(worker.index)
                 host.call("start", worker.index, plan.command[1:], variables)
                 worker.follow()
     except HostLostError as error:

@@ -194,9 +194,9 @@ class LocalSlots:
             run.process.close()
             self._running[number] = None
             status = shell_status(returncode)
-            log, lost = self._command.find_cause(status, read_log(run.log, run.log_begin))
+            log, host = read_log(run.log, run.log_begin)
+            log, lost = self._command.find_cause(status, log)
             log = f"{log.rstrip()}\n{explain_kill(status, run.memory_kills)}"
-            host = find_host(run.log, run.log_begin) if self._command.launch else None
             yield TrialExit(run.name, status, log, time.monotonic() - run.started, lost, host)
 
     def close(self) -> None:
@@ -224,22 +224,15 @@ class LocalSlots:
         return os.path.join(self._logs.name, f"{name}.log")
 
 
-def read_log(path: str, begin: int) -> str:
-    """Reads the end of what a process has written behind `begin`."""
+def read_log(path: str, begin: int) -> tuple[str, str | None]:
+    """Reads the end of what a process has written behind `begin`, and the node on which Ray has put it, if it did."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as log:
-        log.seek(0, 2)
-        log.seek(max(begin, log.tell() - _SHOWN_BYTES))
-        return log.read().decode(errors="replace")
-    return ""
-
-
-def find_host(path: str, begin: int) -> str | None:
-    """The node on which Ray has put a trial, by what its launcher has written behind `begin`; None for no cluster."""
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as log:
+        end = max(begin, log.seek(0, os.SEEK_END) - _SHOWN_BYTES)
         log.seek(begin)
-        if placed := _PLACED.search(log.read(_SHOWN_BYTES).decode(errors="replace")):
-            return placed[1]
-    return None
+        placed = _PLACED.search(log.read(_SHOWN_BYTES).decode(errors="replace"))
+        log.seek(end)
+        return log.read().decode(errors="replace"), placed and placed[1]
+    return "", None
 
 
 def find_gpus() -> list[str]:

@@ -289,7 +289,9 @@ class Space:
     def _model_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         if not self.may_grow:
             return {}
-        return {name: _to_python(value) for name, value in values.items() if name not in self._parameters}
+        own = {name: value for name, value in values.items() if name not in self._parameters}
+        # Python's own numbers for NumPy's, which some oracles give.
+        return {name: value.item() if hasattr(value, "item") else value for name, value in own.items()}
 
     def _parents_of(self, path: str) -> dict[str, Any]:
         """Values with which the parameter exists."""
@@ -330,11 +332,6 @@ def _is_literal(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_literal, [*value, *value.values()]))
     return value is None or (isinstance(value, bool | int | float | str) and value == value)
-
-
-def _to_python(value: Any) -> Any:
-    """Python's own number for NumPy's, which some oracles give."""
-    return value.item() if hasattr(value, "item") else value
 
 
 def _identify(entry: Mapping[str, Any]) -> str:
