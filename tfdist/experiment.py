@@ -59,8 +59,8 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
             _clear_backup(run, settings, at_end)
             return None
         training = assembly.assemble(run, settings, model, patches)
-        if run.topology.is_chief:
-            hypermodel.write(model, run.directory.path)
+        if run.topology.is_chief and isinstance(model, hypermodel.HyperModel):
+            model.write(run.directory.path)
         path, policy = run.directory.rollbacks, settings.on_divergence
         rollbacks = Rollbacks(strategy, path, policy, run.note, splits=settings.splits)
         while True:  # once, unless a step fails and the run goes back

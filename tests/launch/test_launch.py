@@ -23,10 +23,9 @@ from tfdist.commands.launch import parse
 from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch import processes, worker_host
 from tfdist.launch.horovod_workers import serve_rendezvous
-from tfdist.launch.hosted_worker import HostedWorker
 from tfdist.launch.supervise.output import STDOUT, Output
 from tfdist.launch.supervise.watch import Ending, find_root_cause
-from tfdist.launch.worker_host import WorkerUpdate
+from tfdist.launch.worker_host import HostedWorker
 
 
 def test_workers_get_their_place_in_a_cluster_on_this_machine(launch: Callable[..., Run]) -> None:
@@ -429,7 +428,8 @@ def test_a_worker_that_is_given_up_while_its_host_shows_something_passes_that_on
             assert method == "look"
             looks.set()
             is_given_up.wait(DEADLINE_SECONDS)
-            return vars(WorkerUpdate(0, 1, "Z", [(STDOUT, "its last words\n")], {}, time.monotonic()))
+            shown = {"written": [(STDOUT, "its last words\n")], "shown": {}, "now": time.monotonic()}
+            return {"status": 0, "pid": 1, "state": "Z"} | shown
 
     with (tmp_path / "said").open("wb") as said:
         output = Output(said.fileno(), said.fileno())
@@ -450,6 +450,6 @@ def test_a_host_says_that_the_kernel_killed_its_worker_for_want_of_memory(monkey
     monkeypatch.setattr(processes, "count_memory_kills", lambda: 1)
     host = worker_host.WorkerHost(None)
     host.start(0, ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"], {})
-    while (seen := WorkerUpdate(**host.look(1.0))).status is None:
+    while (seen := host.look(1.0))["status"] is None:
         pass
-    assert seen.status == 137 and processes.KILLED_FOR_MEMORY in "".join(text for _, text in seen.written)
+    assert seen["status"] == 137 and processes.KILLED_FOR_MEMORY in "".join(text for _, text in seen["written"])

@@ -23,7 +23,7 @@ from tfdist.launch.supervise.hangs import (
     find_missing,
     find_stalled,
 )
-from tfdist.launch.supervise.restarts import GiveUp, Restart, Restarts, Rules
+from tfdist.launch.supervise.restarts import GiveUp, Restart, Restarts
 from tfdist.launch.supervise.supervisor import LaunchJournal
 from tfdist.storage import files
 from tfdist.telemetry import heartbeat
@@ -33,7 +33,7 @@ KILLED = 137
 
 
 def account(workers: int = 2, **rules: int) -> Restarts:
-    return Restarts(Rules(**{"max_restarts": 100, **rules}), workers)
+    return Restarts(workers, **{"max_restarts": 100, **rules})
 
 
 def test_waiting_doubles_up_to_a_minute_and_there_is_none_behind_a_new_step() -> None:
@@ -42,7 +42,7 @@ def test_waiting_doubles_up_to_a_minute_and_there_is_none_behind_a_new_step() ->
     assert waits == [0.0, 2.0, 4.0]
     assert restarts.decide(KILLED, 1, 4).seconds == 0.0
     assert restarts.decide(EXIT_STORE_UNAVAILABLE, 1, 5).seconds == 2.0  # the store may not answer yet
-    far = Restarts(Rules(max_restarts=100, backoff_seconds=40.0), 2)
+    far = Restarts(2, max_restarts=100, backoff_seconds=40.0)
     far.decide(KILLED, 0, None)
     assert far.decide(KILLED, 0, None).seconds == 60.0
 

@@ -14,7 +14,7 @@ from tfdist.errors import UserError
 from tfdist.launch import local_workers
 from tfdist.launch.plan import Plan
 from tfdist.launch.supervise.output import Output
-from tfdist.tuning.execution.trials import TrialCommand, find_host
+from tfdist.tuning.execution.local_slots import TrialCommand, read_log
 
 # A script without `if __name__ == "__main__"`, which a process of multiprocessing would start again.
 SCRIPT = """\
@@ -24,8 +24,7 @@ import pathlib
 import sys
 
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.execution.local_slots import LocalSlots
-from tfdist.tuning.execution.trials import TrialCommand
+from tfdist.tuning.execution.local_slots import LocalSlots, TrialCommand
 
 os.environ["SLURM_STEP_NUM_TASKS"] = "2"
 slots = LocalSlots(TrialCommand(["--gin_file=own.gin"]), 2, gpus=["5", "7"])
@@ -97,9 +96,10 @@ def test_what_the_launcher_cannot_do_for_any_trial_ends_the_sweep() -> None:
 def test_the_node_of_a_trial_is_where_ray_has_put_it(tmp_path: pathlib.Path) -> None:
     (tmp_path / "log").write_text("[launch] Ray placed worker 0 on 10.0.0.1.\n")
     begin = (tmp_path / "log").stat().st_size
-    assert find_host(str(tmp_path / "log"), 0) == "10.0.0.1" and find_host(str(tmp_path / "log"), begin) is None
+    assert read_log(str(tmp_path / "log"), 0) == ("[launch] Ray placed worker 0 on 10.0.0.1.\n", "10.0.0.1")
+    assert read_log(str(tmp_path / "log"), begin) == ("", None)
     (tmp_path / "log").write_text("[launch] Ray placed worker 0 on 10.0.0.2, worker 1 on 10.0.0.3.\n")
-    assert find_host(str(tmp_path / "log"), 0) == "10.0.0.2"
+    assert read_log(str(tmp_path / "log"), 0)[1] == "10.0.0.2"
 
 
 def test_the_workers_of_a_trial_share_its_gpus(tmp_path: pathlib.Path) -> None:

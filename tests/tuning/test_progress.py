@@ -18,7 +18,7 @@ def shown(journal: Journal, *, replayed: int = 0, max_seconds: float | None = No
     progress = SweepProgress(lines.append, max_seconds=max_seconds, clock=lambda: now[0])
     for number, event in enumerate(map(json.loads, journal.lines())):
         now[0] = (datetime.datetime.fromisoformat(event["time"]) - START).total_seconds()
-        progress.on_event(event, is_replay=number < replayed)
+        (progress.sweep.add if number < replayed else progress.on_event)(event)
     return lines
 
 

@@ -17,7 +17,7 @@ from tuning.sweeps import Sweep, arguments, held, write_experiment
 
 from tfdist.errors import UserError
 from tfdist.tuning.execution import executor
-from tfdist.tuning.execution.trials import find_host
+from tfdist.tuning.execution.local_slots import read_log
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def training_pid(chief: Running, sweep: Sweep, trial: str) -> int:
 
 def node_of(sweep: Sweep, trial: str) -> str | None:
     """The address at which Ray has put a trial, once it has."""
-    return find_host(str(sweep.directory / "trials" / trial / "output.log"), 0)
+    return read_log(str(sweep.directory / "trials" / trial / "output.log"), 0)[1]
 
 
 def test_a_sweep_is_the_one_of_one_machine(tmp_path: pathlib.Path, gin_file: pathlib.Path, cluster: RayCluster) -> None:

@@ -38,7 +38,7 @@ def test_a_trial_of_several_processes_pauses_survives_and_may_be_infeasible(
         chief.until(lambda: sweep.pid("0000"))
         os.kill(sweep.pid("0000"), signal.SIGKILL)
         assert chief.end() == 0, chief.output
-    assert sweep.of("trial_ended", trial="0000", status="interrupted")[0]["message"].endswith("status 137")
+    assert sweep.of("trial_ended", trial="0000", status="interrupted")[0]["message"].endswith("status 137 (SIGKILL)")
     by_rate = {json.dumps(values): status for values, status, *_ in sweep.outcomes.values()}
     assert sorted(by_rate.values()) == ["done", "infeasible", "paused"], chief.output
     (infeasible,) = [e for e in sweep.ends if e["status"] == "infeasible"]

@@ -238,7 +238,7 @@ def test_a_killed_worker_loses_no_trial(tmp_path: pathlib.Path, gin_file: pathli
         chief.until(lambda: len(sweep.of("trial_reported", trial="0001")) > 3)
         os.kill(sweep.pid("0001"), signal.SIGKILL)
         assert chief.end() == 0, chief.output
-    assert sweep.of("trial_ended", trial="0001", status="interrupted")[0]["message"].endswith("status 137")
+    assert sweep.of("trial_ended", trial="0001", status="interrupted")[0]["message"].endswith("status 137 (SIGKILL)")
     assert sorted(e["trial"] for e in sweep.ends) == ["0000", "0001", "0002"]
     assert all(e["status"] == "done" for e in sweep.ends)
     assert [e["epoch"] for e in sweep.of("trial_reported", trial="0001")] == [*range(1, EPOCHS + 1)]
@@ -353,7 +353,7 @@ def killed(times):
         with running(command, tmp_path / f"log{times}") as chief:
             assert chief.end() == expected, chief.output
         interrupted = sweep.of("trial_ended", status="interrupted")
-        assert all(e["message"] == "its process was killed, status 137" for e in interrupted)
+        assert all(e["message"] == "its process ended with status 137 (SIGKILL)" for e in interrupted)
         if expected == 0:
             assert [e["status"] for e in sweep.ends] == ["done"] and len(interrupted) == 4
         else:

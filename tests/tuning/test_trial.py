@@ -107,7 +107,7 @@ def test_interruptions_in_a_row_without_progress_end_the_sweep(tmp_path: pathlib
 
     def interrupt(times: int) -> None:
         for _ in range(times):
-            interruptions.add(directory, "its process was killed, status 137")
+            interruptions.add(directory, "its process ended with status 137 (SIGKILL)")
 
     interrupt(19)
     interruptions.reset()
@@ -115,7 +115,7 @@ def test_interruptions_in_a_row_without_progress_end_the_sweep(tmp_path: pathlib
     (tmp_path / "checkpoints" / "step-000000000007-0123456789ab").mkdir(parents=True)
     interrupt(19)
     with pytest.raises(
-        PeerLostError, match=r"no progress: 20 interruptions .* was killed, status 137\. .* resumes it\."
+        PeerLostError, match=r"no progress: 20 interruptions .* with status 137 \(SIGKILL\)\. .* resumes it\."
     ):
         interrupt(1)
     with pytest.raises(UserError, match=r"no progress: .* No space left on device\. Make room .* resumes it\."):

@@ -74,7 +74,7 @@ def test_a_choice_may_be_of_functions_each_with_settings_of_its_own(answer: Call
         ("tune.search = @search.Rand()", "Did you mean 'Random'"),
         ("tune.search = 'random'", "@search.Random()"),
         ("tune.objective = 'val_quality'", "tune.direction"),
-        ("tune.direction = 'up'", "'min' or 'max'; received 'up'"),
+        ("tune.direction = 'up'", "tune.direction is 'up'; write one of 'max', 'min', or None."),
         ("tune.objective = 'val_acuracy'\ntune.direction = 'max'", "Reported: loss, sparse_categorical_accuracy, val_"),
         ("tune.objective = 'val_losses'", "which is not reported. Did you mean 'val_loss'"),
         ("tune.max_seconds = -1", "above 0"),

@@ -21,11 +21,10 @@ from typing import Any
 from tfdist import command_line
 from tfdist.command_line import exit_status_of, flags
 from tfdist.doctor import findings as say
-from tfdist.doctor import network
 from tfdist.doctor import worker_facts as facts_of
 from tfdist.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding, ok_finding
-from tfdist.doctor.machine import check_devices, check_machine, check_storage
-from tfdist.errors import TfdistError, UserError
+from tfdist.doctor.machine import check_devices, check_machine, check_network, check_storage, list_adapters
+from tfdist.errors import TfdistError, UserError, format_first_line
 from tfdist.strategies.cluster import environment as marks
 from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config
 from tfdist.telemetry.console.console import paint, terminal_width
@@ -117,11 +116,10 @@ class Doctor:
         needs = ["horovod"] * (self.strategy == "horovod")
         needs += ["google-cloud-storage"] * any(p.startswith("gs://") for p in self.options.run_dir)
         self.report(*versions.check_versions(needs, driver=versions.driver_version()))
-        adapters = network.list_adapters()
+        adapters = list_adapters()
         self.report(*check_machine(has_rdma=bool(adapters)))
         num_gpus = self._check_devices()
-        peers = network.list_other_hosts(self.cluster) if self.cluster else []
-        self.report(*network.check_network(self.environment, num_gpus=num_gpus or 0, peers=peers, adapters=adapters))
+        self.report(*check_network(self.environment, num_gpus=num_gpus or 0, adapters=adapters))
         self._check_storage()
         if num_gpus is None:
             return  # without TensorFlow there is nothing more to see
@@ -206,8 +204,7 @@ class Doctor:
         except Exception as error:  # whatever TensorFlow or Horovod raises is what a run would meet
             why = "A run would fail in the same way at its first step."
             hint = "Look at what the other workers say; run with TF_CPP_MIN_LOG_LEVEL=0 and NCCL_DEBUG=INFO."
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self.report(Finding(PROBLEM, "allreduce", f"{name}: {first}", why, hint))
+            self.report(Finding(PROBLEM, "allreduce", f"{name}: {format_first_line(error)}", why, hint))
 
     def _compare_workers(self, strategy: Any, facts: Mapping[str, Any]) -> None:
         """Compares this worker's facts with those of each other one. A collective."""

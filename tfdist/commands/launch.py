@@ -23,7 +23,7 @@ from tfdist.launch.plan import Plan, worker_environment
 from tfdist.launch.ray_workers import PLACEMENTS, Resources
 from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
-from tfdist.launch.supervise.restarts import Rules
+from tfdist.launch.supervise.restarts import Restarts
 from tfdist.launch.supervise.signals import ignore_signals
 from tfdist.launch.supervise.supervisor import Start, Supervisor, WorkerSlots
 
@@ -122,7 +122,7 @@ command_line.define_seconds(
     FLAGS,
 )
 command_line.define_seconds(
-    "backoff_seconds", Rules.backoff_seconds, "before a restart after a failure without a new step", FLAGS
+    "backoff_seconds", Restarts.backoff_seconds, "before a restart after a failure without a new step", FLAGS
 )
 flags.DEFINE_string(
     "module",
@@ -142,14 +142,13 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
     output = Output()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        options, plan, start, deadlines, rules = parse(arguments)
+        options, plan, start, deadlines, restarts = parse(arguments)
         slots = WorkerSlots(lambda: plan.slot_numbers, is_fixed=True)
         if options.hosts_command is not None:
             listing = hosts.HostList(options.hosts_command, output.report)
             least, most = options.min_workers or 1, options.max_workers
             slots = WorkerSlots(lambda: listing.slots, min_workers=least, max_workers=most)
-        supervisor = Supervisor(plan, start, output, signals=signals, deadlines=deadlines, rules=rules, slots=slots)
-        return supervisor.run()
+        return Supervisor(plan, start, output, signals, deadlines, restarts, slots).run()
     except TfdistError as error:
         output.report(format_error(error), "error")
         return error.exit_status
@@ -157,8 +156,8 @@ def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[i
         ignore_signals()
 
 
-def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Deadlines, Rules]:
-    """The flags, and the plan, the launcher, the deadlines and the rules for restarts that they ask for.
+def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Deadlines, Restarts]:
+    """The flags, and the plan, the launcher, the deadlines and the restarts that they ask for.
 
     Raises:
       UserError: they cannot be understood.
@@ -185,7 +184,7 @@ def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Dead
     )
     end_hangs = options.max_restarts > 0 or options.deadline_seconds is not None
     deadlines = Deadlines(options.start_deadline_seconds, options.deadline_seconds, end_hangs)
-    return options, plan, start, deadlines, _rules(options)
+    return options, plan, start, deadlines, _restarts(options)
 
 
 def _choose_start_function(options: flags.FlagValues) -> Start:
@@ -215,7 +214,7 @@ def _choose_start_function(options: flags.FlagValues) -> Start:
     )
 
 
-def _rules(options: flags.FlagValues) -> Rules:
+def _restarts(options: flags.FlagValues) -> Restarts:
     least, most = options.min_workers, options.workers
     if options.hosts_command is not None:
         least, most = least or 1, options.max_workers
@@ -224,7 +223,7 @@ def _rules(options: flags.FlagValues) -> Rules:
         raise UserError(f"--min_workers={least} is more than --{name}={most}. Write fewer.")
     if options.hosts_command is None and least is not None and not options.max_restarts:
         raise UserError(f"--min_workers={least} says how many continue after a failure: write --max_restarts=N, too.")
-    return Rules(max_restarts=options.max_restarts, min_workers=least, backoff_seconds=options.backoff_seconds)
+    return Restarts(options.workers, options.max_restarts, least, options.backoff_seconds)
 
 
 def _parse_options(arguments: list[str]) -> tuple[flags.FlagValues, list[str]]:

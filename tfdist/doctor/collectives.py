@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.doctor.findings import WARNING, Finding, ok_finding
 from tfdist.strategies.strategy import Strategy, Topology
-from tfdist.telemetry.console.console_text import in_bytes
+from tfdist.telemetry.console.console_text import align_columns, in_bytes
 
 GROUP = "allreduce"
 KIBIBYTE, MEBIBYTE = 1 << 10, 1 << 20
@@ -103,9 +103,9 @@ def make_finding(timings: Sequence[Timing], strategy_name: str, topology: Topolo
 
 def format_table(timings: Sequence[Timing]) -> str:
     """The timings, a line each."""
-    lines = [f"{'size':>8}  {'median':>10}  {'quickest':>10}  {'bandwidth':>12}  {'bus':>12}"]
+    rows: list[tuple[str, ...]] = [("size", "median", "quickest", "bandwidth", "bus")]
     for each in timings:
-        rates = (f"{rate / 1e6:>7,.1f} MB/s" for rate in (each.bytes_per_second, each.bus_bytes_per_second))
-        times = (f"{seconds * 1e3:>7.2f} ms" for seconds in (each.seconds, each.least_seconds))
-        lines.append(f"{in_bytes(each.num_bytes):>8}  " + "  ".join((*times, *rates)))
-    return "\n".join(lines)
+        times = (f"{seconds * 1e3:,.2f} ms" for seconds in (each.seconds, each.least_seconds))
+        rates = (f"{rate / 1e6:,.1f} MB/s" for rate in (each.bytes_per_second, each.bus_bytes_per_second))
+        rows.append((in_bytes(each.num_bytes), *times, *rates))
+    return align_columns(rows, rows[0])

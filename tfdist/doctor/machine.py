@@ -1,4 +1,7 @@
-"""What this machine gives a process: shared memory, open files, locked memory, devices, the place of a run."""
+"""What this machine gives a process: shared memory, open files, locked memory, devices, adapters, the place of a run.
+
+NCCL's variables are described at https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import resource
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfdist.doctor.findings import PROBLEM, WARNING, Finding, ok_finding
@@ -21,6 +24,7 @@ GIBIBYTE = 1 << 30
 ENOUGH_SHARED_BYTES = GIBIBYTE
 FEW_FILES, ENOUGH_FILES = 256, 4096
 GPUS_OF_DRIVER = Path("/proc/driver/nvidia/gpus")
+INFINIBAND = Path("/sys/class/infiniband")
 MEBIBYTES = 4  # that are written and read
 
 
@@ -95,6 +99,42 @@ def check_devices(variables: Mapping[str, str]) -> tuple[list[Finding], int]:
     kinds = f" ({', '.join(sorted(set(names)))})" if names else ""
     counts = {kind: len(devices) for kind, devices in found.items()}
     return [*findings, ok_finding("devices", ", ".join(shown) + kinds, **counts)], counts["GPU"]
+
+
+def list_adapters(directory: Path = INFINIBAND) -> list[Path]:
+    """The ports of InfiniBand and RoCE adapters, as Linux tells of them."""
+    return sorted(directory.glob("*/ports/*"))
+
+
+def check_network(variables: Mapping[str, str], *, num_gpus: int, adapters: Sequence[Path]) -> list[Finding]:
+    """Findings about what carries the collectives; without any GPU, what only NCCL needs is left out."""
+    active = [port for port in adapters if "ACTIVE" in _read_text(port / "state")]
+    findings = []
+    if active:
+        shown = ", ".join(f"{p.parents[1].name} port {p.name} ({_read_text(p / 'link_layer')})" for p in active)
+        findings.append(ok_finding("network", f"RDMA adapters: {shown}"))
+    elif adapters:
+        what = f"{len(adapters)} ports of RDMA adapters are there and none is active"
+        why = "NCCL then goes by TCP, several times slower."
+        hint = "See `ibstat`: is the cable in, does a subnet manager run?"
+        findings.append(Finding(WARNING, "network", what, why, hint))
+    disabled = variables.get("NCCL_IB_DISABLE") or "0"
+    if num_gpus and active and disabled != "0":
+        what = f"NCCL_IB_DISABLE={disabled} with {len(active)} active RDMA ports"
+        why = "NCCL leaves the adapters alone and goes by TCP, several times slower."
+        hint = "Unset NCCL_IB_DISABLE, or set it to 0, on all workers."
+        findings.append(Finding(WARNING, "network", what, why, hint))
+    nccl = {name: value for name, value in sorted(variables.items()) if name.startswith("NCCL_")}
+    shown = ", ".join(f"{name}={value}" for name, value in nccl.items()) or "no NCCL_ variable is set"
+    uses = "" if num_gpus else "; without a GPU NCCL is not used"
+    return [*findings, ok_finding("network", shown + uses, nccl=nccl, infiniband=[str(port) for port in active])]
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def check_storage(path: str) -> Finding:

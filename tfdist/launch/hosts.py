@@ -22,10 +22,10 @@ from typing import Any
 from tfdist.errors import UserError
 from tfdist.launch import local_workers
 from tfdist.launch.horovod_workers import serve_rendezvous
-from tfdist.launch.hosted_worker import HostLostError, start_hosted
 from tfdist.launch.plan import Plan, host_of
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.output import Output
+from tfdist.launch.worker_host import HostLostError, start_hosted
 
 ASK_SECONDS = 1.0
 ANSWER_SECONDS = 30.0  # for the command

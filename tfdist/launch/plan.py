@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from tfdist.launch.processes import cpu_shares
-from tfdist.strategies.cluster.environment import ALL_WORKERS_VARIABLE, without_proxy
+from tfdist.strategies.cluster.environment import ALL_WORKERS_VARIABLE, SLURM_TASKS, without_proxy
 
 SLOT_VARIABLE = "TFDIST_SLOT"  # which of the machine's workers a process is, also where some are left out
 _THIS_MACHINE = ("127.0.0.1", "localhost")
@@ -50,11 +50,6 @@ class Plan:
         shares = cpu_shares(self.num_workers) if self.pin_cpus else [[]] * self.num_workers
         return [shares[number] for number in self.slot_numbers]
 
-    @property
-    def launcher_variables(self) -> dict[str, str]:
-        """The environment variables that the launcher sets; on another machine all others are that machine's."""
-        return {name: value for name, value in self.environment.items() if name.startswith("TFDIST_")}
-
     def own_variables(self, index: int) -> dict[str, str]:
         """Returns the environment variables that worker `index` alone has."""
         numbers = self.slot_numbers
@@ -71,10 +66,11 @@ def worker_environment(environment: Mapping[str, str], *, keep_cluster: bool = F
     """The launcher's environment as workers on this machine need it.
 
     Lines appear when they are printed, and a proxy does not stand between the workers, as gRPC else arranges it.
-    TF_CONFIG is the launcher's to make, unless it is to be kept.
+    TF_CONFIG is the launcher's to make, unless it is to be kept. A worker is none of the tasks that Slurm started.
     """
     changed = {**environment, "PYTHONUNBUFFERED": "1"}
     if not keep_cluster:
         changed.pop("TF_CONFIG", None)
-    changed.pop(ALL_WORKERS_VARIABLE, None)
+    for name in (ALL_WORKERS_VARIABLE, SLURM_TASKS):
+        changed.pop(name, None)
     return changed | without_proxy(_THIS_MACHINE, environment)

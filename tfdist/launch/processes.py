@@ -2,8 +2,7 @@
 
 Invariant: a worker leads a process group of its own, and when it is reaped nothing of that group is left.
 
-Used by `local_workers.py`, `horovod_workers.py` and, on a node of Ray, `worker_host.py`; `watch.py` sees only the
-`Worker` protocol.
+Used by `local_workers.py` and, on another node, `worker_host.py`; `watch.py` sees only the `Worker` protocol.
 """
 
 from __future__ import annotations
@@ -32,12 +31,10 @@ class Worker(Protocol):
     """The interface of a worker to its supervision, whoever started it."""
 
     index: int
+    pid: int | None
+    """The id of the process itself; None before it is started."""
     heartbeat: Path
     """Where it shows itself, see `tfdist.telemetry.heartbeat`."""
-
-    @property
-    def pid(self) -> int | None:
-        """The id of the process itself; None before it is started."""
 
     @property
     def state(self) -> str:
@@ -77,10 +74,7 @@ class Process(Worker):
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-
-    @property
-    def pid(self) -> int | None:
-        return self._popen.pid
+        self.pid = self._popen.pid
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes]]:

@@ -23,11 +23,10 @@ from typing import Any
 
 from tfdist.errors import UserError, format_first_line, missing_extra
 from tfdist.launch.horovod_workers import serve_rendezvous
-from tfdist.launch.hosted_worker import HostedWorker, HostLostError, start_hosted
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import OUT_OF_MEMORY, Worker
 from tfdist.launch.supervise.output import Output
-from tfdist.launch.worker_host import WorkerHost
+from tfdist.launch.worker_host import HostedWorker, HostLostError, WorkerHost, start_hosted
 from tfdist.strategies.cluster import environment, tf_config
 
 ADDRESS = "RAY_ADDRESS"
@@ -70,39 +69,33 @@ class Resources:
     @property
     def options(self) -> dict[str, Any]:
         """The resources as options of an actor."""
-        memory = {} if self.memory_gb is None else {"memory": int(self.memory_gb * _GIB)}
-        return {"num_cpus": self.cpus, "num_gpus": self.gpus} | memory
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus, "memory": self.bundle.get("memory")}
 
     @property
     def bundle(self) -> dict[str, float]:
         """The resources as a bundle of a placement group."""
-        memory = {} if self.memory_gb is None else {"memory": float(int(self.memory_gb * _GIB))}
-        wanted = {"CPU": self.cpus, "GPU": self.gpus} | memory
+        wanted = {"CPU": self.cpus, "GPU": self.gpus, "memory": float(int((self.memory_gb or 0) * _GIB))}
         return {name: value for name, value in wanted.items() if value} or {"CPU": 0.001}
 
-    def __str__(self) -> str:
-        return ", ".join(f"{value:g} {name}" for name, value in _name_resources(self.bundle).items())
 
-
+@dataclasses.dataclass
 class _RayHost:
-    """The actor of a worker."""
+    """The actor of a worker; `inherited` is nothing, since Ray's own environment stays."""
 
-    inherited: Mapping[str, str] = {}  # Ray's own environment stays
-
-    def __init__(self, ray: Any, actor: Any) -> None:
-        self._ray = ray
-        self._actor = actor
+    ray: Any
+    actor: Any
+    inherited: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def call(self, method: str, *arguments: Any) -> Any:
         try:
-            return self._ray.get(getattr(self._actor, method).remote(*arguments))
-        except self._ray.exceptions.OutOfMemoryError as error:
+            return self.ray.get(getattr(self.actor, method).remote(*arguments))
+        except self.ray.exceptions.OutOfMemoryError as error:
             raise HostLostError(f"{_find_reason(error)}: {OUT_OF_MEMORY}") from error
-        except self._ray.exceptions.RayError as error:
+        except self.ray.exceptions.RayError as error:
             raise HostLostError(_find_reason(error)) from error
 
     def send(self, signal_number: int) -> None:
-        self._actor.send.remote(signal_number)
+        self.actor.send.remote(signal_number)
 
 
 @contextlib.contextmanager
@@ -138,68 +131,67 @@ def start(
         yield at_end.enter_context(start_hosted(plan, output, places.find, assign, places.remove))
 
 
+@dataclasses.dataclass
 class _RayPlacement:
     """Where Ray puts the workers: a placement group, and an actor at each of its places."""
 
-    def __init__(
-        self, ray: Any, resources: Resources, report: Callable[[str], None], may_shrink: bool, directory: str | None
-    ) -> None:
-        self._ray, self._resources, self._report = ray, resources, report
-        self._may_shrink, self._directory = may_shrink, directory
-        self._group: Any = None
-        self._actors: list[Any] = []
+    ray: Any
+    resources: Resources
+    report: Callable[[str], None]
+    may_shrink: bool
+    directory: str | None
+    group: Any = None
+    actors: list[Any] = dataclasses.field(default_factory=list)
 
     def find(self, workers: Sequence[HostedWorker]) -> list[tuple[str, _RayHost]]:
         """The node and the actor of each worker; nothing where they ended before Ray had a place for all."""
-        ray = self._ray
+        ray = self.ray
         try:
             if not self._wait_for_group(workers):
                 return []
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
             kind = ray.remote(WorkerHost)
             for number in range(len(workers)):
-                place = strategy(placement_group=self._group, placement_group_bundle_index=number)
-                options = self._resources.options | {"max_concurrency": _CALLS_AT_ONCE, "scheduling_strategy": place}
-                self._actors.append(kind.options(**options).remote(self._directory))
-            nodes = ray.get([actor.__ray_call__.remote(_node_address) for actor in self._actors])
+                place = strategy(placement_group=self.group, placement_group_bundle_index=number)
+                options = self.resources.options | {"max_concurrency": _CALLS_AT_ONCE, "scheduling_strategy": place}
+                self.actors.append(kind.options(**options).remote(self.directory))
+            addresses = [actor.__ray_call__.remote(lambda _: ray.util.get_node_ip_address()) for actor in self.actors]
+            nodes = ray.get(addresses)
         except ray.exceptions.RayError as error:
             raise HostLostError(_find_reason(error)) from error
         order = sorted(range(len(nodes)), key=nodes.__getitem__)  # the workers of a node have numbers side by side
         hosts = ", ".join(f"worker {w.index} on {nodes[n]}" for w, n in zip(workers, order, strict=True))
-        self._report(f"Ray placed {hosts}.")
-        return [(nodes[number], _RayHost(ray, self._actors[number])) for number in order]
+        self.report(f"Ray placed {hosts}.")
+        return [(nodes[number], _RayHost(ray, self.actors[number])) for number in order]
 
     def remove(self, finding: threading.Thread) -> None:
         """Ends the actors, all of which are known when the thread has ended, and gives the places back."""
         finding.join()
-        for actor in self._actors:
-            self._ray.kill(actor)
-        if self._group is not None:
-            self._ray.util.remove_placement_group(self._group)
+        for actor in self.actors:
+            self.ray.kill(actor)
+        if self.group is not None:
+            self.ray.util.remove_placement_group(self.group)
 
     def _wait_for_group(self, workers: Sequence[HostedWorker]) -> bool:
         """Whether all have a place, as Ray found it; waits as long as they are wanted."""
-        resources, count, begun = self._resources, len(workers), time.monotonic()
+        resources, count, begun = self.resources, len(workers), time.monotonic()
         strategy = resources.placement.upper()
-        self._group = self._ray.util.placement_group([resources.bundle] * count, strategy=strategy)
+        self.group = self.ray.util.placement_group([resources.bundle] * count, strategy=strategy)
         reported_at = begun + FIRST_WORD_SECONDS - NEXT_WORD_SECONDS
         while all(worker.poll() is None for worker in workers):
-            if self._group.wait(ASK_SECONDS):
+            if self.group.wait(ASK_SECONDS):
                 return True
             now = time.monotonic()
-            if self._may_shrink and now - begun > PLACEMENT_SECONDS:
+            if self.may_shrink and now - begun > PLACEMENT_SECONDS:
                 last = workers[-1]
                 last.fail(f"worker {last.index}: Ray has had no place for it for {PLACEMENT_SECONDS:g} s")
             elif now - reported_at >= NEXT_WORD_SECONDS:
                 reported_at = now
-                self._report(f"Waiting for Ray to place {count} × {resources}; {_describe_resources(self._ray)}.")
+                self.report(
+                    f"Waiting for Ray to place {count} × {_format_resources(resources.bundle)}; "
+                    f"{_describe_cluster(self.ray)}."
+                )
         return False
-
-
-def _node_address(_: object) -> str:
-    import ray
-
-    return ray.util.get_node_ip_address()
 
 
 @contextlib.contextmanager
@@ -248,19 +240,19 @@ def _connect(working_dir: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _describe_resources(ray: Any) -> str:
+def _describe_cluster(ray: Any) -> str:
     """Formats the resources of the living nodes as a clause, for messages about a wait for room."""
     count = sum(node["Alive"] for node in ray.nodes())
     total = {name: value for name, value in ray.cluster_resources().items() if name in ("CPU", "GPU", "memory")}
-    has = ", ".join(f"{value:g} {name}" for name, value in _name_resources(total).items())
-    return f"the cluster has {count} {'node' if count == 1 else 'nodes'} with {has or 'nothing'} in all"
+    has = _format_resources(total) or "nothing"
+    return f"the cluster has {count} {'node' if count == 1 else 'nodes'} with {has} in all"
 
 
-def _name_resources(resources: Mapping[str, float]) -> dict[str, float]:
-    return {
-        "GiB memory" if name == "memory" else name: round(value / _GIB, 1) if name == "memory" else value
-        for name, value in sorted(resources.items())
-    }
+def _format_resources(resources: Mapping[str, float]) -> str:
+    named = {name: f"{value:g} {name}" for name, value in sorted(resources.items())}
+    if "memory" in named:
+        named["memory"] = f"{round(resources['memory'] / _GIB, 1):g} GiB memory"
+    return ", ".join(named.values())
 
 
 def _find_reason(error: BaseException) -> str:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from tfdist.data.formats.array_files import load_array_file, read_member
 from tfdist.errors import UserError
 from tfdist.new.description import DataDescription, DataRequest, draw_test_mask, find_classes, find_target
 
 
 def inspect(request: DataRequest) -> DataDescription:
     """Describes the examples of an `.npz` file of two arrays, or of two `.npy` files, of which `--target` is one."""
-    arrays = _load(request.file)
+    arrays = load_array_file(request.file)
     if isinstance(arrays, np.ndarray):
         if request.target is None:
             raise UserError("--target is missing: which .npy file holds what is to be predicted? Write --target=FILE")
         target = request.target
-        x, y, inputs = arrays, _load(target), None
+        x, y, inputs = arrays, load_array_file(target), None
     else:
         target = find_target(request.target, arrays.files, request.file)
         others = [name for name in arrays.files if name != target]
@@ -30,8 +27,7 @@ def inspect(request: DataRequest) -> DataDescription:
                 f"{request.file} has the arrays {others} besides {target!r}. Write a file with one of inputs."
             )
         inputs = others[0]
-        with _raise_user_errors(request.file):
-            x, y = arrays[inputs], arrays[target]
+        x, y = (read_member(arrays, name, request.file) for name in (inputs, target))
     if not isinstance(y, np.ndarray) or y.ndim != 1 or x.ndim < 2 or len(x) != len(y) or x.dtype.kind not in "biuf":
         raise UserError(
             f"The inputs are numbers [n, …] and the target is [n]; received {x.dtype}{x.shape} and "
@@ -51,17 +47,3 @@ def inspect(request: DataRequest) -> DataDescription:
             "y_name": target,
         },
     )
-
-
-def _load(path: str) -> Any:
-    with _raise_user_errors(path):
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-
-
-@contextlib.contextmanager
-def _raise_user_errors(path: str) -> Iterator[None]:
-    """Raises UserError for what NumPy raises; an archive's arrays are read when they are asked for."""
-    try:
-        yield
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is no .npy or .npz file of numbers that can be read: {error}") from error

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfdist.data.formats.input_files import IMAGE_SUFFIXES
+from tfdist.data.formats.image_folder import find_classes, list_images
 from tfdist.errors import UserError, missing_extra
 from tfdist.new.description import DataDescription, DataRequest, draw_test_mask
 
@@ -19,13 +19,14 @@ def inspect(request: DataRequest) -> DataDescription:
     """Describes images by class; `write_data` of the description links those without a split into train and test."""
     request.refuse_target()
     root = Path(request.file).resolve()
-    names = _directories(root)
+    names = find_classes(str(root))
     held_out = next((name for name in TEST_NAMES if name in names), None) if "train" in names else None
-    classes = _directories(root / "train") if held_out else names
-    training = [path for name in classes for path in _images(root / "train" / name if held_out else root / name)]
+    folder = root / "train" if held_out else root
+    classes = find_classes(str(folder))
+    training = [Path(path) for name in classes for path in list_images(str(folder / name))]
     if len(classes) < 2 or not training:
         raise UserError(f"{root} holds no images of two classes; they are looked for in {root}/CLASS/*.png and so on.")
-    unknown = sorted(set(_directories(root / held_out)) - set(classes)) if held_out else []
+    unknown = sorted(set(find_classes(str(root / held_out))) - set(classes)) if held_out else []
     if unknown:
         raise UserError(
             f"{root / str(held_out)} holds the class {unknown[0]!r}, and {root / 'train'} does not. Add or remove it."
@@ -53,18 +54,6 @@ def inspect(request: DataRequest) -> DataDescription:
         },
         write_data=None if held_out else link,
     )
-
-
-def _directories(root: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
-    except OSError as error:
-        raise UserError(f"{root} cannot be listed: {error.strerror}. Write the directory of the classes.") from error
-
-
-def _images(directory: Path) -> list[Path]:
-    paths = sorted(directory.iterdir())
-    return [path for path in paths if path.name.lower().endswith(IMAGE_SUFFIXES) and path.name[0] != "."]
 
 
 def _shape(paths: list[Path]) -> tuple[int, int, int]:

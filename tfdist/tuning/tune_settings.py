@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
-from tfdist.settings.checks import COUNT, SECONDS, SEED, checked_later, instance_of, or_none
+from tfdist.settings.checks import COUNT, SECONDS, SEED, checked_later, instance_of, one_of, or_none, text
 from tfdist.settings.declaration import Settings, setting
 from tfdist.tuning.execution.executor import EXECUTORS, Local, Ray
 from tfdist.tuning.search.search import SEARCHES, Search
@@ -25,14 +25,14 @@ class TuneSettings(Settings):
     )
     objective: str = setting(
         "a metric of the evaluation, `val_NAME`, or of training, NAME",
-        checked_later("'val_accuracy'"),
+        text("val_accuracy"),
     )
     space: Mapping[str, Parameter] | None = setting(
         "ranges by setting, made by the functions of `space`; a KerasTuner model adds its own",
         checked_later("{'train.seed': @space.choice(values=[1, 2])}"),
         None,
     )
-    direction: str | None = setting("of better; None: by the objective's name", checked_later("'max' or 'min'"), None)
+    direction: str | None = setting("of better; None: by the objective's name", or_none(one_of("max", "min")), None)
     max_trials: int | None = setting("how many sets of values are tried", or_none(COUNT), None, unit="trials")
     max_seconds: float | None = setting(
         "from this start, after which the sweep saves its trials and ends; the same command with more resumes it",

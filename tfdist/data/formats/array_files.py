@@ -91,27 +91,27 @@ class ArrayFiles(ArraySource):
 def _load_arrays(path: str | Mapping[str, str], columns: Columns, where: str) -> dict[str, np.ndarray]:
     if not isinstance(path, str):
         columns.check(list(path), where)
-        return {name: _load(path[name]) for name in columns.names}
+        return {name: load_array_file(path[name]) for name in columns.names}
     if not path.endswith(".npz"):
         raise UserError(
             f"ArrayFiles.path is a .npz file, or a dict of names to .npy files such as {{'x': 'x.npy', 'y': 'y.npy'}}; "
             f"received {path!r}."
         )
-    arrays = {}
-    with _load(path) as archive:
+    with load_array_file(path) as archive:
         columns.check(archive.files, where)
-        for name in columns.names:
-            try:
-                arrays[name] = archive[name]
-            except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-                raise UserError(
-                    f"The array {name!r} of {path} cannot be read: {error}. Write it with np.savez."
-                ) from error
-    return arrays
+        return {name: read_member(archive, name, path) for name in columns.names}
 
 
-def _load(path: str) -> Any:
-    """An array, mapped where it is a local file of its own, or an archive of arrays."""
+def read_member(archive: Any, name: str, path: str) -> np.ndarray:
+    """Reads an array of an archive; raises UserError where it cannot be read."""
+    try:
+        return archive[name]
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise UserError(f"The array {name!r} of {path} cannot be read: {error}. Write it with np.savez.") from error
+
+
+def load_array_file(path: str) -> Any:
+    """An array, mapped where it is a local file of its own, or an archive of arrays; raises UserError for others."""
     try:
         source = io.BytesIO(files.read(path)) if files.is_remote(path) else path
         loaded = np.load(source, mmap_mode=None if files.is_remote(path) else "r", allow_pickle=False)

@@ -78,8 +78,8 @@ class ImageFolder(IndexedSource):
         one_of(*METHODS)("method", method)
         one_of(*FITS)("fit", fit)
         self._root, self._scale = root, float(scale)
-        self.classes = _classes(root, classes)
-        listed = [_list_images(files.join(root, name)) for name in self.classes]
+        self.classes = find_classes(root, classes)
+        listed = [list_images(files.join(root, name)) for name in self.classes]
         self.labels = np.repeat(np.arange(len(listed)), [len(of_class) for of_class in listed]).astype(np.int32)
         if not len(self.labels):
             raise build_user_error(
@@ -150,7 +150,8 @@ class _Images:
             raise UnreadableError(f"The image {path!r} cannot be decoded: {error}. Replace or remove it.") from error
 
 
-def _classes(root: str, wanted: Sequence[str] | None) -> list[str]:
+def find_classes(root: str, wanted: Sequence[str] | None = None) -> list[str]:
+    """The subdirectories of an image folder, as `wanted` orders them; raises UserError where they are others."""
     found = [name for name in _list_names(root) if name[0] != "." and files.is_dir(files.join(root, name))]
     if not found:
         is_there = files.exists(root)
@@ -168,7 +169,8 @@ def _classes(root: str, wanted: Sequence[str] | None) -> list[str]:
     return list(wanted)
 
 
-def _list_images(directory: str) -> list[str]:
+def list_images(directory: str) -> list[str]:
+    """The paths of the images in a directory, sorted by name."""
     names = _list_names(directory)
     return [files.join(directory, name) for name in names if name.lower().endswith(IMAGE_SUFFIXES) and name[0] != "."]
 

@@ -27,21 +27,6 @@ STRIKES = 2  # failures of one worker without a new step, after which it is left
 
 
 @dataclasses.dataclass(frozen=True)
-class Rules:
-    """The restarts that the user allows.
-
-    Attributes:
-      max_restarts: in all; 0 starts once.
-      min_workers: how many are enough to continue; None: all.
-      backoff_seconds: before a restart after a failure without a new step; doubled after each further one.
-    """
-
-    max_restarts: int = 0
-    min_workers: int | None = None
-    backoff_seconds: float = 2.0
-
-
-@dataclasses.dataclass(frozen=True)
 class Restart:
     """Continue `seconds` after the failure; at once where the last start came to new steps.
 
@@ -64,18 +49,28 @@ class GiveUp:
     reason: str = ""
 
 
+@dataclasses.dataclass
 class Restarts:
-    """The account of one run's failures; `newest_step` is the highest that any start has done."""
+    """The account of one run's failures.
 
-    def __init__(self, rules: Rules, num_workers: int) -> None:
-        self._rules = rules
-        self.num_workers = num_workers  # that there would be with those that are left out
-        self._number = 0
-        self.newest_step = 0
-        self._fruitless = 0
-        self._outages = 0
-        self._strikes: dict[Slot, int] = {}
-        self._left_out: frozenset[Slot] = frozenset()
+    Attributes:
+      num_workers: that there would be with those that are left out.
+      max_restarts: in all; 0 starts once.
+      min_workers: how many are enough to continue; None: all.
+      backoff_seconds: before a restart after a failure without a new step; doubled after each further one.
+      newest_step: the highest that any start has done.
+    """
+
+    num_workers: int
+    max_restarts: int
+    min_workers: int | None = None
+    backoff_seconds: float = 2.0
+    newest_step: int = 0
+    _number: int = 0
+    _fruitless: int = 0
+    _outages: int = 0
+    _strikes: dict[Slot, int] = dataclasses.field(default_factory=dict)
+    _left_out: frozenset[Slot] = frozenset()
 
     def decide(
         self, status: int, slot: Slot | None, step: int | None, *, is_retryable: bool = False
@@ -97,12 +92,12 @@ class Restarts:
             self._strikes = dict.fromkeys(self._left_out, STRIKES - 1)
         elif slot is not None and not is_outage:
             self._strikes[slot] = self._strikes.get(slot, 0) + 1
-        if (status in FINAL and not is_retryable) or not self._rules.max_restarts:
+        if (status in FINAL and not is_retryable) or not self.max_restarts:
             return GiveUp()
-        if self._number >= self._rules.max_restarts:
+        if self._number >= self.max_restarts:
             return GiveUp(
                 "restarts_used_up",
-                f"Not starting again: the {self._rules.max_restarts} restarts of --max_restarts are used up.",
+                f"Not starting again: the {self.max_restarts} restarts of --max_restarts are used up.",
             )
         if self._fruitless >= FRUITLESS_FAILURES:
             at = f"step {self.newest_step:,} was the last" if self.newest_step else "there was no step at all"
@@ -114,11 +109,11 @@ class Restarts:
         self._number += 1
         self._left_out = self._choose(is_fruitful)
         waits = self._fruitless + self._outages
-        doubled = self._rules.backoff_seconds * 2.0 ** (waits - 1) if waits else 0.0
+        doubled = self.backoff_seconds * 2.0 ** (waits - 1) if waits else 0.0
         return Restart(self._number, min(doubled, LONGEST_BACKOFF_SECONDS), self._left_out)
 
     def _choose(self, is_fruitful: bool) -> frozenset[Slot]:
-        least = self._rules.min_workers or self.num_workers
+        least = self.min_workers or self.num_workers
         kept = set() if is_fruitful else set(self._left_out)
         for slot, strikes in self._strikes.items():
             if strikes >= STRIKES and self.num_workers - len(kept | {slot}) >= least:

@@ -19,48 +19,39 @@ from tfdist.launch.plan import Plan, Slot, host_of
 from tfdist.launch.processes import Worker
 from tfdist.launch.supervise.hangs import Deadlines
 from tfdist.launch.supervise.output import Output
-from tfdist.launch.supervise.restarts import GiveUp, Restart, Restarts, Rules
+from tfdist.launch.supervise.restarts import GiveUp, Restart, Restarts
 from tfdist.launch.supervise.watch import FATAL, POLL_SECONDS, StartOutcome, Watch, describe
 
 if TYPE_CHECKING:
     from tfdist.telemetry.facts import Level
 
 
+@dataclasses.dataclass
 class WorkerSlots:
     """The slots that a run may use: those that are listed, but for those that fail or were taken away.
 
-    Args:
+    Attributes:
       find_slots: gives the slots that are listed now, those of a host side by side.
       min_workers: for a start.
       max_workers: of a start; None is as many as there are.
       is_fixed: nobody else has a say in the listing, which is of this machine.
-
-    Attributes:
       barred: slots whose workers fail again and again.
       withdrawn: slots whose workers were told to leave; until the listing changes.
     """
 
-    def __init__(
-        self,
-        find_slots: Callable[[], Sequence[Slot]],
-        *,
-        min_workers: int = 1,
-        max_workers: int | None = None,
-        is_fixed: bool = False,
-    ) -> None:
-        self._find_slots = find_slots
-        self._min_workers = min_workers
-        self._max_workers = max_workers
-        self._listed: Sequence[Slot] = ()
-        self._taken: tuple[Slot, ...] = ()
-        self.is_fixed = is_fixed
-        self.barred: frozenset[Slot] = frozenset()
-        self.withdrawn: set[Slot] = set()
+    find_slots: Callable[[], Sequence[Slot]]
+    min_workers: int = 1
+    max_workers: int | None = None
+    is_fixed: bool = False
+    barred: frozenset[Slot] = frozenset()
+    withdrawn: set[Slot] = dataclasses.field(default_factory=set)
+    _listed: Sequence[Slot] = ()
+    _taken: tuple[Slot, ...] = ()
 
     def take(self) -> tuple[Slot, ...]:
         """The slots for a start; empty where there are too few."""
         slots = self._choose()
-        if len(slots) >= self._min_workers:
+        if len(slots) >= self.min_workers:
             self._taken = slots
             return slots
         return ()
@@ -71,10 +62,10 @@ class WorkerSlots:
 
     def describe(self) -> str:
         """Formats how many slots there are, and how many are wanted."""
-        return f"{len(self._choose())} can be used, at least {self._min_workers} are wanted"
+        return f"{len(self._choose())} can be used, at least {self.min_workers} are wanted"
 
     def _choose(self) -> tuple[Slot, ...]:
-        listed = list(self._find_slots())
+        listed = list(self.find_slots())
         if listed != self._listed:
             self._listed = listed
             self.withdrawn.clear()
@@ -82,11 +73,12 @@ class WorkerSlots:
         if self.is_fixed:
             return tuple(free)
         kept = [slot for slot in self._taken if slot in free]  # worker 0 stays worker 0
-        chosen = [*kept, *(slot for slot in free if slot not in kept)][: self._max_workers]
+        chosen = [*kept, *(slot for slot in free if slot not in kept)][: self.max_workers]
         hosts = list(dict.fromkeys(map(host_of, chosen)))
         return tuple(sorted(chosen, key=lambda slot: hosts.index(host_of(slot))))
 
 
+@dataclasses.dataclass
 class LaunchJournal:
     """Journal of a supervisor in its run's events.jsonl: failures, restarts, waiting, giving up.
 
@@ -95,10 +87,9 @@ class LaunchJournal:
     the run itself has not made. What cannot be stored is said and kept for the next time.
     """
 
-    def __init__(self, report: Callable[[str], None], *, worker: int = 0) -> None:
-        self._report = report
-        self._worker = worker  # the first of those that are supervised
-        self._lines: list[str] = []
+    report: Callable[[str], None]
+    worker: int = 0  # the first of those that are supervised
+    _lines: list[str] = dataclasses.field(default_factory=list)
 
     def add(
         self, level: Level, event: str, *, worker: int | None = None, step: int | None = None, **details: object
@@ -119,12 +110,12 @@ class LaunchJournal:
         try:
             if not files.is_dir(run_dir):
                 return
-            with contextlib.closing(files.open_log(RunDirectory(run_dir).worker_events(self._worker))) as log:
+            with contextlib.closing(files.open_log(RunDirectory(run_dir).worker_events(self.worker))) as log:
                 for line in self._lines:
                     log.write_line(line)
             self._lines.clear()
         except (OSError, UserError) as error:
-            self._report(f"The events of {run_dir} could not be written: {error}")
+            self.report(f"The events of {run_dir} could not be written: {error}")
 
 
 Start = Callable[[Plan, Output], contextlib.AbstractContextManager[Sequence[Worker]]]
@@ -133,39 +124,31 @@ Start = Callable[[Plan, Output], contextlib.AbstractContextManager[Sequence[Work
 HOSTS_WORD_SECONDS = 60.0  # between two lines that say that hosts are missing
 
 
+@dataclasses.dataclass
 class Supervisor:
     """Runs the workers to the end of the run.
 
-    Args:
+    Attributes:
       plan: of the first start.
       start: one of the launchers.
       output: where all that is said goes.
       signals: received by the launcher, see `Watch`.
       deadlines: of the workers.
-      rules: how often, and how, to start again.
+      restarts: decides whether, and how, to start again.
       slots: for the workers.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        start: Start,
-        output: Output,
-        *,
-        signals: collections.deque[int],
-        deadlines: Deadlines,
-        rules: Rules,
-        slots: WorkerSlots,
-    ) -> None:
-        self.plan = plan
-        self.start = start
-        self.output = output
-        self.signals = signals
-        self.deadlines = deadlines
-        self.restarts = Restarts(rules, plan.num_workers)
-        self.journal = LaunchJournal(output.report, worker=plan.first_index)
-        self.run_dir: str | None = None
-        self.slots = slots
+    plan: Plan
+    start: Start
+    output: Output
+    signals: collections.deque[int]
+    deadlines: Deadlines
+    restarts: Restarts
+    slots: WorkerSlots
+    run_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        self.journal = LaunchJournal(self.output.report, worker=self.plan.first_index)
 
     def run(self) -> int:
         """Starts the workers as often as it takes; returns the exit status."""
@@ -185,7 +168,9 @@ class Supervisor:
                     places=self.plan.slot_numbers,
                 )
                 self.journal.store(self.run_dir)
-            outcome = self._run_once()
+            with self.start(self.plan, self.output) as workers:
+                watch = Watch(workers, self.signals, self.output.report, self.deadlines, self.slots.have_changed)
+                outcome = watch.run()
             again = None
             report_outcome(outcome, self.output)
             self.run_dir = outcome.exit_info.get("run_dir", self.run_dir)
@@ -200,10 +185,6 @@ class Supervisor:
             again = decision
             if (status := self._wait_for_restart(again, outcome.noticed)) is not None:
                 return status
-
-    def _run_once(self) -> StartOutcome:
-        with self.start(self.plan, self.output) as workers:
-            return Watch(workers, self.signals, self.output.report, self.deadlines, self.slots.have_changed).run()
 
     def _wait_for_slots(self) -> int | None:
         """Waits for free slots and plans the next start on them; returns an exit status if a signal ends the run."""

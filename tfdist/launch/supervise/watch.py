@@ -136,6 +136,7 @@ def _order_of_blame(ending: Ending) -> tuple[bool, bool, int, bool, int]:
 
 
 MEANINGS = {
+    EXIT_PEER_LOST: "lost another worker",
     EXIT_PREEMPTED: "preempted, or SIGTERM",
     EXIT_NOT_SAVED: "told to leave, and could not save",
     EXIT_STORE_UNAVAILABLE: "a store does not answer",
@@ -150,36 +151,31 @@ def describe(status: int) -> str:
     return f"status {status}" + (f" ({meaning})" if meaning else "")
 
 
+@dataclasses.dataclass
 class Watch:
     """The supervision of one start.
 
-    Args:
+    Attributes:
       signals: received by the launcher, see `signals.py`. SIGINT and SIGHUP are passed on as SIGTERM, others as they
         are; SIGINT behind any of them kills.
       report: is called what is done and why.
       have_hosts_changed: whether the workers are to save and end, for others to continue.
     """
 
-    def __init__(
-        self,
-        workers: Sequence[Worker],
-        signals: collections.deque[int],
-        report: Callable[[str], None],
-        deadlines: Deadlines,
-        have_hosts_changed: Callable[[], bool],
-    ) -> None:
-        self.have_hosts_changed = have_hosts_changed
-        self.workers = tuple(workers)
-        self.running = list(workers)
-        self.signals = signals
-        self.report = report
-        self.deadlines = deadlines
+    workers: Sequence[Worker]
+    signals: collections.deque[int]
+    report: Callable[[str], None]
+    deadlines: Deadlines
+    have_hosts_changed: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        self.running = list(self.workers)
         self.endings: list[Ending] = []
         self.sweep = 0
         self.outcome = StartOutcome()
         self.is_ending = False  # the survivors of a failure were told to end
         self.killed: set[int] = set()
-        self.watcher = Watcher(deadlines)
+        self.watcher = Watcher(self.deadlines)
         self.last_look = -math.inf
         self.seen: dict[int, Vital] = {}
         self.reported: set[int] = set()  # who was said to hang
@@ -226,7 +222,7 @@ class Watch:
         hang = self.watcher.find(self._see(self.running), now)
         if hang is None:
             if self.reported:
-                self.report(f"{_join_names(sorted(self.reported))} continued.")
+                self.report(f"{_name_workers([w for w in self.workers if w.index in self.reported])} continued.")
                 self.reported.clear()
             return
         if not {vital.worker for vital in hang.suspects} & self.reported:
@@ -268,7 +264,11 @@ class Watch:
                 self.report("Killing the workers.")
                 self._send_all(signal.SIGKILL)
             else:
-                self._pass_on(number)
+                passed = signal.SIGTERM if number in ENDING else signal.Signals(number)
+                why = "" if passed == number else f"{signal.Signals(number).name} was received. "
+                what = " Another Ctrl-C kills them." if number == signal.SIGINT else ""
+                self.report(f"{why}Passing {passed.name} on to the workers.{what}")
+                self._send_all(passed)
                 self.outcome.first_signal = self.outcome.first_signal or number
             self.outcome.was_interrupted = True
 
@@ -284,13 +284,6 @@ class Watch:
         for worker in self.running:
             if heartbeat.read(worker.heartbeat) is not None:  # else it may not be ready for a signal
                 worker.send(heartbeat.PROFILE_SIGNAL)
-
-    def _pass_on(self, number: int) -> None:
-        passed = signal.SIGTERM if number in ENDING else signal.Signals(number)
-        why = "" if passed == number else f"{signal.Signals(number).name} was received. "
-        what = " Another Ctrl-C kills them." if number == signal.SIGINT else ""
-        self.report(f"{why}Passing {passed.name} on to the workers.{what}")
-        self._send_all(passed)
 
     def _collect(self) -> None:
         self.sweep += 1
@@ -351,7 +344,7 @@ class Watch:
     def _kill(self, workers: Sequence[Worker]) -> None:
         late = [worker for worker in workers if worker.index not in self.killed]
         if late:
-            self.report(f"Killing {_names(late)}: not ended by SIGTERM in time.")
+            self.report(f"Killing {_name_workers(late)}: not ended by SIGTERM in time.")
         for worker in late:
             self.killed.add(worker.index)
             worker.send(signal.SIGKILL)
@@ -378,7 +371,7 @@ class Watch:
                 f"{missing.suspects[0].name} is lost: {missing.why}; {missing.suspects[0].describe_position(now)}."
             )
         where = f" ({dead.describe_position(now)})" if dead.reading else ""
-        self.report(f"{dead.name}{where} ended with {describe(cause.status)}; ending {_names(self.running)}.")
+        self.report(f"{dead.name}{where} ended with {describe(cause.status)}; ending {_name_workers(self.running)}.")
         if cause.status >= 128 or cause.status in PEER_LOST:
             stalled = {v.worker for v in (*find_stalled([*vitals, dead], now), *(missing.suspects if missing else ()))}
             self._show_stacks(cause.worker, vitals, stacks.collect_stacks(self.running, vitals), stalled, now)
@@ -417,10 +410,6 @@ class Watch:
             worker.send(signal_number)
 
 
-def _names(workers: Sequence[Worker]) -> str:
-    return _join_names([worker.index for worker in workers])
-
-
-def _join_names(indices: Sequence[int]) -> str:
-    more = [f"{len(indices) - MAX_NAMED:,} more"] if len(indices) > MAX_NAMED else []
-    return ", ".join([*(f"worker {index}" for index in indices[:MAX_NAMED]), *more])
+def _name_workers(workers: Sequence[Worker]) -> str:
+    more = [f"{len(workers) - MAX_NAMED:,} more"] if len(workers) > MAX_NAMED else []
+    return ", ".join([*(f"worker {worker.index}" for worker in workers[:MAX_NAMED]), *more])

@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -26,10 +27,12 @@ from typing import NoReturn
 
 import psutil
 
-from tfdist.errors import EXIT_BUG, TfdistError
+from tfdist.errors import EXIT_BUG, EXIT_USER_ERROR, TfdistError, UserError
 from tfdist.launch.child import die_with_parent
+from tfdist.launch.plan import worker_environment
 from tfdist.launch.processes import (
     GPU_VARIABLE,
+    OUT_OF_MEMORY,
     count_memory_kills,
     cpu_shares,
     deal,
@@ -40,14 +43,79 @@ from tfdist.launch.processes import (
 from tfdist.storage import files
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.execution import trials
-from tfdist.tuning.execution.trials import TrialCommand, TrialExit
 
 PROGRAM = "tfdist.main"
+LOG = "output.log"
+_PLACED = re.compile(r"^\[launch\] Ray placed worker \d+ on ([^\s,]+?)(?:,|\.$)", re.MULTILINE)
+_CAUSE = re.compile(r"^\[launch\] worker (\d+) ended with", re.MULTILINE)
+_LOST = re.compile(r"^\[launch\] (worker \d+ (?:was lost|could not be started): .*)", re.MULTILINE)
+_SHOWN_BYTES = 1 << 14
+
 _LOST_STATUS = 255  # multiprocessing's, of a process whose end the fork server has not told
 _NO_FORK_SERVER = (
     "The process that starts the trials was killed. What the trials saved is kept: the same command resumes from there."
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialCommand:
+    """The command that trains a trial.
+
+    Attributes:
+      arguments: of tfdist.main, but for what differs between trials.
+      launch: flags of tfdist.launch, for trials of several workers, or on a cluster.
+    """
+
+    arguments: Sequence[str]
+    launch: Sequence[str] = ()
+
+    def build(self, directory: RunDirectory, parameters: Sequence[str]) -> list[str]:
+        """Returns what follows `python -m` for the run of this directory with these gin statements."""
+        path = directory.path
+        if self.launch and not files.is_remote(path):
+            path = os.path.abspath(path)  # a worker may start elsewhere
+        own = [*self.arguments, *(f"--gin_param={each}" for each in parameters), f"--run_dir={path}"]
+        return ["tfdist.launch", *self.launch, "--", *own] if self.launch else ["tfdist.main", *own]
+
+    def find_cause(self, status: int, log: str) -> tuple[str, str]:
+        """Why a trial ended: the lines of its log that tell it, of several workers those of the one to blame.
+
+        Where only the end of a worker, or of the launcher, is known and not its reason, the second text says so.
+
+        Raises:
+          UserError: the launcher cannot start the workers of any trial.
+        """
+        if not self.launch:
+            return log, ""
+        cause, lost = _CAUSE.findall(log), _LOST.findall(log)
+        prefix = f"[worker {cause[-1]}] " if cause else "[launch] "
+        lines = [line.removeprefix(prefix) for line in log.splitlines() if line.startswith(prefix)]
+        if not cause and status == EXIT_USER_ERROR:
+            raise UserError("\n".join(lines))
+        if not cause and status == EXIT_BUG:
+            lost = [f"its launcher ended with status {status}"]
+        is_explained = not lost or OUT_OF_MEMORY in lost[-1]
+        return "\n".join([*lines, *lost]), "" if is_explained else lost[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialExit:
+    """A trial whose command ended.
+
+    Attributes:
+      name: of the trial.
+      status: as a shell gives it, 128 + N for signal N.
+      log: the end of what it wrote, and what is known of its end.
+      lost: where nothing is known of its end: why.
+      host: the node of a cluster that it ran on; None is this machine.
+    """
+
+    name: str
+    status: int
+    log: str
+    seconds: float
+    lost: str = ""
+    host: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +155,7 @@ class LocalSlots:
         """Starts a training of this directory, with these gin statements, in the next free slot."""
         number, name = self._running.index(None), os.path.basename(directory.path)
         log = self._find_log(name, directory)
-        variables = dict(environment.current())
-        variables.pop(environment.SLURM_TASKS, None)  # a trial is none of the tasks that Slurm started
+        variables = worker_environment(environment.current(), keep_cluster=True)
         if self._gpus[number]:
             variables[GPU_VARIABLE] = ",".join(self._gpus[number])
         command = self._command.build(directory, parameters)
@@ -127,9 +194,9 @@ class LocalSlots:
             run.process.close()
             self._running[number] = None
             status = shell_status(returncode)
-            log, lost = self._command.find_cause(status, trials.read_log(run.log, run.log_begin))
+            log, host = read_log(run.log, run.log_begin)
+            log, lost = self._command.find_cause(status, log)
             log = f"{log.rstrip()}\n{explain_kill(status, run.memory_kills)}"
-            host = trials.find_host(run.log, run.log_begin) if self._command.launch else None
             yield TrialExit(run.name, status, log, time.monotonic() - run.started, lost, host)
 
     def close(self) -> None:
@@ -151,10 +218,21 @@ class LocalSlots:
     def _find_log(self, name: str, directory: RunDirectory) -> str:
         if not files.is_remote(directory.path):
             files.make_dirs(directory.path)
-            return files.join(directory.path, trials.LOG)
+            return files.join(directory.path, LOG)
         if self._logs is None:
             self._logs = tempfile.TemporaryDirectory(prefix="tfdist-trials-")
         return os.path.join(self._logs.name, f"{name}.log")
+
+
+def read_log(path: str, begin: int) -> tuple[str, str | None]:
+    """Reads the end of what a process has written behind `begin`, and the node on which Ray has put it, if it did."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as log:
+        end = max(begin, log.seek(0, os.SEEK_END) - _SHOWN_BYTES)
+        log.seek(begin)
+        placed = _PLACED.search(log.read(_SHOWN_BYTES).decode(errors="replace"))
+        log.seek(end)
+        return log.read().decode(errors="replace"), placed and placed[1]
+    return "", None
 
 
 def find_gpus() -> list[str]:

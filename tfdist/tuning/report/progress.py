@@ -6,6 +6,7 @@ metrics are what its own run wrote.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import math
 import time
@@ -21,38 +22,31 @@ from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.journal import DONE, FAILED, INFEASIBLE, RUNNING, STOPPED, Sweep, Trial
 
 
+@dataclasses.dataclass
 class SweepProgress:
     """Prints a sweep, line by line.
 
-    Args:
+    Attributes:
       show: prints a line.
       max_seconds: after how many from now the sweep ends; None: without such a limit.
       clock: seconds.
-
-    Attributes:
       sweep: as the events tell it.
     """
 
-    def __init__(
-        self,
-        show: Callable[[str], None],
-        *,
-        max_seconds: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.sweep = Sweep()
-        self._show = show
-        self._clock = clock
-        self._started = clock()
-        self._deadline = math.inf if max_seconds is None else self._started + max_seconds
+    show: Callable[[str], None]
+    max_seconds: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    sweep: Sweep = dataclasses.field(default_factory=Sweep)
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
+        self._deadline = math.inf if self.max_seconds is None else self._started + self.max_seconds
         self._num_ended = 0  # since then
         self._last_line_time = -math.inf
 
-    def on_event(self, event: Mapping[str, Any], *, is_replay: bool = False) -> None:
-        """Takes in one event as it stands in `sweep.jsonl`; one of an earlier start shows nothing by itself."""
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        """Takes in one event as it stands in `sweep.jsonl`; one of an earlier start goes to `sweep` alone."""
         self.sweep.add(event)
-        if is_replay:
-            return
         kind, trial = event["event"], self.sweep.by_name.get(event.get("trial", ""))
         if kind == journals.STARTED:
             self._print(sweep_line(self.sweep))
@@ -63,23 +57,23 @@ class SweepProgress:
         elif kind == journals.TRIAL_ENDED and trial is not None:
             self._num_ended += 1
             self._print(" | ".join([end_line(self.sweep, trial), *self._summary()]))
-        elif trial is not None and self._clock() - self._last_line_time >= PROGRESS_LINE_SECONDS:
+        elif trial is not None and self.clock() - self._last_line_time >= PROGRESS_LINE_SECONDS:
             target = "" if trial.target_epochs is None else f"/{trial.target_epochs}"
             objective = number_text(float(event["objective"]))
             self._print(f"trial {trial.name} epoch {trial.epochs}{target}  {self.sweep.objective} {objective}")
 
     def _print(self, line: str) -> None:
-        self._last_line_time = self._clock()
-        self._show(printable(line))
+        self._last_line_time = self.clock()
+        self.show(printable(line))
 
     def _summary(self) -> list[str]:
         """`7/60 trials`, `best val_accuracy 0.9544 by trial 0036`, `about 0:12:05 left`, as far as they are known."""
         sweep, over = self.sweep, sum(trial.status != RUNNING for trial in self.sweep.trials)
         parts = [count_text(over, "trial") if sweep.max_trials is None else f"{over}/{sweep.max_trials} trials"]
         parts += [] if sweep.best is None else [_best_text(sweep)]
-        left = max(self._deadline - self._clock(), 0.0)
+        left = max(self._deadline - self.clock(), 0.0)
         if sweep.max_trials is not None and over < sweep.max_trials:
-            pace = (self._clock() - self._started) / self._num_ended
+            pace = (self.clock() - self._started) / self._num_ended
             left = min(left, pace * (sweep.max_trials - over))
         return parts if left == math.inf else [*parts, f"about {duration_text(left)} left"]
 

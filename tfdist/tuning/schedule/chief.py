@@ -12,7 +12,7 @@ import dataclasses
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tfdist.checkpoint import catalog
 from tfdist.checkpoint.preemption import SIGNALS, Preemption
@@ -20,8 +20,7 @@ from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, PeerLostError, Preem
 from tfdist.storage import files
 from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.execution.local_slots import LocalSlots
-from tfdist.tuning.execution.trials import TrialExit
+from tfdist.tuning.execution.local_slots import LocalSlots, TrialExit
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.journal import FAILED, INFEASIBLE, INTERRUPTED, Journal, TrialPoint
 from tfdist.tuning.schedule.trial import DISK_FAILED, ActiveTrial, TuneObjective
@@ -240,7 +239,6 @@ class Chief:
             self._trials[name] = trial
         else:
             trial.start_rung(name_in_oracle, rung, epochs)
-        trial.is_partial = EPOCHS in wanted and cast(int, epochs) < cast(int, self._plan.epochs)
         self._names[name_in_oracle] = trial.name
         return trial
 
@@ -249,7 +247,8 @@ class Chief:
         self._record(journals.TRIAL_STARTED, trial, values=trial.values, rung=trial.rung, epochs=trial.epochs)
         self._running[trial.name] = trial
         statements = self._plan.space.statements(trial.values)
-        return statements + ([f"train.stop_after_epochs = {trial.epochs}"] if trial.is_partial else [])
+        is_partial = self._plan.settings.search.SETS_EPOCHS and trial.epochs != self._plan.epochs
+        return statements + ([f"train.stop_after_epochs = {trial.epochs}"] if is_partial else [])
 
     # What comes back
 

@@ -60,25 +60,23 @@ def check_event(path: str, event: Mapping[str, Any]) -> None:
         raise build_damage_error(path, str(error)) from error
 
 
+@dataclasses.dataclass
 class Journal:
     """The journal of the sweep in a run directory.
 
-    Args:
+    Attributes:
       run_dir: of the sweep; it exists.
       on_event: called with a new event after it was written.
       still_ours: called before each event is written; raises when another chief has taken the directory.
     """
 
-    def __init__(
-        self,
-        run_dir: str,
-        on_event: Callable[[Mapping[str, Any]], None] = lambda event: None,
-        still_ours: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._path = RunDirectory(run_dir).sweep
-        self._on_event = on_event
-        self._still_ours = still_ours
-        self._sink: LogSink | None = None
+    run_dir: str
+    on_event: Callable[[Mapping[str, Any]], None] = lambda event: None
+    still_ours: Callable[[], None] = lambda: None
+    _sink: LogSink | None = None
+
+    def __post_init__(self) -> None:
+        self._path = RunDirectory(self.run_dir).sweep
 
     def read(self) -> list[dict[str, Any]]:
         """All events so far; half a line at the end, of a machine that lost its power, does not count.
@@ -113,7 +111,7 @@ class Journal:
 
     def write(self, event: str, **details: Any) -> None:
         """Appends an event, after it has cut off a torn line; raises where another chief has taken the directory."""
-        self._still_ours()
+        self.still_ours()
         if self._sink is None:
             lines, torn = self._lines()
             if torn:
@@ -122,7 +120,7 @@ class Journal:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         entry = {"event": event, "time": now, **details}
         self._sink.write_line(to_json(entry))
-        self._on_event(entry)
+        self.on_event(entry)
 
     def close(self) -> None:
         """Stores every event."""
@@ -190,28 +188,25 @@ class Trial:
         """Whether the trial's objective may be compared: the trial ended well at least once."""
         return self.objective is not None and self.status not in (INFEASIBLE, FAILED)
 
-    def record_start(self, event: Mapping[str, Any]) -> None:
-        """Records that the trial runs."""
-        self.values, self.status, self.message = event["values"], RUNNING, ""
-        self.rung, self.target_epochs = event["rung"], event.get("epochs")
-
-    def record_report(self, event: Mapping[str, Any]) -> None:
-        """Records an evaluation."""
-        epoch, step = event["epoch"], event["step"]
-        self.curve = [point for point in self.curve if (point.epoch, point.step) < (epoch, step)]
-        if (objective := to_finite(event["objective"])) is not None:
-            self.curve.append(TrialPoint(epoch, step, objective))
-        self.epochs = max(self.epochs, epoch)
-
-    def record_end(self, event: Mapping[str, Any], at_seconds: float) -> None:
-        """Records the end of an attempt; its objective counts only if it is done, paused or stopped."""
-        self.status, self.message, seconds = event["status"], event["message"], event.get("seconds", 0.0)
-        objective = to_finite(event["objective"]) if self.status in (DONE, PAUSED, STOPPED) else None
-        self.host = event.get("host")
-        self.ends.append(End(objective, seconds, at_seconds))
-        self.values, self.rung = event.get("values", self.values), event.get("rung", self.rung)
-        self.epochs, self.seconds = max(self.epochs, event.get("epochs", 0)), self.seconds + seconds
-        self.objective = self.objective if objective is None else objective
+    def add(self, event: Mapping[str, Any], at_seconds: float) -> None:
+        """Takes in a start, an evaluation or an end, whose objective counts only if it is done, paused or stopped."""
+        if event["event"] == TRIAL_STARTED:
+            self.values, self.status, self.message = event["values"], RUNNING, ""
+            self.rung, self.target_epochs = event["rung"], event.get("epochs")
+        elif event["event"] == TRIAL_REPORTED:
+            epoch, step = event["epoch"], event["step"]
+            self.curve = [point for point in self.curve if (point.epoch, point.step) < (epoch, step)]
+            if (objective := to_finite(event["objective"])) is not None:
+                self.curve.append(TrialPoint(epoch, step, objective))
+            self.epochs = max(self.epochs, epoch)
+        else:
+            self.status, self.message, seconds = event["status"], event["message"], event["seconds"]
+            objective = to_finite(event["objective"]) if self.status in (DONE, PAUSED, STOPPED) else None
+            self.host = event.get("host")
+            self.ends.append(End(objective, seconds, at_seconds))
+            self.values, self.rung = event.get("values", self.values), event["rung"]
+            self.epochs, self.seconds = max(self.epochs, event["epochs"]), self.seconds + seconds
+            self.objective = self.objective if objective is None else objective
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -263,13 +258,7 @@ class Sweep:
             self.objective, self.direction, self.search = event["objective"], event["direction"], event["search"]
             self.space, self.max_trials = event["space"], event.get("max_trials")
         elif kind in (TRIAL_STARTED, TRIAL_REPORTED, TRIAL_ENDED):
-            trial = self.by_name.setdefault(event["trial"], Trial(name=event["trial"]))
-            if kind == TRIAL_STARTED:
-                trial.record_start(event)
-            elif kind == TRIAL_REPORTED:
-                trial.record_report(event)
-            else:
-                trial.record_end(event, self.seconds)
+            self.by_name.setdefault(event["trial"], Trial(name=event["trial"])).add(event, self.seconds)
 
 
 def read_sweep(run_dir: str) -> Sweep:

@@ -28,8 +28,7 @@ from tfdist.training.recovery.survival import check_start_from
 from tfdist.training.run.claim import check_kind, select_fixed_settings
 from tfdist.training.run.request import Request
 from tfdist.training.run.train_settings import TrainSettings
-from tfdist.tuning.execution.local_slots import LocalSlots, find_gpus
-from tfdist.tuning.execution.trials import TrialCommand
+from tfdist.tuning.execution.local_slots import LocalSlots, TrialCommand, find_gpus
 from tfdist.tuning.report.progress import SweepProgress, write_hparams
 from tfdist.tuning.report.sweep_page import write_sweep_report
 from tfdist.tuning.schedule import journal as journals
@@ -109,7 +108,7 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
         slots = LocalSlots(command, settings.num_workers, gpus=find_gpus() if shares_gpus else ())
         with contextlib.closing(slots):
             for event in past:
-                progress.on_event(event, is_replay=True)
+                sweep.add(event)
             Chief(plan, OracleClient(oracle, plan.objective.name), journal, slots).run(past)
         best = {"best": sweep.best and sweep.best.name, "best_objective": sweep.best and sweep.best.objective}
         journal.write(journals.ENDED, **best, num_trials=len(sweep.trials))

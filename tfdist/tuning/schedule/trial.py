@@ -25,6 +25,7 @@ from tfdist.errors import (
     UserError,
 )
 from tfdist.launch.processes import EXIT_KILLED, OUT_OF_MEMORY
+from tfdist.launch.supervise.watch import describe
 from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
 from tfdist.storage.troubles import DISK_FAILURES, is_disk_full
@@ -80,21 +81,15 @@ class TuneObjective:
         return not_reported(OBJECTIVE, self.name, known)
 
 
-def build_objective(name: object, direction: object) -> TuneObjective:
-    """The objective that is meant; without a direction its name tells it.
-
-    Raises:
-      UserError: it is no name, no direction, or a name that tells none.
-    """
-    if not isinstance(name, str) or not name:
-        raise UserError(f"tune.objective must be a metric's name, such as 'val_accuracy'; received {name!r}.")
+def build_objective(name: str, direction: str | None) -> TuneObjective:
+    """The objective that is meant; without a direction its name tells it, or raises UserError."""
     if direction is None:
         better = larger_is_better(name.removeprefix(VALIDATION))
-        if better is not None:
-            return TuneObjective(name, "max" if better else "min")
-        raise UserError(f"Whether {name!r} should grow or shrink is not clear. Write tune.direction = 'max' or 'min'.")
-    if direction not in ("min", "max"):
-        raise UserError(f"tune.direction must be 'min' or 'max'; received {direction!r}.")
+        if better is None:
+            raise UserError(
+                f"Whether {name!r} should grow or shrink is not clear. Write tune.direction = 'max' or 'min'."
+            )
+        direction = "max" if better else "min"
     return TuneObjective(name, direction)
 
 
@@ -108,7 +103,6 @@ class ActiveTrial:
       suggestion: its name in the oracle, another in each rung.
       rung: counted from 0; 0 where the search has none.
       epochs: that it is to have done at the end of the rung; None: until it ends by itself.
-      is_partial: whether its training does not come to its end in this rung.
       active_seconds: that its processes ran in this rung.
       status: how it ended in this rung; None while it is to be run.
       message: why, or why its process was interrupted last; empty where that saved and left as it was told to.
@@ -123,7 +117,6 @@ class ActiveTrial:
     suggestion: str
     rung: int = 0
     epochs: int | None = None
-    is_partial: bool = False
     active_seconds: float = 0.0
     reports: dict[int, TrialPoint] = dataclasses.field(default_factory=dict)
     status: str | None = None
@@ -237,10 +230,11 @@ class ActiveTrial:
         elif status == EXIT_KILLED and _ran_out_of_memory(log):
             return self._count_crash(f"{find_message(log)} (status {status})")
         elif status in _INTERRUPTIONS:
-            self.message = _describe_interruption(status)
+            has_saved = status in (EXIT_DONE, EXIT_PREEMPTED)
+            self.message = "" if has_saved else f"its process ended with {describe(status)}"
             return False
         else:
-            return self._count_crash(f"its process died with status {status}")
+            return self._count_crash(f"its process died with {describe(status)}")
         return True
 
     def stop(self, objective: TuneObjective) -> None:
@@ -291,18 +285,6 @@ def _find_error(log: str) -> str:
     """From where a log tells what ended its process: not what was printed before."""
     starts = [log.rfind(words) for words in ("\nerror: ", "\nTraceback ")]
     return log[max(0, *starts) :]
-
-
-def _describe_interruption(status: int) -> str:
-    """Why a process ended, where it did not save and leave."""
-    if status in (EXIT_DONE, EXIT_PREEMPTED):
-        return ""
-    how = {
-        EXIT_PEER_LOST: "lost another process of its trial",
-        EXIT_NOT_SAVED: "had to leave and could not save",
-        EXIT_STORE_UNAVAILABLE: "got no answer of a store",
-    }
-    return f"its process {how.get(status, 'was killed')}, status {status}"
 
 
 def _ran_out_of_memory(log: str) -> bool:

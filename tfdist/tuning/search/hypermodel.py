@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tfdist import user_code
-from tfdist.errors import TfdistError, UserError, build_user_error, missing_extra
+from tfdist.errors import TfdistError, UserError, build_user_error
 from tfdist.settings.checks import FUNCTION
 from tfdist.storage import files
 from tfdist.strategies.strategy import Strategy
@@ -23,7 +23,7 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import load_record
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.train_settings import TrainedSettings, TrainSettings
-from tfdist.tuning.search.space import SETTING
+from tfdist.tuning.search.space import SETTING, import_keras_tuner
 
 if TYPE_CHECKING:
     import keras_tuner
@@ -44,15 +44,14 @@ class HyperModel:
       values: what was given.
 
     Raises:
-      UserError: it brings a `fit` of its own, in whose place tfdist trains.
+      UserError: it brings a `fit` of its own, in whose place tfdist trains, or KerasTuner is not installed.
     """
 
     def __init__(self, model: Any, values: Mapping[str, Any]) -> None:
-        import keras_tuner
-
+        kind = import_keras_tuner("A model with hyperparameters").HyperModel
         made: Any = model() if inspect.isclass(model) else model
-        self._hypermodel = made if isinstance(made, keras_tuner.HyperModel) else None
-        if self._hypermodel is not None and type(made).fit is not keras_tuner.HyperModel.fit:
+        self._hypermodel = made if isinstance(made, kind) else None
+        if self._hypermodel is not None and type(made).fit is not kind.fit:
             raise UserError(
                 f"{type(made).__name__}.fit is overridden, and tfdist's loop trains in its place. Leave fit out, and "
                 "write in the gin file train.global_batch_size, train.epochs, train.callbacks and what else it sets; "
@@ -73,12 +72,13 @@ class HyperModel:
         self._hyperparameters = hp
         return model
 
-    def text(self) -> str:
-        """Returns the hyperparameters that the last model asked for, with values, as JSON that `read` understands."""
+    def write(self, run_dir: str) -> None:
+        """Writes what the last model asked for, with values, into a run directory, for `read`."""
         hp = self._hyperparameters
         assert hp is not None
         known = {each.name for each in hp.space if hp.is_active(each)}
-        return to_json({**hp.get_config(), "values": {k: v for k, v in hp.values.items() if k in known}}) + "\n"
+        content = {**hp.get_config(), "values": {k: v for k, v in hp.values.items() if k in known}}
+        files.write_atomic(files.join(run_dir, NAME), to_json(content) + "\n")
 
     def find_space(self) -> keras_tuner.HyperParameters:
         """All that the model asks for, by as many builds as it takes to have been in each conditional scope.
@@ -146,7 +146,7 @@ def builder_of(settings: TrainSettings) -> Any:
     if values is not None and not isinstance(values, Mapping):
         raise UserError(f"{SETTING} must be a dict of values by name, {{'units': 64}}; received {values!r}.")
     if takes_hyperparameters(model):
-        return _wrap(model, values or {})
+        return HyperModel(model, values or {})
     if values:
         raise UserError(
             f"{SETTING} is {dict(values)!r}, and the model takes none. It must be a function build(hp), or a "
@@ -179,16 +179,7 @@ def builder_of_trained(settings: TrainedSettings, run_dir: str, strategy: Strate
         return {} if found is None else found.values
 
     failed = "The model's hyperparameters cannot be read"
-    return _wrap(settings.model, values() if strategy is None else strategy.read_on_chief(values, failed))
-
-
-def _wrap(model: Any, values: Mapping[str, Any]) -> HyperModel:
-    try:
-        return HyperModel(model, values)
-    except ModuleNotFoundError as error:
-        if error.name != "keras_tuner":
-            raise
-        raise missing_extra("keras-tuner", "tuner", "A model with hyperparameters") from error
+    return HyperModel(settings.model, values() if strategy is None else strategy.read_on_chief(values, failed))
 
 
 def takes_hyperparameters(model: Any) -> bool:
@@ -203,12 +194,6 @@ def takes_hyperparameters(model: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return first is not None and first.name in PARAMETERS and first.default is first.empty
-
-
-def write(model: Any, run_dir: str) -> None:
-    """Leaves in a run directory what a model of KerasTuner's kind was built with."""
-    if isinstance(model, HyperModel):
-        files.write_atomic(files.join(run_dir, NAME), model.text())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ bear the names of those in `search.py`, which imports this module, and KerasTune
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import math
 import statistics
@@ -21,6 +22,7 @@ from keras_tuner.engine.trial import Trial
 UNLIMITED = 10**9
 
 
+@dataclasses.dataclass
 class OracleClient:
     """Asks an oracle, which reads the objective under the name `metric`, for trials, and reports how they went.
 
@@ -28,13 +30,12 @@ class OracleClient:
     same calls in the same order. An oracle that had nothing to give is not asked again before a trial has ended.
     """
 
-    def __init__(self, oracle: keras_tuner.Oracle, metric: str) -> None:
-        self._oracle = oracle
-        self._metric = metric
-        self._ready: collections.deque[Trial] = collections.deque()
-        self._has_none = False
-        self.num_requests = 0
-        self.is_over = False
+    oracle: keras_tuner.Oracle
+    metric: str
+    num_requests: int = 0
+    is_over: bool = False
+    _ready: collections.deque[Trial] = dataclasses.field(default_factory=collections.deque)
+    _has_none: bool = False
 
     def take(self) -> Trial | None:
         """The next trial; None where the oracle has none before another ends."""
@@ -49,7 +50,7 @@ class OracleClient:
 
     def report(self, name: str, value: float, epoch: int) -> bool:
         """Reports an evaluation; whether the oracle wants the trial to end."""
-        trial = self._oracle.update_trial(name, {self._metric: value}, step=epoch)
+        trial = self.oracle.update_trial(name, {self.metric: value}, step=epoch)
         is_to_end = trial.status == "STOPPED"
         if is_to_end:
             trial.status = "RUNNING"
@@ -69,20 +70,20 @@ class OracleClient:
         Args:
           new: hyperparameters that its model asked for besides those known; `values` are those that they had.
         """
-        trial = self._oracle.get_trial(name)
+        trial = self.oracle.get_trial(name)
         if new:
             trial.hyperparameters.values.update(values)
             made = keras_tuner.HyperParameters.from_config({"space": list(new), "values": {}})
             trial.hyperparameters.merge(made, overwrite=False)
         if value is not None:
-            self._oracle.update_trial(name, {self._metric: value}, step=epoch)
+            self.oracle.update_trial(name, {self.metric: value}, step=epoch)
         trial.status, trial.message = ("FAILED", message) if value is None else ("COMPLETED", None)
-        self._oracle.end_trial(trial)
+        self.oracle.end_trial(trial)
         self._has_none = False
 
     def _request(self) -> None:
         self.num_requests += 1
-        trial = self._oracle.create_trial(f"ask-{self.num_requests}")
+        trial = self.oracle.create_trial(f"ask-{self.num_requests}")
         if trial.status == "RUNNING":
             self._ready.append(trial)
         self._has_none = trial.status != "RUNNING"

@@ -11,15 +11,12 @@ import importlib.util
 from typing import TYPE_CHECKING, ClassVar
 
 from tfdist.errors import UserError, missing_extra
-from tfdist.settings.checks import COUNT, Check, or_none, whole_number
+from tfdist.settings.checks import COUNT, number, or_none, whole_number
 from tfdist.settings.declaration import Settings, setting
 from tfdist.tuning.search.space import Space
 
 if TYPE_CHECKING:
     import keras_tuner
-
-
-_NUMBER = Check("a number of at least 0", lambda value: isinstance(value, int | float) and value >= 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,8 +92,8 @@ class Bayesian(Search):
     NAME = "search.Bayesian"
 
     num_initial_points: int | None = setting("random trials before; None: three a parameter", or_none(COUNT), None)
-    alpha: float = setting("added to the kernel's diagonal: how noisy the objective is", _NUMBER, 1e-4)
-    beta: float = setting("how much the unknown is preferred to the known good", _NUMBER, 2.6)
+    alpha: float = setting("added to the kernel's diagonal: how noisy the objective is", number(0), 1e-4)
+    beta: float = setting("how much the unknown is preferred to the known good", number(0), 2.6)
 
     def validate(self, *, max_trials: int | None, epochs: int | None) -> None:
         super().validate(max_trials=max_trials, epochs=epochs)

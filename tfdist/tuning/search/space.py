@@ -8,6 +8,7 @@ nothing of gin and imports KerasTuner only to make its HyperParameters.
 from __future__ import annotations
 
 import dataclasses
+import graphlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -234,18 +235,8 @@ class Space:
         return statements(values)
 
     def hyperparameters(self) -> keras_tuner.HyperParameters:
-        """The parameters as KerasTuner's HyperParameters.
-
-        Raises:
-          UserError: KerasTuner is not installed.
-        """
-        try:
-            import keras_tuner
-        except ModuleNotFoundError as error:
-            if error.name != "keras_tuner":
-                raise
-            raise missing_extra("keras-tuner", "tuner", "--mode=tune") from error
-        made = keras_tuner.HyperParameters()
+        """The parameters as KerasTuner's HyperParameters; raises UserError where it is not installed."""
+        made = import_keras_tuner("--mode=tune").HyperParameters()
         made.merge([parameter.build(path, self._conditions(parameter)) for path, parameter in self._parameters.items()])
         made.merge(self._found)
         return made
@@ -298,7 +289,9 @@ class Space:
     def _model_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         if not self.may_grow:
             return {}
-        return {name: _to_python(value) for name, value in values.items() if name not in self._parameters}
+        own = {name: value for name, value in values.items() if name not in self._parameters}
+        # Python's own numbers for NumPy's, which some oracles give.
+        return {name: value.item() if hasattr(value, "item") else value for name, value in own.items()}
 
     def _parents_of(self, path: str) -> dict[str, Any]:
         """Values with which the parameter exists."""
@@ -306,6 +299,17 @@ class Space:
         for parent, allowed in self._parameters[path].under.items():
             values |= self._parents_of(parent) | {parent: allowed[0]}
         return values
+
+
+def import_keras_tuner(purpose: str) -> Any:
+    """Imports KerasTuner; raises UserError where it is not installed."""
+    try:
+        import keras_tuner
+    except ModuleNotFoundError as error:
+        if error.name != "keras_tuner":
+            raise
+        raise missing_extra("keras-tuner", "tuner", purpose) from error
+    return keras_tuner
 
 
 def statements(values: Mapping[str, Any]) -> list[str]:
@@ -328,11 +332,6 @@ def _is_literal(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_literal, [*value, *value.values()]))
     return value is None or (isinstance(value, bool | int | float | str) and value == value)
-
-
-def _to_python(value: Any) -> Any:
-    """Python's own number for NumPy's, which some oracles give."""
-    return value.item() if hasattr(value, "item") else value
 
 
 def _identify(entry: Mapping[str, Any]) -> str:
@@ -370,17 +369,10 @@ def _check_conditions(path: str, parameter: Parameter, parameters: Mapping[str, 
 
 
 def _parents_first(parameters: Mapping[str, Parameter]) -> list[str]:
-    """The paths in their order, but each behind those that it depends on."""
-    ordered: list[str] = []
-
-    def visit(path: str, below: tuple[str, ...]) -> None:
-        if path in below:
-            raise _error(path, f"it depends on itself: {' → '.join((*below, path))}.")
-        if path not in ordered:
-            for parent in parameters[path].under:
-                visit(parent, (*below, path))
-            ordered.append(path)
-
-    for path in parameters:
-        visit(path, ())
-    return ordered
+    """The paths, each behind those that it depends on."""
+    graph = {path: each.under for path, each in parameters.items()}
+    try:
+        return list(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        cycle = error.args[1]
+        raise _error(cycle[0], f"it depends on itself: {' → '.join(cycle)}.") from error
