@@ -160,10 +160,10 @@ def redact(text: str) -> str:
     return _CREDENTIALS.sub("***@", text)
 
 
-def format_first_line(error: BaseException) -> str:
+def format_first_line(error: BaseException | str) -> str:
     """The first line of an error's message, as a sentence."""
     text = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{text[0].rstrip('.')}."
+    return f"{text[0].strip().rstrip('.')}."
 
 
 def printable(text: str) -> str:

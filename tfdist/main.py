@@ -23,6 +23,7 @@ from tfdist import command_line, xla_cache
 from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import EXIT_INTERRUPTED, TfdistError, UserError, build_user_error, is_unicode, suggest
 from tfdist.requirements import REQUIREMENTS, check_tensorflow, missing_requirement
+from tfdist.telemetry import heartbeat
 from tfdist.telemetry.console.console import write_line
 from tfdist.training.run.request import ProfiledSteps
 
@@ -104,10 +105,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return exit_status_of(lambda: start(given))
     finally:
-        _report_leaving()
+        heartbeat.beat(heartbeat.LEAVING)
 
 
-def start(arguments: Sequence[str]) -> int | None:
+def start(arguments: Sequence[str]) -> None:
     """Runs the mode that is asked for."""
     given = parse(arguments)
     ignore_profile_signal()
@@ -117,21 +118,13 @@ def start(arguments: Sequence[str]) -> int | None:
             "--launcher=horovod --hosts_command=./hosts.sh --max_restarts=10 train EXPERIMENT.gin"
         )
     run(given)
-    return None
 
 
 def ignore_profile_signal() -> None:
     """Has the signal that asks for a profile end no process that does not train yet, or does something else."""
-    from tfdist.telemetry.heartbeat import PROFILE_SIGNAL
-
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(PROFILE_SIGNAL) == signal.SIG_DFL:
-        signal.signal(PROFILE_SIGNAL, signal.SIG_IGN)
-
-
-def _report_leaving() -> None:
-    from tfdist.telemetry import heartbeat
-
-    heartbeat.beat(heartbeat.LEAVING)
+    number = heartbeat.PROFILE_SIGNAL
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(number) == signal.SIG_DFL:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def parse(arguments: Sequence[str]) -> flags.FlagValues:
@@ -210,7 +203,6 @@ def run(given: flags.FlagValues) -> None:
     """
     from tfdist.config import loading
     from tfdist.storage import gcs
-    from tfdist.telemetry import heartbeat
     from tfdist.telemetry.account import time_account
 
     time_account.begin_with_process()

@@ -6,7 +6,6 @@ TensorFlow is not imported for what is on this machine.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 
 from tfdist import command_line
@@ -35,9 +34,9 @@ flags.DEFINE_bool(
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status_of(lambda: run(sys.argv[1:] if arguments is None else arguments), trusts_the_disk=False)
+    return exit_status_of(lambda: run(arguments), trusts_the_disk=False)
 
 
 def _show(text: str) -> None:

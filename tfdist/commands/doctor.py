@@ -56,9 +56,9 @@ flags.DEFINE_bool("largest_batch", False, "with --compile_for: also find the lar
 flags.DEFINE_bool("json", False, "print one JSON object instead of text", flag_values=FLAGS)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status_of(lambda: run(sys.argv[1:] if arguments is None else arguments))
+    return exit_status_of(lambda: run(arguments))
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -32,9 +31,9 @@ BEGINNINGS = ("TF_", "KERAS_", "XLA_", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32", "H
 SECRETS = re.compile("JWT|KEY|TOKEN|SECRET|PASS|CRED|AUTH", re.IGNORECASE)  # in the name of a variable
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status_of(lambda: run(sys.argv[1:] if arguments is None else arguments))
+    return exit_status_of(lambda: run(arguments))
 
 
 def run(arguments: Sequence[str]) -> None:

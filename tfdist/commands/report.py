@@ -5,7 +5,6 @@ Invariant: what a user did wrong ends with one message and exit status 2. Tensor
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from tfdist import command_line
@@ -28,9 +27,9 @@ flags.DEFINE_string("output", None, f"the page of several runs; {COMPARISON} by 
 flags.DEFINE_bool("list", False, "print a table of the runs below a directory", flag_values=FLAGS)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status_of(lambda: run(sys.argv[1:] if arguments is None else arguments), trusts_the_disk=False)
+    return exit_status_of(lambda: run(arguments), trusts_the_disk=False)
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -42,9 +41,9 @@ class Description:
     meaning: str
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status_of(lambda: run(sys.argv[1:] if arguments is None else arguments))
+    return exit_status_of(lambda: run(arguments))
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -46,10 +46,8 @@ class Reference:
     scope: Scope
     evaluate: bool
 
-    @property
-    def is_required(self) -> bool:
-        """Whether the reference is `%gin.REQUIRED`."""
-        return self.target == CONSTANT and self.scope == ("gin.REQUIRED",)
+
+REQUIRED = Reference(CONSTANT, ("gin.REQUIRED",), True)  # `%gin.REQUIRED`
 
 
 @dataclass(frozen=True)
@@ -93,11 +91,6 @@ def references(value: Any) -> list[Reference]:
     found: list[Reference] = []
     map_references(value, lambda reference: found.append(reference))
     return found
-
-
-def select_winners(settings: Iterable[Setting]) -> list[Setting]:
-    """The settings that no later one overrides."""
-    return list({setting.key: setting for setting in settings}.values())
 
 
 class Graph:
@@ -259,25 +252,19 @@ def check_complete(settings: Sequence[Setting], functions: Mapping[str, Function
         bound = {s.parameter for s in graph.settings_of(call) if s.target == call.target}
         missing = [name for name in functions[call.target].required_parameters if name not in bound]
         if missing:
-            error = explain_missing_values(functions[call.target].name, missing)
-            raise error if setting is None else setting.source.error(str(error))
+            names = [f"{functions[call.target].name}.{parameter}" for parameter in missing]
+            verb = "has no value" if len(names) == 1 else "have no values"
+            write = f"Write {names[0]} = … in a gin file or --gin_param={f'{names[0]} = …'!r}."
+            message = f"{', '.join(names)} {verb}. {write}"
+            raise UserError(message) if setting is None else setting.source.error(message)
     for call, _ in graph.walk([Call(root)]):
         for setting in graph.settings_of(call):
-            if any(reference.is_required for reference in references(setting.value)):
+            if REQUIRED in references(setting.value):
                 name = setting_name(setting, functions)
                 raise setting.source.error(
                     f"{name} must be set, and {functions[root].name} uses it. Write {name} = … in a gin file or "
                     f"--gin_param={f'{name} = …'!r}."
                 )
-
-
-def explain_missing_values(function: str, parameters: Sequence[str]) -> UserError:
-    """The error to raise where required parameters of a function have no value."""
-    names = [f"{function}.{parameter}" for parameter in parameters]
-    verb = "has no value" if len(names) == 1 else "have no values"
-    return UserError(
-        f"{', '.join(names)} {verb}. Write {names[0]} = … in a gin file or --gin_param={f'{names[0]} = …'!r}."
-    )
 
 
 def setting_name(setting: Setting, functions: Mapping[str, Function]) -> str:

@@ -344,7 +344,7 @@ class _Loader:
         functions = {target: _describe(c, name=names[target]) for target, c in self._configurables.items()}
         roots = {name: root.selector for name, root in self._roots.items()}
         graph.check_all_used(settings, functions, roots)
-        kept = graph.select_winners(settings)
+        kept = list({setting.key: setting for setting in settings}.values())  # those that no later one overrides
         in_force = Graph(kept, shadowing=True)
         graph.check_no_circle(in_force, functions, roots.values())
         graph.check_not_built_early(in_force, functions, roots.values())

@@ -48,7 +48,7 @@ class EventLog:
         console: Console,
         dispatch: Callable[[Fact], None] = lambda fact: None,
     ) -> None:
-        self._log = GuardedLog(run.worker_events(worker) if mode == "train" else run.mode_events(mode, worker))
+        self._log = GuardedLog(run.worker_events(worker, mode))
         self._worker = worker
         self._console = console
         self.dispatch = dispatch

@@ -162,7 +162,8 @@ class Summaries:
                 added.metadata.plugin_data.plugin_name = "scalars"
                 added.metadata.data_class = 1  # DATA_CLASS_SCALAR
         with self._writer(split).as_default():
-            tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step=_as_array(step))
+            # TensorFlow keeps a tensor for every Python number that it is given, for good; of arrays it keeps none.
+            tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step=np.array(step, np.int64))
 
     def close(self) -> None:
         """Leaves all stored; a later summary begins other files."""
@@ -201,11 +202,6 @@ class Summaries:
         if self._mirror is None:
             self._mirror = files.open_mirror(self._directory)
         return self._mirror.local
-
-
-def _as_array(step: int) -> np.ndarray:
-    """Returns a step as an array: TensorFlow keeps a tensor for every Python number that it is given, for good."""
-    return np.array(step, np.int64)
 
 
 def store_summaries(directory: str, name: str, summaries: Sequence[Any], *, time: float) -> None:

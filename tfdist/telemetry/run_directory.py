@@ -71,14 +71,10 @@ class RunDirectory:
         if self.checkpoint_dir is not None:
             check_writable(self.checkpoint_dir)
 
-    def worker_events(self, worker: int) -> str:
-        """The events of a worker of the training; the chief's are what all share."""
-        return files.join(self.path, f"events-worker-{worker}.jsonl") if worker else self.events
-
-    def mode_events(self, mode: str, worker: int) -> str:
-        """The events of a worker of another mode, which may run beside the training."""
-        name = f"events-{mode}" if worker == 0 else f"events-{mode}-worker-{worker}"
-        return files.join(self.path, f"{name}.jsonl")
+    def worker_events(self, worker: int, mode: str = "train") -> str:
+        """The events of a worker of a mode, several of which may run at once; the chief's are what all share."""
+        name = "events" if mode == "train" else f"events-{mode}"
+        return files.join(self.path, f"{name}-worker-{worker}.jsonl" if worker else f"{name}.jsonl")
 
     def all_events(self) -> list[str]:
         """The files of the events of a training's workers, the chief's first."""

@@ -10,7 +10,7 @@ import re
 
 import keras
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, format_first_line
 
 IN_THE_DATA = "Compute it in the data function, which the host runs."
 ADVICE = {  # by what the operation's name holds; the first that fits
@@ -51,12 +51,13 @@ def explain(text: str, model: keras.Model, topology: str) -> UserError:
             f"A TPU ({topology}) needs shapes that are known before it computes, and one{where} depends on values. "
             "Use a fixed shape and a mask."
         )
+    reason = format_first_line(text.strip() or "it gives no reason")
     if NO_ROOM in text:
         return NoRoomError(
-            f"The step does not fit into the memory of a core of {topology}: {_first_line(text)} Use a smaller "
+            f"The step does not fit into the memory of a core of {topology}: {reason} Use a smaller "
             "train.global_batch_size, more train.num_microbatches, train.precision = 'bfloat16', or a larger slice."
         )
-    return UserError(f"A TPU ({topology}) cannot run the step{where}: {_first_line(text)}")
+    return UserError(f"A TPU ({topology}) cannot run the step{where}: {reason}")
 
 
 def _list_layers(model: keras.Model) -> set[str]:
@@ -76,8 +77,3 @@ def _find_line(text: str) -> str:
     """The last line of the user's own code on the way there, as " (FILE:LINE)"."""
     own = [found for found in _LINE.findall(text) if "site-packages" not in found[0] and "/tfdist/" not in found[0]]
     return f" ({own[-1][0].rpartition('/')[2]}:{own[-1][1]})" if own else ""
-
-
-def _first_line(text: str) -> str:
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "it gives no reason")
-    return line if line.endswith(".") else f"{line}."

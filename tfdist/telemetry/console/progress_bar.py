@@ -17,19 +17,21 @@ import rich.progress
 from rich.progress import BarColumn, TextColumn
 from rich.text import Text
 
-from tfdist.telemetry.console.console import STYLES, Console, PlainConsole, outliving_terminal, wrap_lines, write_line
+from tfdist.telemetry.console.console import (
+    STYLES,
+    Console,
+    PlainConsole,
+    outliving_terminal,
+    terminal_width,
+    wrap_lines,
+    write_line,
+)
 from tfdist.telemetry.console.console_text import Progress, TrainingPlan, progress_line
 from tfdist.telemetry.facts import Level
 
 _REDRAWS_PER_SECOND, _REDRAWS_IN_NOTEBOOK = 5, 2
 _NOTEBOOK_BAR_WIDTH = 20  # columns
 _MIN_BAR_WIDTH = 10  # columns
-
-
-def can_move_cursor(stdout: TextIO) -> bool:
-    """Whether the terminal can draw a bar; TERM=dumb cannot."""
-    console = rich.console.Console(file=stdout)
-    return console.is_terminal and not console.is_dumb_terminal
 
 
 class ProgressBarConsole(PlainConsole):
@@ -129,4 +131,4 @@ def open_console(is_chief: bool, *, stdout: TextIO | None = None, stderr: TextIO
         return Console(stderr)
     if type(stdout).__module__.startswith("ipykernel"):
         return NotebookConsole(stdout, stderr)
-    return (ProgressBarConsole if stdout.isatty() and can_move_cursor(stdout) else PlainConsole)(stdout, stderr)
+    return (PlainConsole if terminal_width(stdout) is None else ProgressBarConsole)(stdout, stderr)
