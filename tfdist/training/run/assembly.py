@@ -56,6 +56,10 @@ from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.equality import check_agreement, check_same_batches
 
+NOT_WITH_OWN_STEPS = (
+    *("optimizer", "num_microbatches", "deterministic", "sharding", "xla", "swa_start", "reduce_precision"),
+    *("log_gradient_norm", "on_divergence"),
+)
 REASSOCIATING = ("arithmetic_optimization", "constant_folding")  # of TensorFlow's optimizers of graphs
 
 
@@ -97,9 +101,9 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     source = open_source(run, settings.train_data, "training")
     parts = parts_of(run.strategy, model, settings.optimizer, settings.task, source.structure, patches)
     task = parts[-1]
-    if isinstance(task, OwnSteps):
-        check_own_step_settings(settings)
     plan = settings.plan(source.num_examples, run.topology.num_replicas)
+    if isinstance(task, OwnSteps):
+        check_own_steps(settings, plan)
     check_same_batches(run.strategy, source, plan, "training")
     learner = build_learner(
         run.strategy,
@@ -130,20 +134,10 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     return Training(run, settings, source, learner, task, plan, settings.boundaries(plan.steps_per_epoch), patches)
 
 
-def check_own_step_settings(settings: TrainSettings) -> None:
+def check_own_steps(settings: TrainSettings, plan: BatchPlan) -> None:
     """Raises UserError for what the step of a model's own cannot be combined with: all of it in one message."""
-    wrong = {
-        "optimizer": settings.optimizer is not None,
-        "num_microbatches": settings.num_microbatches != 1,
-        "deterministic": settings.canonical_replicas is not None,
-        "sharding": settings.sharding is not None,
-        "xla": settings.xla not in (AUTO_XLA, UNCOMPILED),
-        "swa_start": settings.swa_start is not None,
-        "reduce_precision": settings.reduce_precision is not None,
-        "log_gradient_norm": settings.log_gradient_norm,
-        "on_divergence": settings.on_divergence is not None,
-    }
-    names = [f"train.{name} = {getattr(settings, name)!r}" for name, is_wrong in wrong.items() if is_wrong]
+    refused = filter(settings.asks_for, NOT_WITH_OWN_STEPS)
+    names = [f"train.{name} = {getattr(settings, name)!r}" for name in refused]
     if settings.strategy.name == "pipelined":
         names.append("train.strategy = @pipelined.Pipelined()")
     if names:
@@ -152,6 +146,7 @@ def check_own_step_settings(settings: TrainSettings) -> None:
             f"compile(). tfdist runs its steps as they are. Leave out: {', '.join(names)}. Or take the method out, and "
             "write the loss in compile(), or as train.task."
         )
+    refuse_padding(plan)
 
 
 def apply_rollbacks(training: Training, rollbacks: Rollbacks) -> Training:

@@ -11,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.pipeline import dispose
-from tfdist.tasks.own_methods import OwnSteps
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.sampler import list_local_devices
 from tfdist.telemetry.console.console_text import TrainingPlan
@@ -33,7 +32,6 @@ from tfdist.training.run.compiled import CallbackModel
 from tfdist.training.run.run import goodput_so_far
 from tfdist.training.run.validate_run import format_count
 from tfdist.training.step.normalization import batch_norm_layers
-from tfdist.training.step.own_step import refuse_padding
 from tfdist.training.watch.profiler import Profiler
 
 
@@ -57,8 +55,6 @@ class Trainer:
           PreemptedError, NotSavedError: the process was told to leave.
         """
         training, run, shards = self._training, self._training.run, self._training.learner.shards
-        if isinstance(training.task, OwnSteps):
-            refuse_padding(training.plan)
         step = assembly.build_step(training)
         evaluator = assembly.build_evaluator(training)
         with open_recovery(training) as opened:
