@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -89,43 +89,25 @@ class LocalGradients:
 
     def __call__(self, batch: dict[str, Any], *, counts: bool = True) -> Sums:
         """The sums over one local batch, as the pipeline gives it; in replica context. `counts`: metrics count it."""
-        if self.in_order:
-            return self._sum_as_tree(batch, counts=counts)
-        sums: Sums | None = None
-        for i in range(self._num_microbatches):
-            # One after the other, so that only one microbatch's activations are alive; or each at another stage.
-            before = [] if sums is None or self._strategy.stages else _tensors(sums[0])
-            with tf.control_dependencies(before):
-                part = _microbatch(batch, i, self._num_microbatches)
-            own = self._count_examples(part, self._pass(part), counts=counts)
-            sums = own if sums is None else _add_sums(sums, own)
-        assert sums is not None
-        return sums
-
-    def _sum_as_tree(self, batch: dict[str, Any], *, counts: bool) -> Sums:
-        """Returns the sums over a batch, the upper half of the microbatches added to the lower half, and so on."""
-        held: list[tuple[int, Sums]] = []
-        for part, found in self._side_by_side(batch) if self._meet else self._compute_in_turn(batch):
-            sums, level = self._count_examples(part, found, counts=counts), 0
-            while held and held[-1][0] == level:
-                sums, level = _add_sums(held.pop()[1], sums), level + 1
-            held.append((level, _dense(sums)))
-        ((_, sums),) = held
-        return sums
+        passes = self._side_by_side(batch) if self._meet else self._compute_in_turn(batch)
+        sums = (self._count_examples(part, found, counts=counts) for part, found in passes)
+        return _sum_as_tree(sums) if self.in_order else functools.reduce(_add_sums, sums)
 
     def _compute_in_turn(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
-        """Yields microbatches, each with its sums, one after the other in the order of `_order_by_halves`."""
-        generators = seed_generators(self._model)
+        """Yields microbatches, each with its sums, one after the other; those of a tree as `_order_by_halves` says."""
+        numbers = range(self._num_microbatches)
+        generators = seed_generators(self._model) if self.in_order else []
         seeds = [tf.identity(generator.state.value) for generator in generators]
         before: list[tf.Tensor] = []
-        for i in _order_by_halves(range(self._num_microbatches)):
+        for i in _order_by_halves(numbers) if self.in_order else numbers:
             with tf.control_dependencies(before):
                 part = _microbatch(batch, i, self._num_microbatches)
                 for generator, seed in zip(generators, seeds, strict=True):
                     generator.state.assign(seed)
-            with drawing_for(i, self._num_replicas):
+            with drawing_for(i, self._num_replicas) if self.in_order else contextlib.nullcontext():
                 found = self._pass(part)
-            before = _tensors(found[0])
+            # One after the other, so that only one microbatch's activations are alive; or each at another stage.
+            before = [] if self._strategy.stages else _tensors(found[0])
             yield part, found
 
     def _side_by_side(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
@@ -241,6 +223,18 @@ def quotients(sums: Objective) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         for name, value in some.items()
     }
     return loss, terms
+
+
+def _sum_as_tree(parts: Iterable[Sums]) -> Sums:
+    """Returns the sum over microbatches, the upper half of them added to the lower half, and so on."""
+    held: list[tuple[int, Sums]] = []
+    for sums in parts:
+        level = 0
+        while held and held[-1][0] == level:
+            sums, level = _add_sums(held.pop()[1], sums), level + 1
+        held.append((level, _dense(sums)))
+    ((_, total),) = held
+    return total
 
 
 def _num_examples(part: dict[str, Any]) -> tf.Tensor:

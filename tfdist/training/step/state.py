@@ -164,8 +164,8 @@ class TrainingState(_NamedVariables):
 
 def variables_by_name(learner: Learner) -> dict[str, keras.Variable]:
     """Returns what a run changes, its metrics aside: "model/dense/kernel", "optimizer/dense/kernel/momentum", …"""
-    named = model_variables(learner.model)
-    held = {} if learner.shards is None else learner.shards.list_stored(_split(learner, named))
+    named, shards = model_variables(learner.model), learner.shards
+    held = {} if shards is None else shards.list_stored({n: v for n, v in named.items() if shards.is_split(v)})
     slots = {v.path.replace("/", "_"): name.removeprefix(MODEL) for name, v in (named | held).items()}
     for prefix, optimizer in {"": learner.optimizer, **learner.other_optimizers}.items():
         start = f"{OPTIMIZER}{prefix}/" if prefix else OPTIMIZER
@@ -173,12 +173,6 @@ def variables_by_name(learner: Learner) -> dict[str, keras.Variable]:
         named |= dict(zip(_number_names(own), optimizer.variables, strict=True))
     scale = learner.loss_scale.variables if learner.loss_scale else []
     return named | {f"loss_scale/{v.name}": v for v in scale}
-
-
-def _split(learner: Learner, named: Mapping[str, keras.Variable]) -> dict[str, keras.Variable]:
-    """The variables of which each replica has a slice."""
-    shards = learner.shards
-    return {} if shards is None else {name: v for name, v in named.items() if shards.is_split(v)}
 
 
 def model_variables(model: keras.Model) -> dict[str, keras.Variable]:
