@@ -210,9 +210,10 @@ class Supervised(Task):
             return {name: [metric for metric, output in some if output == name] for _, name in some}
 
         losses = {name: unwrap_loss(loss) for name, loss in self._losses.items()}
+        weights = {name: float(self._coefficient(name)) for name in self._losses} if self._loss_weights else {}
         return {
             "loss": losses.get(ONLY_OUTPUT) if self._single else losses,
-            "loss_weights": self._compiled_weights(),
+            "loss_weights": weights.get(ONLY_OUTPUT) if self._single else weights or None,
             "metrics": by_output(unweighted=True),
             "weighted_metrics": by_output(unweighted=False),
         }
@@ -260,12 +261,6 @@ class Supervised(Task):
         if unknown:
             raise UserError(f"There are sample weights for {unknown}, but losses for {list(self._losses)} only.")
         return {name: _squeeze(given.get(name)) for name in self._names}
-
-    def _compiled_weights(self) -> Any:
-        if not self._loss_weights:
-            return None
-        by_name = {name: float(self._coefficient(name)) for name in self._losses}
-        return by_name.get(ONLY_OUTPUT) if self._single else by_name
 
     def _coefficient(self, name: str) -> float:
         return self._loss_weights.get(name, 1.0)

@@ -84,7 +84,7 @@ class Loop:
         self._rate_factor = training.rate_factor
         self._boundaries = training.boundaries
         self._recovery, self._start = opened.recovery, opened.start
-        self._saves_at_begin = settings.goes_back
+        self._saves_at_begin = settings.on_divergence is not None or settings.splits
         self._step = step
         self._xla_trial = xla_trial(training, step)
         self._iterator = iterator

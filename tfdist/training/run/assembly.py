@@ -101,9 +101,9 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     source = open_source(run, settings.train_data, "training")
     parts = parts_of(run.strategy, model, settings.optimizer, settings.task, source.structure, patches)
     task = parts[-1]
-    plan = settings.plan(source.num_examples, run.topology.num_replicas)
     if isinstance(task, OwnSteps):
-        check_own_steps(settings, plan)
+        check_own_step_settings(settings)
+    plan = settings.plan(source.num_examples, run.topology.num_replicas)
     check_same_batches(run.strategy, source, plan, "training")
     learner = build_learner(
         run.strategy,
@@ -118,14 +118,12 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     if learner.shards is None and not isinstance(task, OwnSteps):
         check_metric_sums(learner.model, task, source.structure, run.topology.num_replicas)
     bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables, patches)
-    if settings.canonical_replicas is None and not isinstance(
-        task, OwnSteps
-    ):  # whose parts are the same for any number of workers
+    in_order = settings.canonical_replicas is not None
+    if not in_order and not isinstance(task, OwnSteps):  # whose parts are the same for any number of workers
         plan = scale_microbatches(run, learner, plan)
         sizes = {"num_microbatches": plan.num_microbatches, "global_batch_size": plan.global_batch_size}
         if (note := microbatch_note(learner.model, **sizes)) is not None:
             run.note("microbatch_statistics", note)
-    in_order = settings.canonical_replicas is not None
     wanted = settings.synchronize_batch_norm
     synchronize(learner.model, run.strategy, patches, wanted=wanted, pads=settings.pads, in_parts=in_order)
     recompute_layers(learner.model, settings.recompute, patches)
@@ -134,7 +132,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     return Training(run, settings, source, learner, task, plan, settings.boundaries(plan.steps_per_epoch), patches)
 
 
-def check_own_steps(settings: TrainSettings, plan: BatchPlan) -> None:
+def check_own_step_settings(settings: TrainSettings) -> None:
     """Raises UserError for what the step of a model's own cannot be combined with: all of it in one message."""
     refused = filter(settings.asks_for, NOT_WITH_OWN_STEPS)
     names = [f"train.{name} = {getattr(settings, name)!r}" for name in refused]
@@ -146,7 +144,6 @@ def check_own_steps(settings: TrainSettings, plan: BatchPlan) -> None:
             f"compile(). tfdist runs its steps as they are. Leave out: {', '.join(names)}. Or take the method out, and "
             "write the loss in compile(), or as train.task."
         )
-    refuse_padding(plan)
 
 
 def apply_rollbacks(training: Training, rollbacks: Rollbacks) -> Training:
@@ -202,7 +199,7 @@ def check_reported(
     settings: TrainSettings, metrics: MetricGroup, task: Task, optimizer: keras.optimizers.Optimizer
 ) -> None:
     """Raises UserError where the settings or a callback name a metric that the training will not report."""
-    reported = reported_by(metrics, task, evaluates=settings.evaluates)
+    reported = reported_by(metrics, task, evaluates=settings.eval_data is not None)
     reported.check(OBJECTIVE, settings.must_report)
     check_monitors(settings.callbacks, reported, optimizer)
     check_keep_best(settings.policy, reported)

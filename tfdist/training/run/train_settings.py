@@ -72,10 +72,6 @@ def _are_names(value: object) -> bool:
         return False
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2 and is_text(value[0]) and _are_names(value[1])
-
-
 LENGTH = Check("a length, '0.75 of run'", is_length)
 RECOMPUTE = Check(
     "a list of patterns, ['block_*'], or 'auto'",
@@ -93,7 +89,10 @@ DETERMINISTIC = Check(
 )
 START = Check(
     "a run directory, a checkpoint in it, or a .keras file; or a pair, ('runs/a', {'encoder/(.*)': 'backbone/\\\\1'})",
-    lambda value: is_text(value) or _is_pair(value),
+    lambda value: (
+        is_text(value)
+        or (isinstance(value, (list, tuple)) and len(value) == 2 and is_text(value[0]) and _are_names(value[1]))
+    ),
 )
 WEIGHTS = Check(
     "'best', 'last', a step such as 1200, the directory of a checkpoint or of a run, or a .keras file",
@@ -329,16 +328,6 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
     def splits(self) -> bool:
         """Whether batches are cut into more microbatches where memory runs out."""
         return self.num_microbatches == BATCHES_AUTO
-
-    @property
-    def goes_back(self) -> bool:
-        """Whether the run trains on from a checkpoint where a step has failed."""
-        return self.on_divergence is not None or self.splits
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether there is evaluation data."""
-        return self.eval_data is not None
 
     @property
     def pads(self) -> bool:

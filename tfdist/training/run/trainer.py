@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.pipeline import dispose
+from tfdist.tasks.own_methods import OwnSteps
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.sampler import list_local_devices
 from tfdist.telemetry.console.console_text import TrainingPlan
@@ -32,6 +33,7 @@ from tfdist.training.run.compiled import CallbackModel
 from tfdist.training.run.run import goodput_so_far
 from tfdist.training.run.validate_run import format_count
 from tfdist.training.step.normalization import batch_norm_layers
+from tfdist.training.step.own_step import refuse_padding
 from tfdist.training.watch.profiler import Profiler
 
 
@@ -55,6 +57,8 @@ class Trainer:
           PreemptedError, NotSavedError: the process was told to leave.
         """
         training, run, shards = self._training, self._training.run, self._training.learner.shards
+        if isinstance(training.task, OwnSteps):
+            refuse_padding(training.plan)
         step = assembly.build_step(training)
         evaluator = assembly.build_evaluator(training)
         with open_recovery(training) as opened:
@@ -87,7 +91,9 @@ class Trainer:
         if evaluator is not None:
             evaluator.close()
         if outcome.paused:
-            self._log_pause(outcome)
+            run.stream.status = PAUSED
+            message = f"saved at step {outcome.step:,}, as train.stop_after_epochs asks; {run.directory.path}"
+            run.events.info("run_paused", step=outcome.step, message=message)
             return None
         return self._conclude(opened, outcome, stopped_by, seconds, exported)
 
@@ -144,12 +150,6 @@ class Trainer:
             best=outcome.best,
         )
         return names[0] if len(names) == 1 else None
-
-    def _log_pause(self, outcome: Outcome) -> None:
-        run = self._training.run
-        run.stream.status = PAUSED
-        message = f"saved at step {outcome.step:,}, as train.stop_after_epochs asks; {run.directory.path}"
-        run.events.info("run_paused", step=outcome.step, message=message)
 
     def _log_weightless_steps(self, outcome: Outcome) -> None:
         """Says, and leaves for result.json, how many steps changed nothing, as nothing had any weight."""

@@ -41,7 +41,7 @@ from tfdist.training.step.gradients import explain_errors, forward, quotients
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import microbatch_note
 from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
-from tfdist.training.step.own_step import LARGEST_DIFFERENCE, compare_halves, trace_step
+from tfdist.training.step.own_step import LARGEST_DIFFERENCE, compare_halves, refuse_padding, trace_step
 from tfdist.training.step.precision import as_tf_function, set_precision
 
 Tell = Callable[[str], None]
@@ -64,7 +64,8 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
             batches["evaluation"] = _report_evaluation(tell, held, batch_size, replicas)
     model, optimizer, task = parts_of(None, model, settings.optimizer, settings.task, source.structure)
     if isinstance(task, OwnSteps):
-        assembly.check_own_steps(settings, training)
+        assembly.check_own_step_settings(settings)
+        refuse_padding(training)
         _check_own_steps(model(), {split: each.structure for split, each in splits.items()}, batches["training"], tell)
         return
     built = build_model(model, task, source.structure)

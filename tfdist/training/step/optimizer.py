@@ -244,7 +244,10 @@ class Update:
         """Puts the averages in the place of the weights."""
 
         def on_replica() -> None:
-            for variable, average in _average_weights(optimizer):
+            averages = optimizer._model_variables_moving_average
+            for variable, average in zip(optimizer._trainable_variables, averages, strict=True):
+                if average is None:  # of a variable that is overwritten with its gradient
+                    continue
                 variable.value.assign(tf.convert_to_tensor(average.value))
                 if variable.constraint is not None:
                     variable.assign(variable.constraint(variable))
@@ -309,9 +312,3 @@ def _momentum_of_mean(step: tf.Tensor, start: int) -> tf.Tensor:
     """The momentum by which an average is the mean of all weights since `start`."""
     averaged = tf.maximum(tf.cast(step, tf.float32) - start, 0.0)
     return averaged / (averaged + 1.0)
-
-
-def _average_weights(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
-    """The variables and their moving averages; a variable that is overwritten with its gradient has none."""
-    pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
-    return [(variable, average) for variable, average in pairs if average is not None]
