@@ -49,30 +49,25 @@ class LayerwiseDecay:
     """Rates that fall from the last layers to the first by a factor a layer (Clark et al., ELECTRA, 2020).
 
     Attributes:
-      layers: regular expressions from the first layer to the last; or one with a group that holds the layer's number,
-        such as r'block_(\\d+)/'. What none matches keeps its rate.
+      layers: a regular expression with a group that holds the layer's number, such as r'block_(\\d+)/'; an empty one
+        is 0, as of 'dense' before 'dense_1'. What it does not match keeps its rate.
       factor: of each layer's rate to that of the next.
     """
 
-    layers: Sequence[str] | str
+    layers: str
     factor: float = 0.8
 
     def __post_init__(self) -> None:
-        for each in [self.layers] if isinstance(self.layers, str) else self.layers:
-            _compile_pattern("LayerwiseDecay.layers", each)
-        if isinstance(self.layers, str) and _compile_pattern("LayerwiseDecay.layers", self.layers).groups != 1:
+        if _compile_pattern("LayerwiseDecay.layers", self.layers).groups != 1:
             raise UserError(
                 f"LayerwiseDecay.layers is {self.layers!r}; write one group that holds the layer's number, such as "
-                r"r'block_(\d+)/', or a list of patterns."
+                r"r'block_(\d+)/'."
             )
         number(0, 1)("LayerwiseDecay.factor", self.factor)
 
     def rates(self, paths: Sequence[str]) -> list[float]:
         """The factor of each path's rate."""
-        if isinstance(self.layers, str):
-            numbers = [int(found[1]) if (found := re.search(self.layers, path)) else None for path in paths]
-        else:
-            numbers = [next((i for i, p in enumerate(self.layers) if re.search(p, path)), None) for path in paths]
+        numbers = [int(found[1] or 0) if (found := re.search(self.layers, path)) else None for path in paths]
         last = max((number for number in numbers if number is not None), default=0)
         return [1.0 if number is None else self.factor ** (last - number) for number in numbers]
 
@@ -142,9 +137,7 @@ class Grouped:
             _check_matches("Group.pattern", group.pattern, paths)
         rates = [1.0] * len(paths)
         if self._layerwise is not None:
-            layers = self._layerwise.layers
-            for each in [layers] if isinstance(layers, str) else layers:
-                _check_matches("LayerwiseDecay.layers", each, paths)
+            _check_matches("LayerwiseDecay.layers", self._layerwise.layers, paths)
             rates = self._layerwise.rates(paths)
         found = [next((g for g in self._groups if re.search(g.pattern, path)), Group("")) for path in paths]
         own = [_find_index(variable.path, paths) for variable in optimizer._trainable_variables]

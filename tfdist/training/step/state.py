@@ -103,7 +103,8 @@ class TrainingState(_NamedVariables):
         self._here = set(map(whole_name, self._variables))
         self._metric_names = _number_names(f"metrics/{_plain(v.path)}" for v in self._metrics.variables)
         differ = strategy.keeps_statistics_apart and strategy.topology.num_workers > 1
-        self._averaged = _float_names(self._variables, learner.model) if differ else []
+        moving = {id(v) for v in moving_variables(learner.model)} if differ else set()
+        self._averaged = [n for n, v in self._variables.items() if id(v) in moving and "float" in str(v.dtype)]
         self._read_metrics = as_tf_function(
             lambda: strategy.first_local(strategy.run(self._metrics.states, args=(strategy,)))
         )
@@ -191,15 +192,14 @@ def model_variables(model: keras.Model) -> dict[str, keras.Variable]:
 
 def _stable_layer_names(model: keras.Model) -> dict[str, str]:
     """For each name that Keras made, one that is numbered through this model alone."""
-    layers = [layer for layer in model._flatten_layers() if _was_named_by_keras(layer)]
+    layers = [  # whose names are those of their classes, and perhaps a number
+        layer
+        for layer in model._flatten_layers()
+        if _plain(layer.name).replace("_", "") == type(layer).__name__.replace("_", "").lower()
+    ]
     found = dict(zip((la.name for la in layers), _number_repeats(_plain(la.name) for la in layers), strict=True))
     generators = [generator.name for generator in seed_generators(model)]
     return found | dict(zip(generators, _number_repeats("seed_generator" for _ in generators), strict=True))
-
-
-def _was_named_by_keras(layer: keras.Layer) -> bool:
-    """Returns whether the layer's name is that of its class, and perhaps a number."""
-    return _plain(layer.name).replace("_", "") == type(layer).__name__.replace("_", "").lower()
 
 
 def _slot_name(variable: keras.Variable, slots: Mapping[str, str]) -> str:
@@ -215,11 +215,6 @@ def _slots(learner: Learner) -> set[int]:
     own = variables if learner.shards is None else [*variables, *learner.shards.list_own(variables)]
     starts = tuple(f"{v.path.replace('/', '_')}_" for v in own)
     return {id(v) for v in learner.optimizer.variables if v.path.rpartition("/")[2].startswith(starts)}
-
-
-def _float_names(variables: Mapping[str, keras.Variable], model: keras.Model) -> list[str]:
-    moving = {id(v) for v in moving_variables(model)}
-    return [name for name, v in variables.items() if id(v) in moving and "float" in str(v.dtype)]
 
 
 def _plain(path: str) -> str:
