@@ -187,7 +187,7 @@ def forward(
     with example_weights(part.get("shares")), explain_errors(examples, (TypeError, ValueError)):
         terms, outputs = task.terms(model, examples, training=training)
     added, penalties = layer_losses(model)
-    return reduce_terms(
+    objective = reduce_terms(
         terms,
         count=_num_examples(part),
         shares=part.get("shares"),
@@ -195,8 +195,8 @@ def forward(
         batch_size=batch_size,
         penalties=penalties,
         added=added,
-        outputs=outputs,
     )
+    return objective._replace(outputs=outputs)
 
 
 @contextlib.contextmanager
