@@ -27,7 +27,7 @@ from tfdist.tasks.supervised import Supervised
 from tfdist.training.loop.boundaries import Pace, Vote
 from tfdist.training.loop.learner import build_learner
 from tfdist.training.run.assembly import keep_arithmetic
-from tfdist.training.run.tuned import COMPILED, UNCOMPILED, MeasuredCall, XlaTrial, xla_variants
+from tfdist.training.run.tuned import COMPILED, UNCOMPILED, XlaTrial, xla_variants
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.own_step import OwnTrainStep, find_whole_rows
 from tfdist.training.step.state import Learner
@@ -158,7 +158,7 @@ def choose_step(
     while not trial.is_over:
         seconds = time_call(train, step, pace.steps_per_call)
         pace.observe(pace.steps_per_call, seconds)
-        step = trial.observe(MeasuredCall(0, pace.steps_per_call, seconds))
+        step = trial.observe(0, pace.steps_per_call, seconds)
     return step
 
 

@@ -286,7 +286,7 @@ def two_optimizers() -> keras.optimizers.Optimizer:
 def grouped_adamw() -> keras.optimizers.Optimizer:
     """No decay of biases, a slow first layer, and a last one that begins later."""
     plain = Group("bias$", decays=False), Group("dense_1/", frozen_for="0.5 epochs")
-    layerwise = LayerwiseDecay(["dense/", "dense_1/"], 0.5)
+    layerwise = LayerwiseDecay(r"dense_?(\d*)/", 0.5)
     rate = schedules.ForBatch(schedules.CosineDecay(3e-3, "1 of run"), 64)
     return Grouped(lambda: keras.optimizers.AdamW(rate, weight_decay=0.1), plain, layerwise)()
 

@@ -138,7 +138,7 @@ def weight_of(values: list[float], **changes: Any) -> list[float]:
     given = {"count": tf.constant(2.0), "shares": None, "num_parts": 1, "batch_size": 2, "penalties": [], "added": []}
     added = changes.pop("added", [])
     terms = {"loss": Term(tf.constant(values), **{name: tf.constant(value) for name, value in changes.items()})}
-    return [float(w) for w in reduce_terms(terms, **given | {"added": added, "outputs": None}).weight]
+    return [float(w) for w in reduce_terms(terms, **given | {"added": added}).weight]
 
 
 @pytest.mark.slow

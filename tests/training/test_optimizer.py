@@ -31,12 +31,6 @@ def test_keras_still_has_the_private_method_that_is_replaced() -> None:
     assert [float(g) for g, _ in pairs] == [2.0]
 
 
-def test_a_keras_without_it_is_refused_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("keras.src.backend.tensorflow.optimizer.TFOptimizer._all_reduce_sum_gradients")
-    with pytest.raises(RuntimeError, match="gradients would be summed twice"):
-        build_optimizer(keras.optimizers.SGD, dense_model(), Patches())
-
-
 def test_from_train_to_the_update_are_nine_calls(tmp_path: pathlib.Path) -> None:
     """Who reads the code from `experiment.train` on meets so many functions; a change that adds one has a reason."""
     calls: list[str] = []

@@ -156,7 +156,7 @@ def test_each_replica_holds_its_share() -> None:
         ({"deterministic": 4, "train_data": lambda: digits(447)}, "needs batches in 4 equal parts, and the last batch"),
         (
             {"deterministic": 4, "drop_remainder": True, "num_microbatches": 2},
-            "whatever the number of replicas; leave train.num_microbatches out",
+            "train.num_microbatches = 2 does not work with train.deterministic = 4. Leave one of the two out",
         ),
         ({"deterministic": 4, "drop_remainder": True, "model": counting_model}, "along. Take such a layer out"),
         (

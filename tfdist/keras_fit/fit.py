@@ -41,10 +41,11 @@ from tfdist.storage import files
 from tfdist.strategies.auto import choose_strategy, wrap_strategy
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.losses import check_one_class
-from tfdist.tasks.own_methods import has_own_steps, overrides
+from tfdist.tasks.own_methods import overrides
 from tfdist.telemetry.console.console import Console, write_line
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import CallbackError, find_backup
+from tfdist.training.run.compiled import uses_own_steps
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import reporting_failures
 from tfdist.training.run.train_settings import TrainSettings
@@ -172,7 +173,7 @@ def fit(
             **({"precision": precision_of(model)} | ({} if resumes else {"checkpoint": "off"}) | settings),
         )
         _train(model, trained, kept, known_by, console_for(verbose if shows else 0), initial_epoch)
-        if not has_own_steps(model):
+        if not uses_own_steps(model):
             build_compiled(model, data.source.structure)
         remember_optimizer_config(model, known_by)
     return history

@@ -49,30 +49,25 @@ class LayerwiseDecay:
     """Rates that fall from the last layers to the first by a factor a layer (Clark et al., ELECTRA, 2020).
 
     Attributes:
-      layers: regular expressions from the first layer to the last; or one with a group that holds the layer's number,
-        such as r'block_(\\d+)/'. What none matches keeps its rate.
+      layers: a regular expression with a group that holds the layer's number, such as r'block_(\\d+)/'; an empty one
+        is 0, as of 'dense' before 'dense_1'. What it does not match keeps its rate.
       factor: of each layer's rate to that of the next.
     """
 
-    layers: Sequence[str] | str
+    layers: str
     factor: float = 0.8
 
     def __post_init__(self) -> None:
-        for each in [self.layers] if isinstance(self.layers, str) else self.layers:
-            _compile_pattern("LayerwiseDecay.layers", each)
-        if isinstance(self.layers, str) and _compile_pattern("LayerwiseDecay.layers", self.layers).groups != 1:
+        if _compile_pattern("LayerwiseDecay.layers", self.layers).groups != 1:
             raise UserError(
                 f"LayerwiseDecay.layers is {self.layers!r}; write one group that holds the layer's number, such as "
-                r"r'block_(\d+)/', or a list of patterns."
+                r"r'block_(\d+)/'."
             )
         number(0, 1)("LayerwiseDecay.factor", self.factor)
 
     def rates(self, paths: Sequence[str]) -> list[float]:
         """The factor of each path's rate."""
-        if isinstance(self.layers, str):
-            numbers = [int(found[1]) if (found := re.search(self.layers, path)) else None for path in paths]
-        else:
-            numbers = [next((i for i, p in enumerate(self.layers) if re.search(p, path)), None) for path in paths]
+        numbers = [int(found[1] or 0) if (found := re.search(self.layers, path)) else None for path in paths]
         last = max((number for number in numbers if number is not None), default=0)
         return [1.0 if number is None else self.factor ** (last - number) for number in numbers]
 
@@ -116,31 +111,20 @@ class Grouped:
             raise UserError(
                 "Grouped.optimizer gives a MultiOptimizer, which has groups of its own. Give one optimizer."
             )
-        setattr(optimizer, GROUPS, GroupedUpdates(optimizer, self._groups, self._layerwise))
+        setattr(optimizer, GROUPS, self)
         return optimizer
 
-
-class GroupedUpdates:
-    """The groups of an optimizer, which its updates consult.
-
-    Args:
-      optimizer: any but a MultiOptimizer.
-      groups, layerwise: as `Grouped` has them.
-    """
-
-    def __init__(
-        self, optimizer: keras.optimizers.Optimizer, groups: Sequence[Group], layerwise: LayerwiseDecay | None
+    def bind(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        run: RunLength,
+        variables: Sequence[keras.Variable],
+        patches: Patches,
     ) -> None:
-        self._optimizer, self._groups, self._layerwise = optimizer, groups, layerwise
-        self._step = optimizer.update_step
-        self._rates: list[float] = []
-        self._decays: list[bool] = []
-        self._frozen_steps: list[int] = []
-
-    def bind(self, run: RunLength, variables: Sequence[keras.Variable], patches: Patches) -> None:
-        """Finds the group of each variable of the optimizer, which is built; again for another run.
+        """Has an optimizer update each variable as its group says.
 
         Args:
+          optimizer: of this builder, built.
           run: how long frozen variables are frozen.
           variables: all that are trained, of which the optimizer may have a share.
           patches: of the run.
@@ -153,28 +137,24 @@ class GroupedUpdates:
             _check_matches("Group.pattern", group.pattern, paths)
         rates = [1.0] * len(paths)
         if self._layerwise is not None:
-            layers = self._layerwise.layers
-            for each in [layers] if isinstance(layers, str) else layers:
-                _check_matches("LayerwiseDecay.layers", each, paths)
+            _check_matches("LayerwiseDecay.layers", self._layerwise.layers, paths)
             rates = self._layerwise.rates(paths)
         found = [next((g for g in self._groups if re.search(g.pattern, path)), Group("")) for path in paths]
-        own = [_find_index(variable.path, paths) for variable in self._optimizer._trainable_variables]
-        self._rates = [rates[i] * found[i].rate for i in own]
-        self._decays = [found[i].decays for i in own]
-        self._frozen_steps = [parse_length("Group.frozen_for", found[i].frozen_for).steps(run) for i in own]
-        # The update decays, by each variable's own rate.
-        patches.replace(self._optimizer, update_step=self._update, _apply_weight_decay=lambda variables: None)
+        own = [_find_index(variable.path, paths) for variable in optimizer._trainable_variables]
+        inner = optimizer.update_step
 
-    def _update(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """The optimizer's own update of one variable, with the rate of its group."""
-        optimizer = self._optimizer
-        index = optimizer._get_variable_index(variable)
-        rate = ops.cast(learning_rate, variable.dtype) * self._rates[index]
-        if self._frozen_steps[index]:
-            rate = ops.where(optimizer.iterations < self._frozen_steps[index], ops.zeros_like(rate), rate)
-        if optimizer.weight_decay is not None and self._decays[index] and optimizer._use_weight_decay(variable):
-            optimizer.assign_sub(variable, variable * ops.cast(optimizer.weight_decay, variable.dtype) * rate)
-        self._step(gradient, variable, rate)
+        def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+            index = own[optimizer._get_variable_index(variable)]
+            group = found[index]
+            rate = ops.cast(learning_rate, variable.dtype) * (rates[index] * group.rate)
+            if frozen_steps := parse_length("Group.frozen_for", group.frozen_for).steps(run):
+                rate = ops.where(optimizer.iterations < frozen_steps, ops.zeros_like(rate), rate)
+            if optimizer.weight_decay is not None and group.decays and optimizer._use_weight_decay(variable):
+                optimizer.assign_sub(variable, variable * ops.cast(optimizer.weight_decay, variable.dtype) * rate)
+            inner(gradient, variable, rate)
+
+        # The update decays, by each variable's own rate.
+        patches.replace(optimizer, update_step=update_step, _apply_weight_decay=lambda variables: None)
 
 
 def _find_index(path: str, paths: Sequence[str]) -> int:

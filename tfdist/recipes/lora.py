@@ -73,11 +73,11 @@ def adapted(
 
 def read_adapter(model: keras.Model) -> dict[str, np.ndarray]:
     """The adapters' values by their variables' paths; empty where nothing is adapted."""
-    return {
-        v.path: keras.ops.convert_to_numpy(v.value)
-        for v in model.trainable_variables
-        if LORA in v.path.rpartition("/")[2]
-    }
+    return {path: keras.ops.convert_to_numpy(v.value) for path, v in _list_adapter_variables(model).items()}
+
+
+def _list_adapter_variables(model: keras.Model) -> dict[str, keras.Variable]:
+    return {v.path: v for v in model.trainable_variables if LORA in v.path.rpartition("/")[2]}
 
 
 @contextlib.contextmanager
@@ -88,9 +88,8 @@ def restore_adapters(model: keras.Model) -> Iterator[None]:
     """
     before = read_adapter(model)
     yield
-    own = {v.path: v for v in model.trainable_variables}
-    for path, value in before.items():
-        own[path].assign(value)
+    for path, variable in _list_adapter_variables(model).items():
+        variable.assign(before[path])
 
 
 def adapter_bytes(adapter: Mapping[str, np.ndarray]) -> bytes:
@@ -109,7 +108,7 @@ def load_adapter(model: keras.Model, content: bytes) -> None:
     """
     with np.load(io.BytesIO(content)) as held:
         arrays = {name: held[name] for name in held.files}
-    own = {v.path: v for v in model.trainable_variables if LORA in v.path.rpartition("/")[2]}
+    own = _list_adapter_variables(model)
     if set(own) != set(arrays):
         raise UserError(f"The adapter has {sorted(arrays)}, and the model {sorted(own)}. Build it as in its training.")
     for name, variable in own.items():

@@ -2,16 +2,13 @@
 
 `tf.recompute_grad` draws another dropout mask the second time and moves batch statistics twice. Here a layer's call
 becomes a function of its inputs, its weights, and the values that its seeds and statistics had: what these become is
-assigned once, and the second pass computes with the same values as the first. What dropout has drawn is kept, a byte
-for each number: to draw it again took a third of the time that a transformer's second pass takes. Invariant: a training
-takes the same steps, in less memory and more time. (Chen et al., "Training Deep Nets with Sublinear Memory Cost",
-2016.)
+assigned once, and the second pass computes with the same values as the first. Invariant: a training takes the same
+steps, in less memory and more time. (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.)
 """
 
 from __future__ import annotations
 
 import fnmatch
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +20,6 @@ from tfdist.errors import UserError, suggest
 from tfdist.keras_patches.patches import Patches
 
 AUTO = "auto"
-_computing = threading.local()  # replicas are traced by threads; `call` is the layer's that is being computed
 
 
 def choose_layers(model: keras.Model, patterns: Sequence[str] | str) -> list[keras.layers.Layer]:
@@ -74,12 +70,7 @@ def match_layers(
 
 def recompute_layers(model: keras.Model, patterns: Sequence[str] | str | None, patches: Patches) -> None:
     """Has the chosen layers computed again in backward passes that are traced from now on; None chooses none."""
-    layers = [] if patterns is None else choose_layers(model, patterns)
-    inside = [each for layer in layers for each in layer._flatten_layers(include_self=False)]
-    dropouts = [each for each in {id(each): each for each in inside}.values() if type(each) is keras.layers.Dropout]
-    for dropout in dropouts:
-        patches.replace(dropout, call=_wrap_dropout_call(dropout, dropout.call))
-    for layer in layers:
+    for layer in [] if patterns is None else choose_layers(model, patterns):
         patches.replace(layer, call=_wrap_layer_call(layer, layer.call))
 
 
@@ -89,19 +80,6 @@ def _wrap_layer_call(layer: keras.layers.Layer, inner: Callable[..., Any]) -> Ca
         if kwargs.get("training") is False or any(isinstance(each, keras.KerasTensor) for each in given):
             return inner(*args, **kwargs)
         return RecomputedCall(layer, inner, args, kwargs)()
-
-    return call
-
-
-def _wrap_dropout_call(dropout: keras.layers.Dropout, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Dropout as Keras computes it, with what is left out kept from the first pass for the second."""
-
-    def call(inputs: Any, training: bool = False) -> Any:
-        current, rate = getattr(_computing, "call", None), dropout.rate
-        if current is None or not training or not isinstance(rate, float | int) or not rate:
-            return inner(inputs, training=training)
-        kept = current.draw_once(lambda: inner(tf.ones_like(inputs), training=True) > 0)
-        return tf.where(kept, inputs * tf.constant(1 / (1 - rate), inputs.dtype), tf.zeros([], inputs.dtype))
 
     return call
 
@@ -125,10 +103,9 @@ class RecomputedCall:
         self._before = [tf.identity(v.value) for v in self._kept]
         self._outputs: Any = None
         self._after: list[Any] = []
-        self._drawn: list[tf.Tensor] = []
         scope = get_autocast_scope()
         self._autocasts_to = None if scope is None else scope.dtype  # in the second pass, too
-        self._next: int | None = None  # of these, in the second pass
+        self.is_second_pass = False
 
     def read_weights(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """Reads the tensors by which gradients are taken, for each variable that is trained."""
@@ -138,14 +115,6 @@ class RecomputedCall:
         """The weights, of what `read_weights` gave; in both passes, once the inputs are there."""
         del inputs
         return values
-
-    def draw_once(self, draw: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Draws in the first pass; returns the same in the second."""
-        if self._next is None:
-            self._drawn.append(draw())
-            return self._drawn[-1]
-        self._next += 1
-        return self._drawn[self._next - 1]
 
     def __call__(self) -> Any:
         weights = self.read_weights(self.trained)
@@ -175,14 +144,9 @@ class RecomputedCall:
             given[index] = value
         args, kwargs = tf.nest.pack_sequence_as(self._nest, given)
         mapping = [*zip(self.trained, weights, strict=True), *zip(self._kept, self._before, strict=True)]
-        outer = getattr(_computing, "call", None)
-        _computing.call = self
-        try:
-            stateless = keras.StatelessScope(state_mapping=mapping, collect_losses=True)
-            with AutocastScope(self._autocasts_to), stateless as scope:
-                outputs = self._inner(*args, **kwargs)
-        finally:
-            _computing.call = outer
+        stateless = keras.StatelessScope(state_mapping=mapping, collect_losses=True)
+        with AutocastScope(self._autocasts_to), stateless as scope:
+            outputs = self._inner(*args, **kwargs)
         if scope.losses:
             raise UserError(
                 f"The layer {self._layer.name!r} adds to the loss (add_loss, or an activity regularizer), which "
@@ -204,7 +168,7 @@ class RecomputedCall:
         again = [*late, *map(tf.identity, values[num_late:])]
         with tf.GradientTape() as tape:
             tape.watch(again)
-            self._next = 0
+            self.is_second_pass = True
             outputs, _ = self._compute(again)
         found = tape.gradient(tf.nest.flatten(outputs), again, output_gradients=list(gradients))
         found = [tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in found]

@@ -66,17 +66,15 @@ class Distillation(Supervised):
     def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term | WholeTerm], Any]:
         """The terms of the targets, and of the teacher's outputs."""
         assert self._teacher is not None
-        if training and self._class_weight is not None:
-            examples = self._weigh_by_class(examples)
-        x = self.inputs(examples)
-        teacher_outputs = tf.stop_gradient(only(self._teacher(x, training=False)))
-        given = only(model(x, training=training))
-        hard = self._build_terms(examples, {ONLY_OUTPUT: given})[ONLY_OUTPUT]
-        divergence, weights = self._divergence(teacher_outputs, given), self._weights(examples)[ONLY_OUTPUT]
+        teacher_outputs = tf.stop_gradient(only(self._teacher(self.inputs(examples), training=False)))
+        examples, outputs = self._call_model(model, examples, training=training)
+        hard = self._build_terms(examples, outputs)[ONLY_OUTPUT]
+        divergence = self._divergence(teacher_outputs, outputs[ONLY_OUTPUT])
+        weights = self._weights(examples)[ONLY_OUTPUT]
         return {
             HARD: scale_term(hard, 1 - self._soft),
             SOFT: Term(divergence, weights, self._soft, "sum_over_batch_size"),
-        }, self._collect_predictions(given, model)
+        }, self._collect_predictions(outputs)
 
     def term_names(self) -> Sequence[str]:
         return HARD, SOFT

@@ -90,9 +90,11 @@ def compute_losses(
     return values, own if given is None else given
 
 
-def takes_class_numbers(loss: keras.losses.Loss) -> bool:
+def takes_class_numbers(loss: Any) -> bool:
     """True for Keras's sparse categorical crossentropy: an object, the name, or the function."""
-    return getattr(loss, "fn", None) is keras.losses.sparse_categorical_crossentropy
+    if isinstance(loss, str) and "sparse" in loss.lower():
+        loss = keras.losses.get(loss)
+    return getattr(loss, "fn", loss) is keras.losses.sparse_categorical_crossentropy
 
 
 def describe_mismatch(loss: keras.losses.Loss, outputs: np.ndarray) -> str | None:
@@ -193,11 +195,8 @@ def check_one_class(loss: Any, labels: Any) -> None:
       loss: a Keras loss, a function or a name.
       labels: a tensor or its `TensorSpec`.
     """
-    if isinstance(loss, str) and "sparse" in loss.lower():
-        loss = keras.losses.get(loss)
-    function = getattr(loss, "fn", loss)
     shape = getattr(labels, "shape", tf.TensorShape(None))
-    if function is keras.losses.sparse_categorical_crossentropy and shape.rank == 2 and shape[-1] != 1:
+    if takes_class_numbers(loss) and shape.rank == 2 and shape[-1] != 1:
         raise UserError(
             f"class_weight weighs each example by its one class, and the targets, of shape {list(shape)}, hold a class "
             "for each position. Leave it out, and give a sample_weight of that shape."

@@ -21,11 +21,6 @@ def overrides(model: keras.Model, method: str) -> bool:
     return getattr(type(model), method) is not getattr(keras.Model, method)
 
 
-def has_own_steps(model: keras.Model) -> bool:
-    """Whether the model's class says by itself how it is trained, evaluated or measured."""
-    return any(overrides(model, method) for method in STEPS)
-
-
 def refuse_own_steps(model: keras.Model) -> None:
     """Raises UserError where a task is to train a model that says by itself how it is trained."""
     for method in STEPS:

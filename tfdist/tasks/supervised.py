@@ -142,11 +142,15 @@ class Supervised(Task):
 
     def terms(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[dict[str, Term | WholeTerm], Any]:
         """One term for each output with a loss."""
+        examples, outputs = self._call_model(model, examples, training=training)
+        return self._build_terms(examples, outputs), self._collect_predictions(outputs)
+
+    def _call_model(self, model: keras.Model, examples: Any, *, training: bool) -> tuple[Any, Mapping[str, Any]]:
+        """The examples, weighed by class in training, and the model's outputs by name."""
         if training and self._class_weight is not None:
             examples = self._weigh_by_class(examples)
-        given = model(self.inputs(examples), training=training)
-        terms = self._build_terms(examples, self._by_output(given, "The model's outputs", model))
-        return terms, self._collect_predictions(given, model)
+        outputs = model(self.inputs(examples), training=training)
+        return examples, self._by_output(outputs, "The model's outputs", model)
 
     def _weigh_by_class(self, examples: Any) -> Any:
         x, y, sample_weight = _unpack_examples(examples)
@@ -165,12 +169,9 @@ class Supervised(Task):
             terms[name] = _build_term(loss, parts, self._coefficient(name))
         return terms
 
-    def _collect_predictions(self, given: Any, model: keras.Model) -> dict[str, Prediction]:
+    def _collect_predictions(self, outputs: Mapping[str, Any]) -> dict[str, Prediction]:
         """The predictions by output, of which metrics are computed."""
-        if not self._metrics:
-            return {}
-        named = self._by_output(given, "The model's outputs", model)
-        return {name: Prediction(named[name], keras_mask(named[name])) for name, _ in self._metrics}
+        return {name: Prediction(outputs[name], keras_mask(outputs[name])) for name, _ in self._metrics}
 
     def check_examples(self, model: keras.Model, examples: Any, split: str) -> None:
         """Looks for labels that are not classes of the model's output."""
@@ -209,9 +210,10 @@ class Supervised(Task):
             return {name: [metric for metric, output in some if output == name] for _, name in some}
 
         losses = {name: unwrap_loss(loss) for name, loss in self._losses.items()}
+        weights = {name: float(self._coefficient(name)) for name in self._losses} if self._loss_weights else {}
         return {
             "loss": losses.get(ONLY_OUTPUT) if self._single else losses,
-            "loss_weights": self._compiled_weights(),
+            "loss_weights": weights.get(ONLY_OUTPUT) if self._single else weights or None,
             "metrics": by_output(unweighted=True),
             "weighted_metrics": by_output(unweighted=False),
         }
@@ -245,11 +247,6 @@ class Supervised(Task):
         given = _unpack_examples(examples)[2]
         if self._single:
             given = only(given)
-        if isinstance(given, Mapping):
-            unknown = [name for name in given if name not in (*self._names, *self._match_names(len(given)))]
-            if unknown:
-                raise UserError(f"There are sample weights for {unknown}, but losses for {list(self._losses)} only.")
-            return {name: _squeeze(given[name]) if name in given else None for name in self._names}
         if isinstance(given, (list, tuple)):
             names = self._match_names(len(given))
             if len(given) != len(names):
@@ -257,15 +254,13 @@ class Supervised(Task):
                     f"sample_weight is a list of {len(given)}, and there are losses for {list(self._losses)}. Give one "
                     "array for each, one for all, or a dict of arrays by output name."
                 )
-            by_name = {name: None if one is None else _squeeze(one) for name, one in zip(names, given, strict=True)}
-            return {name: by_name.get(name) for name in self._names}
-        return dict.fromkeys(self._names, None if given is None else _squeeze(given))
-
-    def _compiled_weights(self) -> Any:
-        if not self._loss_weights:
-            return None
-        by_name = {name: float(self._coefficient(name)) for name in self._losses}
-        return by_name.get(ONLY_OUTPUT) if self._single else by_name
+            given = dict(zip(names, given, strict=True))
+        if not isinstance(given, Mapping):
+            return dict.fromkeys(self._names, _squeeze(given))
+        unknown = [name for name in given if name not in (*self._names, *self._match_names(len(given)))]
+        if unknown:
+            raise UserError(f"There are sample weights for {unknown}, but losses for {list(self._losses)} only.")
+        return {name: _squeeze(given.get(name)) for name in self._names}
 
     def _coefficient(self, name: str) -> float:
         return self._loss_weights.get(name, 1.0)
@@ -358,8 +353,10 @@ def _apply_shares(weights: Any, shares: tf.Tensor | None) -> Any:
     return tf.nest.map_structure(lambda w: tf.cast(w, tf.float32) * with_trailing_axes(shares, w.shape.rank), weights)
 
 
-def _squeeze(weights: Any) -> tf.Tensor:
-    """float32 weights, [n] where they are given as [n, 1]."""
+def _squeeze(weights: Any) -> tf.Tensor | None:
+    """float32 weights, [n] where they are given as [n, 1]; None stays None."""
+    if weights is None:
+        return None
     weights = tf.cast(weights, tf.float32)
     return tf.squeeze(weights, -1) if weights.shape.rank == 2 and weights.shape[-1] == 1 else weights
 

@@ -150,7 +150,7 @@ class Objective(NamedTuple):
       term_sums: the same for each term alone, without coefficient, by divisor and name.
       weight: one float32 scalar, what the examples weigh in all by absolute value; 0 where nothing can be learned from
         them. Empty where each of them counts, whatever the batch.
-      outputs: the model's, for the metrics.
+      outputs: the model's, for the metrics, where it was called.
     """
 
     numerators: dict[str, tf.Tensor]
@@ -158,7 +158,7 @@ class Objective(NamedTuple):
     shown: dict[str, tf.Tensor]
     term_sums: dict[str, dict[str, tf.Tensor]]
     weight: tuple[tf.Tensor, ...]
-    outputs: Any
+    outputs: Any = ()
 
 
 def reduce_terms(
@@ -170,7 +170,6 @@ def reduce_terms(
     batch_size: int,
     penalties: Sequence[tf.Tensor],
     added: Sequence[tf.Tensor],
-    outputs: Any,
 ) -> Objective:
     """Adds up one replica's loss terms.
 
@@ -182,7 +181,6 @@ def reduce_terms(
       batch_size: the most examples of a global batch.
       penalties: scalars that depend on the weights alone, and count once in the loss.
       added: scalars that depend on these examples (`add_loss`, activity regularizers), each a mean over them.
-      outputs: passed on.
 
     Raises:
       UserError: a term needs the whole batch, and it comes in microbatches or padded.
@@ -216,7 +214,7 @@ def reduce_terms(
         _add_to(numerators, ROWS, mean)
         _add_to(shown, ROWS, mean)
     weight = () if any(w is None for w in weights) else (tf.add_n(weights),)
-    return Objective(numerators, divisors, shown, term_sums, weight, outputs)
+    return Objective(numerators, divisors, shown, term_sums, weight)
 
 
 def symbolic_outputs(model: keras.Model) -> Any:

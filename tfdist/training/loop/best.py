@@ -73,7 +73,7 @@ def check_keep_best(policy: CheckpointPolicy | None, reported: ReportedMetrics) 
 
 def find_best_metric(settings: TrainSettings) -> BestMetric:
     """Finds the metric that compares a run's evaluations: `keep_best`, else what a callback monitors, else the loss."""
-    policy, evaluates = settings.policy, settings.evaluates
+    policy, evaluates = settings.policy, settings.eval_data is not None
     if policy is not None and policy.keep_best is not None:
         return BestMetric(policy.keep_best, policy.larger_is_better, saves=True)
     for callback in settings.callbacks:

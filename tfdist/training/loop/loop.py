@@ -32,7 +32,6 @@ from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import Evaluator, to_python
 from tfdist.training.recovery.recovery import Checkpoint, RecoveryStart, version_error
 from tfdist.training.run.assembly import Training, xla_trial
-from tfdist.training.run.tuned import MeasuredCall
 from tfdist.training.step.layer_state import ReplicaStates
 from tfdist.training.step.optimizer import learning_rate
 from tfdist.training.step.step import TrainStep
@@ -86,7 +85,7 @@ class Loop:
         self._rate_factor = training.rate_factor
         self._boundaries = training.boundaries
         self._recovery, self._start = opened.recovery, opened.start
-        self._saves_at_begin = settings.goes_back
+        self._saves_at_begin = settings.on_divergence is not None or settings.splits
         self._step = step
         self._xla_trial = xla_trial(training, step)
         self._iterator = iterator
@@ -324,7 +323,7 @@ class Loop:
             self._gradient_norm = {"gradient_norm": gradient_norm}
         self._pace.observe(steps, seconds)
         if self._xla_trial is not None and done == steps:
-            self._step = self._xla_trial.observe(MeasuredCall(self._outcome.step, steps, seconds))
+            self._step = self._xla_trial.observe(self._outcome.step, steps, seconds)
             if self._xla_trial.is_over:
                 self._xla_trial = None  # lets what was not chosen go
         self._input_wait.observe(step=self._outcome.step, waited=float(totals.input_seconds), seconds=seconds)

@@ -56,6 +56,10 @@ from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.equality import check_agreement, check_same_batches
 
+NOT_WITH_OWN_STEPS = (
+    *("optimizer", "num_microbatches", "deterministic", "sharding", "xla", "swa_start", "reduce_precision"),
+    *("log_gradient_norm", "on_divergence"),
+)
 REASSOCIATING = ("arithmetic_optimization", "constant_folding")  # of TensorFlow's optimizers of graphs
 
 
@@ -114,16 +118,14 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     if learner.shards is None and not isinstance(task, OwnSteps):
         check_metric_sums(learner.model, task, source.structure, run.topology.num_replicas)
     bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables, patches)
-    if settings.canonical_replicas is None and not isinstance(
-        task, OwnSteps
-    ):  # whose parts are the same for any number of workers
+    in_order = settings.canonical_replicas is not None
+    if not in_order and not isinstance(task, OwnSteps):  # whose parts are the same for any number of workers
         plan = scale_microbatches(run, learner, plan)
         sizes = {"num_microbatches": plan.num_microbatches, "global_batch_size": plan.global_batch_size}
         if (note := microbatch_note(learner.model, **sizes)) is not None:
             run.note("microbatch_statistics", note)
     if (note := shuffle_note(learner.model, plan.num_replicas * plan.num_microbatches)) is not None:
         run.note("shuffled_parts", note)
-    in_order = settings.canonical_replicas is not None
     wanted = settings.synchronize_batch_norm
     synchronize(learner.model, run.strategy, patches, wanted=wanted, pads=settings.pads, in_parts=in_order)
     recompute_layers(learner.model, settings.recompute, patches)
@@ -134,18 +136,8 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
 
 def check_own_step_settings(settings: TrainSettings) -> None:
     """Raises UserError for what the step of a model's own cannot be combined with: all of it in one message."""
-    wrong = {
-        "optimizer": settings.optimizer is not None,
-        "num_microbatches": settings.num_microbatches != 1,
-        "deterministic": settings.canonical_replicas is not None,
-        "sharding": settings.sharding is not None,
-        "xla": settings.xla not in (AUTO_XLA, UNCOMPILED),
-        "swa_start": settings.swa_start is not None,
-        "reduce_precision": settings.reduce_precision is not None,
-        "log_gradient_norm": settings.log_gradient_norm,
-        "on_divergence": settings.on_divergence is not None,
-    }
-    names = [f"train.{name} = {getattr(settings, name)!r}" for name, is_wrong in wrong.items() if is_wrong]
+    refused = filter(settings.asks_for, NOT_WITH_OWN_STEPS)
+    names = [f"train.{name} = {getattr(settings, name)!r}" for name in refused]
     if settings.strategy.name == "pipelined":
         names.append("train.strategy = @pipelined.Pipelined()")
     if names:
@@ -209,7 +201,7 @@ def check_reported(
     settings: TrainSettings, metrics: MetricGroup, task: Task, optimizer: keras.optimizers.Optimizer
 ) -> None:
     """Raises UserError where the settings or a callback name a metric that the training will not report."""
-    reported = reported_by(metrics, task, evaluates=settings.evaluates)
+    reported = reported_by(metrics, task, evaluates=settings.eval_data is not None)
     reported.check(OBJECTIVE, settings.must_report)
     check_monitors(settings.callbacks, reported, optimizer)
     check_keep_best(settings.policy, reported)

@@ -179,22 +179,16 @@ WORDS = {TRAIN: "training", TUNE: "sweep"}
 
 def check_kind(directory: RunDirectory, mode: str) -> None:
     """Raises UserError where the directory holds a run of another kind, or its result.json is damaged."""
-    finished = read_mode(directory)
-    found, name = (finished, directory.result) if finished is not None else _kind_of_unfinished(directory)
+    found, name = read_mode(directory), directory.result
+    if found is None:
+        signs = ((TUNE, directory.sweep), (TRAIN, directory.starts), (TRAIN, directory.metrics))
+        found, name = next(((kind, path) for kind, path in signs if files.exists(path)), (None, ""))
     if found not in (None, mode):
         raise build_user_error(
             f"{directory.path} holds a {WORDS.get(found, found)} ({name.rpartition('/')[2]}), and this is a "
             f"{WORDS[mode]}: a run directory belongs to one run. Give another --run_dir.",
             error_id="another-experiment",
         )
-
-
-def _kind_of_unfinished(directory: RunDirectory) -> tuple[str | None, str]:
-    """The kind of an unfinished run, and the file that shows it."""
-    for kind, path in ((TUNE, directory.sweep), (TRAIN, directory.starts), (TRAIN, directory.metrics)):
-        if files.exists(path):
-            return kind, path
-    return None, ""
 
 
 def check_same_experiment(
@@ -218,7 +212,10 @@ def check_same_experiment(
         return
     if newest is None and not theirs:
         return
-    lines = [_difference(name, theirs, settings) for name in differing_settings(theirs, settings)]
+    lines = [
+        f"{name}: {theirs.get(name, 'the default')} there, {settings.get(name, 'the default')} here"
+        for name in differing_settings(theirs, settings)
+    ]
     if lines:
         more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
         of_backup = newest is not None and directory.checkpoint_dir is not None
@@ -245,10 +242,6 @@ def concerns_optimizer(name: str) -> bool:
 def select_fixed_settings(settings: Mapping[str, str]) -> dict[str, str]:
     """Returns the settings that may not change when a run resumes."""
     return {name: text for name, text in settings.items() if not _may_change(name)}
-
-
-def _difference(name: str, theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
-    return f"{name}: {theirs.get(name, 'the default')} there, {ours.get(name, 'the default')} here"
 
 
 def _may_change(name: str) -> bool:

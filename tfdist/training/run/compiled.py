@@ -21,7 +21,7 @@ from tfdist.errors import UserError
 from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.keras_names import call_symbolically, outputs_by_name, resolve_metric
-from tfdist.tasks.own_methods import OwnSteps, has_own_steps
+from tfdist.tasks.own_methods import STEPS, OwnSteps, overrides
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, Unweighted, Weighted
 from tfdist.tasks.task import Task, symbolic_outputs
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder, symbols_of
@@ -68,7 +68,7 @@ def _build(
             "gin file, such as train.optimizer = @keras.optimizers.Adam and train.task = @supervised.Supervised(). Or "
             "compile the model: then its optimizer, loss and metrics are taken."
         )
-    if is_task_wanted and (has_own_steps(built) or built._compile_loss is None):  # which layers may add
+    if is_task_wanted and uses_own_steps(built):
         return built, built.optimizer, OwnSteps()
     if patches is not None:
         patches.restore_at_end(built, *COMPILED)
@@ -79,6 +79,11 @@ def _build(
     built.compiled, built.optimizer = False, None
     built._compile_loss = built._compile_metrics = built._loss_tracker = None
     return built, optimizer, task
+
+
+def uses_own_steps(model: keras.Model) -> bool:
+    """Whether a compiled model says by itself how it is trained, or was given no loss, which its layers may add."""
+    return model._compile_loss is None or any(overrides(model, method) for method in STEPS)
 
 
 def _build_task(model: keras.Model, structure: Any) -> Supervised:

@@ -43,7 +43,7 @@ from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks, find_backup, policy_of_backup, takes_weights
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
 from tfdist.training.recovery.rollback import Rollback
-from tfdist.training.run.tuned import AUTO_XLA, XLA_CHOICES
+from tfdist.training.run.tuned import AUTO_XLA, UNCOMPILED, XLA_CHOICES
 from tfdist.training.sharding.shards import SHARDINGS
 from tfdist.training.sharding.shards import WEIGHTS as SHARDED_WEIGHTS
 from tfdist.training.step.optimizer import check_optimizer_builder
@@ -72,10 +72,6 @@ def _are_names(value: object) -> bool:
         return False
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2 and is_text(value[0]) and _are_names(value[1])
-
-
 LENGTH = Check("a length, '0.75 of run'", is_length)
 RECOMPUTE = Check(
     "a list of patterns, ['block_*'], or 'auto'",
@@ -93,7 +89,10 @@ DETERMINISTIC = Check(
 )
 START = Check(
     "a run directory, a checkpoint in it, or a .keras file; or a pair, ('runs/a', {'encoder/(.*)': 'backbone/\\\\1'})",
-    lambda value: is_text(value) or _is_pair(value),
+    lambda value: (
+        is_text(value)
+        or (isinstance(value, (list, tuple)) and len(value) == 2 and is_text(value[0]) and _are_names(value[1]))
+    ),
 )
 WEIGHTS = Check(
     "'best', 'last', a step such as 1200, the directory of a checkpoint or of a run, or a .keras file",
@@ -255,31 +254,26 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
 
     def _check_conflicts(self) -> None:
         """Raises UserError where two settings contradict each other."""
-        is_set = {
-            "deterministic": self.canonical_replicas is not None,
-            "num_microbatches": self.splits,
-            "synchronize_batch_norm": not self.synchronize_batch_norm,
-            "log_gradient_norm": self.log_gradient_norm,
-            "xla": self.compiles,
-        }
-        of_none = ("on_divergence", "stop_after_epochs", "sharding", "recompute", "reduce_precision")
-        is_set |= {name: getattr(self, name) is not None for name in of_none}
         sharding, strategy = f"train.sharding = {self.sharding!r}", f"the strategy {self.strategy.name}"
         parts = f"train.deterministic = {self.deterministic}"
         excluded = (
             (
                 self.policy is None,
                 "train.checkpoint = 'off'",
-                ("on_divergence", "stop_after_epochs", "num_microbatches"),
+                ("on_divergence", "stop_after_epochs", *(["num_microbatches"] if self.splits else [])),
             ),
             (self.scatters, sharding, ("deterministic", "log_gradient_norm", "recompute", "xla", "reduce_precision")),
             (bool(self.strategy.stages), strategy, ("sharding", "deterministic", "recompute", "xla")),
-            (is_set["deterministic"], parts, ("xla", "num_microbatches", "synchronize_batch_norm", "reduce_precision")),
+            (
+                self.canonical_replicas is not None,
+                parts,
+                ("xla", "num_microbatches", "synchronize_batch_norm", "reduce_precision"),
+            ),
             (self.strategy.is_one_program, strategy, ("reduce_precision",)),
         )
         for applies, what, names in excluded:
             for name in names:
-                if applies and is_set[name]:
+                if applies and self.asks_for(name):
                     value = getattr(self, name)
                     raise UserError(f"train.{name} = {value!r} does not work with {what}. Leave one of the two out.")
         for callback in self.callbacks:
@@ -289,6 +283,13 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
                     "them apart on several replicas. Leave it out (of EarlyStopping: restore_best_weights), or set "
                     "train.sharding = 'optimizer'."
                 )
+
+    def asks_for(self, name: str) -> bool:
+        """Whether a setting asks for what a training does not do by itself, and others may not work with."""
+        if name == "deterministic":
+            return self.canonical_replicas is not None
+        value = getattr(self, name)
+        return value != getattr(TrainSettings, name) and (name, value) != ("xla", UNCOMPILED)
 
     @property
     def scatters(self) -> bool:
@@ -304,11 +305,6 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
     def canonical_replicas(self) -> int | None:
         """The number of replicas whose bits the run has; None where bits depend on their number."""
         return None if isinstance(self.deterministic, bool) else self.deterministic
-
-    @property
-    def compiles(self) -> bool:
-        """Whether XLA is asked for; left to itself, it is used only where that is possible."""
-        return self.xla not in (AUTO_XLA, "off")
 
     @property
     def start(self) -> tuple[str | None, Mapping[str, str] | None]:
@@ -332,16 +328,6 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
     def splits(self) -> bool:
         """Whether batches are cut into more microbatches where memory runs out."""
         return self.num_microbatches == BATCHES_AUTO
-
-    @property
-    def goes_back(self) -> bool:
-        """Whether the run trains on from a checkpoint where a step has failed."""
-        return self.on_divergence is not None or self.splits
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether there is evaluation data."""
-        return self.eval_data is not None
 
     @property
     def pads(self) -> bool:
@@ -405,11 +391,6 @@ def _in_parts(plan: BatchPlan, parts: int) -> BatchPlan:
     if parts % plan.num_replicas:
         raise UserError(
             f"{DETERMINISM} = {parts} is for 1, 2, 4 … up to {parts} replicas, and there are {plan.num_replicas}."
-        )
-    if plan.num_microbatches != 1:
-        raise UserError(
-            f"{DETERMINISM} = {parts} cuts a batch into {parts} parts, whatever the number of replicas; leave "
-            "train.num_microbatches out."
         )
     rest = 0 if plan.drop_remainder else plan.num_examples % plan.global_batch_size
     for what, size in (("global_batch_size", plan.global_batch_size), ("the last batch of an epoch", rest)):

@@ -91,7 +91,9 @@ class Trainer:
         if evaluator is not None:
             evaluator.close()
         if outcome.paused:
-            self._log_pause(outcome)
+            run.stream.status = PAUSED
+            message = f"saved at step {outcome.step:,}, as train.stop_after_epochs asks; {run.directory.path}"
+            run.events.info("run_paused", step=outcome.step, message=message)
             return None
         return self._conclude(opened, outcome, stopped_by, seconds, exported)
 
@@ -148,12 +150,6 @@ class Trainer:
             best=outcome.best,
         )
         return names[0] if len(names) == 1 else None
-
-    def _log_pause(self, outcome: Outcome) -> None:
-        run = self._training.run
-        run.stream.status = PAUSED
-        message = f"saved at step {outcome.step:,}, as train.stop_after_epochs asks; {run.directory.path}"
-        run.events.info("run_paused", step=outcome.step, message=message)
 
     def _log_weightless_steps(self, outcome: Outcome) -> None:
         """Says, and leaves for result.json, how many steps changed nothing, as nothing had any weight."""

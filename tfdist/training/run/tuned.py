@@ -12,7 +12,7 @@ import operator
 import statistics
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -117,14 +117,6 @@ UNCOMPILED = "off"
 Settle = Callable[[str, Mapping[str, float]], None]
 
 
-class MeasuredCall(NamedTuple):
-    """A call of the step: the step it came to, how many it did, and the seconds that they took."""
-
-    step: int
-    steps: int
-    seconds: float
-
-
 class XlaTrial:
     """Says which step the next call should run.
 
@@ -155,10 +147,16 @@ class XlaTrial:
         self._begun = [next(self._trial)]
         self.is_over = self.compiles_next = False
 
-    def observe(self, call: MeasuredCall) -> TrainStep:
-        """The step for the next call, until all is settled. Now and then a collective."""
+    def observe(self, last_step: int, steps: int, seconds: float) -> TrainStep:
+        """The step for the next call, until all is settled. Now and then a collective.
+
+        Args:
+          last_step: of the call before.
+          steps: how many it did.
+          seconds: that they took.
+        """
         try:
-            step = self._trial.send(call)
+            step = self._trial.send((last_step, steps, seconds))
         except StopIteration as end:
             step, self.is_over = end.value, True
         self.compiles_next = step not in self._begun
@@ -166,16 +164,16 @@ class XlaTrial:
             self._begun.append(step)
         return step
 
-    def _run(self) -> Generator[TrainStep, MeasuredCall, TrainStep]:
-        first = yield self._uncompiled
+    def _run(self) -> Generator[TrainStep, tuple[int, int, float], TrainStep]:
+        _, _, traced_seconds = yield self._uncompiled
         budget, number, look = 0.0, 1, FIRST_LOOK
         while not budget:  # until the rest of the run is long enough for what a trial may take of it
-            call = yield self._uncompiled
+            last_step, steps, seconds = yield self._uncompiled
             number += 1
             if number == look:
                 look *= LOOKS_APART
-                traced_seconds, of_step = self._strategy.from_chief([first.seconds, call.seconds / call.steps]).tolist()
-                allowed = MOST_COST * of_step * (self._last_step - call.step)
+                traced_seconds, of_step = self._strategy.from_chief([traced_seconds, seconds / steps]).tolist()
+                allowed = MOST_COST * of_step * (self._last_step - last_step)
                 budget = allowed if allowed >= TRACES * traced_seconds * len(self._variants) else 0.0
         self._settle(UNCOMPILED, {})
         tried, spent = {UNCOMPILED: self._uncompiled}, 0.0
@@ -191,11 +189,11 @@ class XlaTrial:
         samples: dict[str, list[float]] = {name: [] for name in tried}
         for _ in range(ROUNDS):
             for name, step in tried.items():
-                call = yield step
-                samples[name].append(call.seconds / call.steps)
+                _, steps, seconds = yield step
+                samples[name].append(seconds / steps)
         medians = self._strategy.sum_over_workers([statistics.median(some) for some in samples.values()])
-        seconds = dict(zip(tried, (medians / self._strategy.topology.num_workers).tolist(), strict=True))
-        quickest = min(seconds, key=seconds.__getitem__)
-        choice = quickest if seconds[quickest] <= (1 - LEAST_GAIN) * seconds[UNCOMPILED] else UNCOMPILED
-        self._settle(choice, seconds)
+        means = dict(zip(tried, (medians / self._strategy.topology.num_workers).tolist(), strict=True))
+        quickest = min(means, key=means.__getitem__)
+        choice = quickest if means[quickest] <= (1 - LEAST_GAIN) * means[UNCOMPILED] else UNCOMPILED
+        self._settle(choice, means)
         return tried[choice]

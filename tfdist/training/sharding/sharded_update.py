@@ -71,7 +71,7 @@ class ShardedUpdate(Update):
         return self._strategy.run(on_replica, args=(list(gradients),))
 
     def _run_where_slots_are(self, function: Callable[..., None], args: tuple[Any, ...] = ()) -> None:
-        with _use_device(self._shards.host):
+        with tf.device(self._shards.host) if self._shards.host else contextlib.nullcontext():
             function(*args)
 
 
@@ -97,10 +97,8 @@ def build_sharded(
         )
     if shards.host is None:
         _update_where_variables_are(optimizer, patches)
+    with _slots_on(shards.host, optimizer) if shards.host else contextlib.nullcontext():
         optimizer.build(shards.list_own(variables))
-    else:
-        with _slots_on(shards.host, optimizer):
-            optimizer.build(shards.list_own(variables))
     finalize = optimizer.finalize_variable_values
 
     def end(var_list: Sequence[keras.Variable]) -> None:
@@ -146,7 +144,3 @@ def _slots_on(device: str, optimizer: keras.optimizers.Optimizer) -> Iterator[No
     with Patches() as patches:
         patches.replace(optimizer, add_variable_from_reference=add)
         yield
-
-
-def _use_device(device: str | None) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if device is None else tf.device(device)

@@ -94,7 +94,7 @@ class _GatheredVariable(RecomputedCall):
         return [_pass.pieces[id(variable)] for variable in variables]
 
     def gather_weights(self, inputs: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        if self._next is not None:
+        if self.is_second_pass:
             return _gather(self._shards, self.trained, values, after=inputs, ahead=self._ahead)
         self._inputs, self._own = inputs, values
         earlier = self._earlier

@@ -46,6 +46,7 @@ class Shards:
     Attributes:
       blocks: as given.
       scatters: whether gradients go to their owners alone.
+      splits: whether any variable is split.
       host: the device that has the slots and computes the update; None: the owners' own.
     """
 
@@ -79,7 +80,7 @@ class Shards:
             self.host = first.replace(device_type="CPU", device_index=0).to_string()
         self._apart: set[int] = set()
         self._owners: dict[int, int] = {}
-        self._split = dict(split)
+        self._split, self.splits = dict(split), bool(split)
         self._here: dict[int, dict[int, keras.Variable]] = {}  # what lies here of a variable, by the replica
         loads = [0] * strategy.topology.num_replicas
         for block in blocks:
@@ -130,12 +131,13 @@ class Shards:
     def _build_shard(self, variable: keras.Variable, replica: int, value: tf.Tensor | None) -> keras.Variable:
         """The Keras variable of a local replica: a view if `value` is None, else a new one with its part of `value`."""
         local = replica - self._strategy.topology.first_replica
+        found = copy.copy(variable)
         if value is None:
-            return self._wrap_replica_variable(variable, local)
+            found._value = self._replica_variable(variable, local)
+            return found
         with contextlib.ExitStack() as scopes:
             scopes.enter_context(tf.device(self._strategy.distribution.extended.worker_devices[local]))
             if not self.is_split(variable):
-                found = copy.copy(variable)
                 found._value = tf.Variable(value, trainable=True, name=variable.name)
                 return found
             axis, count = self._split[id(variable)], self._strategy.topology.num_replicas
@@ -147,11 +149,6 @@ class Shards:
     def is_split(self, variable: keras.Variable) -> bool:
         """Whether each replica has a slice of the variable."""
         return id(variable) in self._split
-
-    @property
-    def splits(self) -> bool:
-        """Whether any variable is split."""
-        return bool(self._split)
 
     def is_sharded(self, variable: keras.Variable) -> bool:
         """Whether the variable lies nowhere as a whole but at its owner."""
@@ -302,12 +299,6 @@ class Shards:
         for variable in variables:
             sizes[self.owner(variable)] += math.prod(variable.shape)
         return sizes
-
-    def _wrap_replica_variable(self, variable: keras.Variable, local: int) -> keras.Variable:
-        """Returns a local replica's variable as a Keras variable of its own."""
-        alone = copy.copy(variable)
-        alone._value = self._replica_variable(variable, local)
-        return alone
 
     def _replica_variable(self, variable: keras.Variable, local: int) -> tf.Variable:
         """Returns the tf.Variable that a local replica holds of a distributed variable."""

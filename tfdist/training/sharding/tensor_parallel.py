@@ -102,14 +102,10 @@ def _einsum_axes(equation: str, shape: Sequence[int], count: int) -> tuple[int, 
     return None
 
 
-def _look_up(layer: keras.layers.Embedding, indices: tf.Tensor, embeddings: tf.Tensor) -> tf.Tensor:
-    return keras.ops.take(embeddings, keras.ops.cast(indices, "int32"), axis=0)
-
-
 _LOCAL: dict[Any, Callable[[Any, tf.Tensor, tf.Tensor], tf.Tensor]] = {
     keras.layers.Dense.call: lambda layer, inputs, kernel: keras.ops.matmul(inputs, kernel),
     keras.layers.EinsumDense.call: lambda layer, inputs, kernel: keras.ops.einsum(layer.equation, inputs, kernel),
-    keras.layers.Embedding.call: _look_up,
+    keras.layers.Embedding.call: lambda _, indices, kernel: keras.ops.take(kernel, tf.cast(indices, "int32"), axis=0),
 }
 """What a layer computes of its inputs and some columns; what comes after is of each number by itself."""
 

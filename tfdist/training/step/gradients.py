@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -92,30 +92,9 @@ class LocalGradients:
 
     def __call__(self, batch: dict[str, Any], *, counts: bool = True) -> Sums:
         """The sums over one local batch, as the pipeline gives it; in replica context. `counts`: metrics count it."""
-        if self.in_order:
-            return self._sum_as_tree(batch, counts=counts)
-        sums: Sums | None = None
-        seeds = self._read_seeds()
-        for i in range(self._num_microbatches):
-            # One after the other, so that only one microbatch's activations are alive; or each at another stage.
-            before = [] if sums is None or self._strategy.stages else _tensors(sums[0])
-            with tf.control_dependencies(before):
-                part = self._cut_part(batch, i, seeds)
-            own = self._count_examples(part, self._pass(part), counts=counts)
-            sums = own if sums is None else _add_sums(sums, own)
-        assert sums is not None
-        return sums
-
-    def _sum_as_tree(self, batch: dict[str, Any], *, counts: bool) -> Sums:
-        """Returns the sums over a batch, the upper half of the microbatches added to the lower half, and so on."""
-        held: list[tuple[int, Sums]] = []
-        for part, found in self._side_by_side(batch) if self._meet else self._compute_in_turn(batch):
-            sums, level = self._count_examples(part, found, counts=counts), 0
-            while held and held[-1][0] == level:
-                sums, level = _add_sums(held.pop()[1], sums), level + 1
-            held.append((level, _dense(sums)))
-        ((_, sums),) = held
-        return sums
+        passes = self._side_by_side(batch) if self._meet else self._compute_in_turn(batch)
+        sums = (self._count_examples(part, found, counts=counts) for part, found in passes)
+        return _sum_as_tree(sums) if self.in_order else functools.reduce(_add_sums, sums)
 
     def _read_seeds(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """The states of the seed generators before the first microbatch, from which each of several draws."""
@@ -134,14 +113,15 @@ class LocalGradients:
         return {**part, "first_row": self._plan.find_first_row(batch, index, replica_index())}
 
     def _compute_in_turn(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
-        """Yields microbatches, each with its sums, one after the other in the order of `_order_by_halves`."""
-        seeds = self._read_seeds()
+        """Yields microbatches, each with its sums, one after the other; those of a tree as `_order_by_halves` says."""
+        numbers, seeds = range(self._num_microbatches), self._read_seeds()
         before: list[tf.Tensor] = []
-        for i in _order_by_halves(range(self._num_microbatches)):
+        for i in _order_by_halves(numbers) if self.in_order else numbers:
             with tf.control_dependencies(before):
                 part = self._cut_part(batch, i, seeds)
             found = self._pass(part)
-            before = _tensors(found[0])
+            # One after the other, so that only one microbatch's activations are alive; or each at another stage.
+            before = [] if self._strategy.stages else _tensors(found[0])
             yield part, found
 
     def _side_by_side(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
@@ -226,7 +206,7 @@ def forward(
     with example_weights(part.get("shares")), explain_errors(examples, (TypeError, ValueError)):
         terms, outputs = task.terms(model, examples, training=training)
     added, penalties = layer_losses(model)
-    return reduce_terms(
+    objective = reduce_terms(
         terms,
         count=_num_examples(part),
         shares=part.get("shares"),
@@ -234,8 +214,8 @@ def forward(
         batch_size=batch_size,
         penalties=penalties,
         added=added,
-        outputs=outputs,
     )
+    return objective._replace(outputs=outputs)
 
 
 @contextlib.contextmanager
@@ -262,6 +242,18 @@ def quotients(sums: Objective) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         for name, value in some.items()
     }
     return loss, terms
+
+
+def _sum_as_tree(parts: Iterable[Sums]) -> Sums:
+    """Returns the sum over microbatches, the upper half of them added to the lower half, and so on."""
+    held: list[tuple[int, Sums]] = []
+    for sums in parts:
+        level = 0
+        while held and held[-1][0] == level:
+            sums, level = _add_sums(held.pop()[1], sums), level + 1
+        held.append((level, _dense(sums)))
+    ((_, total),) = held
+    return total
 
 
 def _num_examples(part: dict[str, Any]) -> tf.Tensor:

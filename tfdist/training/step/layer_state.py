@@ -14,6 +14,7 @@ saved.
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -129,12 +130,11 @@ def patch_aggregation(model: keras.Model, strategy: Strategy, patches: Patches) 
     for variable in aggregated_variables(model):
         assign = variable.assign
         if variable.aggregation == ADDED:
-            patches.replace(
-                variable,
-                assign_add=_on_replicas(variable.assign_add, _build_add(variable, assign, strategy, 1)),
-                assign_sub=_on_replicas(variable.assign_sub, _build_add(variable, assign, strategy, -1)),
-            )
-        patches.replace(variable, assign=_on_replicas(assign, _build_assign(variable, assign, strategy)))
+            for name, sign in (("assign_add", 1), ("assign_sub", -1)):
+                add = functools.partial(_add_on_replica, variable, assign, strategy, sign)
+                patches.replace(variable, **{name: _on_replicas(getattr(variable, name), add)})
+        on_replica = functools.partial(_assign_on_replica, variable, assign, strategy)
+        patches.replace(variable, assign=_on_replicas(assign, on_replica))
 
 
 def _on_replicas(elsewhere: Assign, on_replica: Assign) -> Assign:
@@ -147,21 +147,15 @@ def _on_replicas(elsewhere: Assign, on_replica: Assign) -> Assign:
     return assign
 
 
-def _build_assign(variable: keras.Variable, plain: Assign, strategy: Strategy) -> Assign:
-    def assign(value: Any) -> Any:
-        return plain(_reduce_values(_to_tensor(value, variable), variable, strategy))
-
-    return assign
+def _assign_on_replica(variable: keras.Variable, assign: Assign, strategy: Strategy, value: Any) -> Any:
+    return assign(_reduce_values(_to_tensor(value, variable), variable, strategy))
 
 
-def _build_add(variable: keras.Variable, plain: Assign, strategy: Strategy, sign: int) -> Assign:
-    def assign_add(value: Any) -> Any:
-        added = sign * _to_tensor(value, variable)
-        if _aggregates_itself(variable):
-            return variable.value.assign_add(added)
-        return plain(variable.value + _reduce_values(added, variable, strategy))
-
-    return assign_add
+def _add_on_replica(variable: keras.Variable, assign: Assign, strategy: Strategy, sign: int, value: Any) -> Any:
+    added = sign * _to_tensor(value, variable)
+    if _aggregates_itself(variable):
+        return variable.value.assign_add(added)
+    return assign(variable.value + _reduce_values(added, variable, strategy))
 
 
 def _reduce_values(value: tf.Tensor, variable: keras.Variable, strategy: Strategy) -> tf.Tensor:

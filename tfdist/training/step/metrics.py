@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -72,14 +72,16 @@ class MetricGroup:
         self, strategy: Strategy, beside: Sequence[tf.Tensor] = ()
     ) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
         """The metrics over all replicas, and the sums of `beside`; in replica context, one reduction."""
-        summed = self.states(strategy, beside)
-        states, sums = summed[: len(self.variables)], summed[len(self.variables) :]
+        summed, count = self.states(strategy, beside), len(self.variables)
+        return self.results_of(dict(zip(map(id, self.variables), summed[:count], strict=True))), summed[count:]
+
+    def results_of(self, states: Mapping[int, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """The results by name if the variables, known by id, had these values."""
         results: dict[str, tf.Tensor] = {}
         for name, metric in zip(self.names, self.metrics, strict=True):
-            own, states = states[: len(metric.variables)], states[len(metric.variables) :]
-            result = result_of(metric, own)
+            result = result_of(metric, [states[id(variable)] for variable in metric.variables])
             results.update(result if isinstance(result, dict) else {name: result})
-        return results, sums
+        return results
 
     def states(self, strategy: Strategy, beside: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
         """The values of `variables` over all replicas, then the sums of `beside`; in replica context."""

@@ -146,7 +146,7 @@ def bind_schedules(
         bind(one._learning_rate, run)
         groups = getattr(one, GROUPS, None)
         if groups is not None:
-            groups.bind(run, variables, patches)
+            groups.bind(one, run, variables, patches)
 
 
 def steps_before_swa(optimizer: keras.optimizers.Optimizer, start: str | int | None, run: RunLength) -> int | None:
@@ -176,16 +176,7 @@ def disable_reduction(optimizer: keras.optimizers.Optimizer, patches: Patches) -
     The method belongs to Keras's TensorFlow optimizer and is private; tests/training/test_optimizer.py fails when a
     release of Keras changes it.
     """
-    if not callable(getattr(optimizer, REDUCTION, None)):
-        raise RuntimeError(
-            f"keras {keras.__version__} has no Optimizer.{REDUCTION}: gradients would be summed twice. tfdist was "
-            "written for the release that pyproject.toml names."
-        )
-    patches.replace(optimizer, **{REDUCTION: _pass_through})
-
-
-def _pass_through(grads_and_vars: Any) -> list[Any]:
-    return list(grads_and_vars)
+    patches.replace(optimizer, **{REDUCTION: list})
 
 
 class Update:
@@ -232,7 +223,7 @@ class Update:
 
             apply = functools.partial(optimizer.apply, trainable_variables=own)
             if not own:  # a worker that owns none counts as the others do
-                apply = functools.partial(_count_step, optimizer)
+                apply = functools.partial(lambda one, _: one.iterations.assign_add(1), optimizer)
             with Patches() as patches:  # while it is traced; not for the threads of single replicas
                 if (rate := _rate_of(optimizer, done, self._rate_factor)) is not None:
                     patches.replace(optimizer, _learning_rate=lambda rate=rate: rate)
@@ -253,7 +244,10 @@ class Update:
         """Puts the averages in the place of the weights."""
 
         def on_replica() -> None:
-            for variable, average in _average_weights(optimizer):
+            averages = optimizer._model_variables_moving_average
+            for variable, average in zip(optimizer._trainable_variables, averages, strict=True):
+                if average is None:  # of a variable that is overwritten with its gradient
+                    continue
                 variable.value.assign(tf.convert_to_tensor(average.value))
                 if variable.constraint is not None:
                     variable.assign(variable.constraint(variable))
@@ -318,14 +312,3 @@ def _momentum_of_mean(step: tf.Tensor, start: int) -> tf.Tensor:
     """The momentum by which an average is the mean of all weights since `start`."""
     averaged = tf.maximum(tf.cast(step, tf.float32) - start, 0.0)
     return averaged / (averaged + 1.0)
-
-
-def _count_step(optimizer: keras.optimizers.Optimizer, gradients: Gradients) -> None:
-    del gradients
-    optimizer.iterations.assign_add(1)
-
-
-def _average_weights(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.Variable, keras.Variable]]:
-    """The variables and their moving averages; a variable that is overwritten with its gradient has none."""
-    pairs = zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True)
-    return [(variable, average) for variable, average in pairs if average is not None]

@@ -276,11 +276,7 @@ class StepMetrics(MetricGroup):
             value = tf.cast(tf.convert_to_tensor(logs[name]), tf.float32)
             variable.assign(value if rows.weight is None else value * rows.weight)
 
-    def read(
-        self, strategy: Strategy, beside: Sequence[tf.Tensor] = ()
-    ) -> tuple[dict[str, tf.Tensor], list[tf.Tensor]]:
-        summed = self.states(strategy, beside)
-        states = dict(zip(map(id, self.variables), summed, strict=False))
+    def results_of(self, states: Mapping[int, tf.Tensor]) -> dict[str, tf.Tensor]:
         results: dict[str, tf.Tensor] = {}
         for name, (metric, position) in self.step.values.items():
             if metric is None:
@@ -288,7 +284,7 @@ class StepMetrics(MetricGroup):
             else:
                 result = result_of(metric, [states[id(variable)] for variable in metric.variables])
                 results[name] = tf.nest.flatten(result)[position]
-        return results, summed[len(self.variables) :]
+        return results
 
 
 def average_over_replicas(

@@ -108,8 +108,8 @@ class TrainingState(_NamedVariables):
         differ = strategy.keeps_statistics_apart and strategy.topology.num_workers > 1
         kept = {id(v) for v in unaggregated_variables(learner.model)}
         self._kept = {n for n, v in self._variables.items() if id(v) in kept}
-        moving = _float_names(self._variables, learner.model) if differ else []
-        self._averaged = [name for name in moving if name not in self._kept]
+        moving = {id(v) for v in moving_variables(learner.model)} - kept if differ else set()
+        self._averaged = [n for n, v in self._variables.items() if id(v) in moving and "float" in str(v.dtype)]
         self._read_metrics = as_tf_function(
             lambda: strategy.first_local(strategy.run(self._metrics.states, args=(strategy,)))
         )
@@ -170,8 +170,8 @@ class TrainingState(_NamedVariables):
 
 def variables_by_name(learner: Learner) -> dict[str, keras.Variable]:
     """Returns what a run changes, its metrics aside: "model/dense/kernel", "optimizer/dense/kernel/momentum", …"""
-    named = model_variables(learner.model)
-    held = {} if learner.shards is None else learner.shards.list_stored(_split(learner, named))
+    named, shards = model_variables(learner.model), learner.shards
+    held = {} if shards is None else shards.list_stored({n: v for n, v in named.items() if shards.is_split(v)})
     slots = {v.path.replace("/", "_"): name.removeprefix(MODEL) for name, v in (named | held).items()}
     for prefix, optimizer in {"": learner.optimizer, **learner.other_optimizers}.items():
         start = f"{OPTIMIZER}{prefix}/" if prefix else OPTIMIZER
@@ -179,12 +179,6 @@ def variables_by_name(learner: Learner) -> dict[str, keras.Variable]:
         named |= dict(zip(_number_names(own), optimizer.variables, strict=True))
     scale = learner.loss_scale.variables if learner.loss_scale else []
     return named | {f"loss_scale/{v.name}": v for v in scale}
-
-
-def _split(learner: Learner, named: Mapping[str, keras.Variable]) -> dict[str, keras.Variable]:
-    """The variables of which each replica has a slice."""
-    shards = learner.shards
-    return {} if shards is None else {name: v for name, v in named.items() if shards.is_split(v)}
 
 
 def model_variables(model: keras.Model) -> dict[str, keras.Variable]:
@@ -203,15 +197,14 @@ def model_variables(model: keras.Model) -> dict[str, keras.Variable]:
 
 def _stable_layer_names(model: keras.Model) -> dict[str, str]:
     """For each name that Keras made, one that is numbered through this model alone."""
-    layers = [layer for layer in model._flatten_layers() if _was_named_by_keras(layer)]
+    layers = [  # whose names are those of their classes, and perhaps a number
+        layer
+        for layer in model._flatten_layers()
+        if _plain(layer.name).replace("_", "") == type(layer).__name__.replace("_", "").lower()
+    ]
     found = dict(zip((la.name for la in layers), _number_repeats(_plain(la.name) for la in layers), strict=True))
     generators = [generator.name for generator in seed_generators(model)]
     return found | dict(zip(generators, _number_repeats("seed_generator" for _ in generators), strict=True))
-
-
-def _was_named_by_keras(layer: keras.Layer) -> bool:
-    """Returns whether the layer's name is that of its class, and perhaps a number."""
-    return _plain(layer.name).replace("_", "") == type(layer).__name__.replace("_", "").lower()
 
 
 def _slot_name(variable: keras.Variable, slots: Mapping[str, str]) -> str:
@@ -227,11 +220,6 @@ def _slots(learner: Learner) -> set[int]:
     own = variables if learner.shards is None else [*variables, *learner.shards.list_own(variables)]
     starts = tuple(f"{v.path.replace('/', '_')}_" for v in own)
     return {id(v) for v in learner.optimizer.variables if v.path.rpartition("/")[2].startswith(starts)}
-
-
-def _float_names(variables: Mapping[str, keras.Variable], model: keras.Model) -> list[str]:
-    moving = {id(v) for v in moving_variables(model)}
-    return [name for name, v in variables.items() if id(v) in moving and "float" in str(v.dtype)]
 
 
 def _plain(path: str) -> str:
