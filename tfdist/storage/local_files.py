@@ -52,23 +52,13 @@ class LocalFiles:
         with open(path, "rb") as file:
             return file.read()
 
-    def read_range(self, path: str, first: int, count: int) -> bytes:
-        """Returns bytes first … first + count - 1; fewer where the file ends before."""
-        with _open_descriptor(path) as descriptor:
-            data = os.pread(descriptor, count, first)
-            while 0 < len(data) < count and (more := os.pread(descriptor, count - len(data), first + len(data))):
-                data += more
-            return data
-
-    def read_into(self, path: str, buffer: memoryview, first: int) -> None:
-        """Fills the buffer with the bytes from `first` on; raises EIO where the file ends before it is full."""
-        with _open_descriptor(path) as descriptor:
+    def read_into(self, path: str, buffer: memoryview, first: int) -> int:
+        """Fills the buffer with the bytes from `first` on; returns how many there were."""
+        with open(path, "rb", buffering=0) as file:
             done = 0
-            while done < buffer.nbytes:
-                count = os.preadv(descriptor, [buffer[done:]], first + done)
-                if not count:
-                    raise OSError(errno.EIO, f"it ends at byte {first + done:,}, {buffer.nbytes - done:,} short", path)
+            while count := os.preadv(file.fileno(), [buffer[done:]], first + done):
                 done += count
+            return done
 
     def write_atomic(self, path: str, data: bytes) -> None:
         """Replaces a file, durably and whole or not at all."""
@@ -234,15 +224,6 @@ def _temporary_path(path: str) -> str:
     """A new name for what is to take the place of `path`."""
     directory, name = os.path.split(path)
     return os.path.join(directory, f".{name}.{uuid.uuid4().hex[:12]}{TEMPORARY_SUFFIX}")
-
-
-@contextlib.contextmanager
-def _open_descriptor(path: str) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _is_same_file(first: str, second: str) -> bool:
