@@ -16,7 +16,7 @@ from training.trainings import STEPS_PER_EPOCH, Trained, dropout_model, run
 
 from tfdist.errors import EXIT_DIVERGED, DivergedError, UserError
 from tfdist.tasks.supervised import Supervised
-from tfdist.training.loop.boundaries import Boundaries
+from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.recovery.rollback import Rollback
 
 
@@ -62,7 +62,7 @@ def test_evaluations_and_points_come_at_the_steps_asked_for(tmp_path: pathlib.Pa
 
 
 def test_boundaries_are_at_fixed_steps() -> None:
-    boundaries = Boundaries(total_steps=20, steps_per_epoch=7, eval_every_steps=5, log_every_steps=4)
+    boundaries = LengthSettings(steps=20, eval_every="5 steps", log_every_steps=4).boundaries(7)
     step, met = 0, []
     while step < 20:
         step = boundaries.next_after(step)

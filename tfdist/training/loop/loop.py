@@ -37,7 +37,7 @@ from tfdist.training.step.optimizer import learning_rate
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.equality import Equality, compare_first_batch
 from tfdist.training.watch.profiler import Profiler
-from tfdist.training.watch.waiting import InputWait, Stragglers
+from tfdist.training.watch.waiting import WaitTimes
 
 SHOWN_VARIABLES = 5
 
@@ -93,10 +93,8 @@ class Loop:
         self._callbacks = callbacks
         self._pace = Pace(strategy, 1 if callbacks.act_on_batches else settings.steps_per_call)
         self._profiler = profiler
-        self._equality: Equality | None = None
-        if strategy.topology.num_workers > 1:
-            compare = functools.partial(compare_first_batch, strategy, source, "training")
-            self._equality = Equality(strategy, opened.state.replicated, events, compare)
+        compare = functools.partial(compare_first_batch, strategy, source, "training")
+        self._equality = Equality(strategy, opened.state.replicated, events, compare)
         self._watched = find_best_metric(settings)
         self._sums = [0.0] * (3 + len(step.term_names))  # as in `Totals`
         self._has_reported_unused = False
@@ -106,8 +104,7 @@ class Loop:
         self._stops_after_batch = False
         self._diverged: DivergedError | None = None
         self._gradient_norm: dict[str, float] = {}  # empty where it is not logged
-        self._input_wait = InputWait(strategy, events, hint=source.input_hint)
-        self._stragglers = Stragglers(strategy, events)
+        self._wait_times = WaitTimes(strategy, events, hint=source.input_hint)
         self._epoch_started, self._timed_from = time.perf_counter(), 0
         self._evaluation_seconds = 0.0
 
@@ -123,7 +120,7 @@ class Loop:
         if self._saves_at_begin and self._recovery is not None and (self._start is None or not self._start.values):
             self._save()
         else:
-            self._check_equality()
+            self._equality.check(self._outcome.step)
         while outcome.step < boundaries.last_step and not outcome.stopped_early:
             if outcome.step % boundaries.steps_per_epoch == 0:
                 self._begin_epoch()
@@ -139,8 +136,8 @@ class Loop:
         if self._recovery is not None and self._diverged is None and self._recovery.saved_step != outcome.step:
             self._save()  # what follows can be done again from here
         else:
-            self._check_equality()
-        self._stragglers.end(outcome.step)
+            self._equality.check(self._outcome.step)
+        self._wait_times.end(outcome.step)
         if outcome.step < boundaries.total_steps and not outcome.stopped_early:
             assert self._recovery is not None
             self._recovery.wait_until_stored(outcome.step, because="train.stop_after_epochs asks for it")
@@ -148,7 +145,7 @@ class Loop:
         changed = self._strategy.any_worker(self._callbacks.train_end(self._logs()))
         if changed:
             outcome.evaluated_at = -1
-            self._check_equality()
+            self._equality.check(self._outcome.step)
         if self._diverged is not None and not (changed and self._callbacks.weights_are_finite):
             raise self._diverged  # no callback has put back weights of before
         return outcome
@@ -219,7 +216,7 @@ class Loop:
     def _save(self, *, boundary_is_due: bool = False) -> None:
         outcome = self._outcome
         assert self._recovery is not None
-        self._check_equality()
+        self._equality.check(self._outcome.step)
         callbacks, arrays = self._callbacks.changes()
         values = {
             "outcome": {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome) if f.name != "step"},
@@ -285,7 +282,7 @@ class Loop:
         compiles = self._xla_trial is not None and self._xla_trial.compiles_next
         heartbeat.beat(heartbeat.BUILDING if compiles else heartbeat.TRAINING, self._outcome.step)
         started = time.perf_counter()
-        votes = self._votes(last_step).tensor(self._stragglers.news())
+        votes = self._votes(last_step).tensor(self._wait_times.news())
         sums = np.array(self._sums)
         try:
             with failures.raise_recorded_errors(), self._profiler.trace_call(last_step, steps):
@@ -324,8 +321,7 @@ class Loop:
             self._step = self._xla_trial.observe(MeasuredCall(self._outcome.step, steps, seconds))
             if self._xla_trial.is_over:
                 self._xla_trial = None  # lets what was not chosen go
-        self._input_wait.observe(step=self._outcome.step, waited=float(totals.input_seconds), seconds=seconds)
-        self._stragglers.observe(
+        self._wait_times.observe(
             step=self._outcome.step,
             steps=done,
             seconds=seconds,
@@ -440,16 +436,12 @@ class Loop:
             )
         )
         heartbeat.beat(heartbeat.AGREEING)
-        self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)
+        self._wait_times.end_epoch(step=outcome.step, epoch=self._epoch)
         heartbeat.beat(heartbeat.BETWEEN)
         self._callbacks.call("on_epoch_end", self._epoch, self._logs())
         heartbeat.beat(heartbeat.AGREEING)
         outcome.stopped_early = self._strategy.any_worker(self._wanted.stop or self._callbacks.wants_stop)
         heartbeat.beat(heartbeat.BETWEEN)
-
-    def _check_equality(self) -> None:
-        if self._equality is not None:
-            self._equality.check(self._outcome.step)
 
     def _point(self, split: str, metrics: dict[str, Any]) -> None:
         step, epoch, rate = self._outcome.step, self._epoch + 1, self.learning_rate

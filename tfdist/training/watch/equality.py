@@ -95,7 +95,7 @@ class Equality:
     """The comparison of one run.
 
     Args:
-      strategy: connected, of several workers.
+      strategy: connected.
       variables: that are the same on every worker, by name.
       events: get a warning where workers round differently.
       compare_data: compares what was read with the other workers, once a step is done.
@@ -122,6 +122,8 @@ class Equality:
         Args:
           step: that the values are of.
         """
+        if self._strategy.topology.num_workers == 1:
+            return
         self._first_step = step if self._first_step is None else self._first_step
         if step > self._first_step and self._compare_data is not None:
             self._compare_data()
