@@ -63,9 +63,9 @@ class Recovery:
 
     def prepare(self) -> None:
         """Has the memory allocated that saving takes. A collective."""
-        tensors = self._with_arrays(self.state.tensors(), read_generators()[1])
+        tensors = self.state.tensors()
         if self.manager is not None:
-            self.manager.prepare(self._share(tensors))
+            self.manager.prepare(self._share(tensors, read_generators()[1]))
 
     def votes(self, step: int) -> Vote:
         """Returns this worker's vote once `step` steps are done."""
@@ -93,7 +93,7 @@ class Recovery:
         tensors = self.state.tensors()
         if self.manager is not None:
             drawn, drawn_arrays = read_generators()
-            stored = self._share(self._with_arrays(tensors, {**arrays, **drawn_arrays}))
+            stored = self._share(tensors, {**arrays, **drawn_arrays})
             self.manager.save(State(step, stored, {**values, RANDOM: drawn}), metrics=metrics)
             self.schedule.record_write(self.manager.last_write_seconds)
         now = time.monotonic()
@@ -101,17 +101,12 @@ class Recovery:
         self.saved_step = step
         heartbeat.beat(heartbeat.BETWEEN)
 
-    def _with_arrays(self, tensors: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """All that is saved; what the processes each have besides the variables is the chief's."""
-        return {**tensors, **arrays} if self.strategy.topology.is_chief else tensors
-
-    def _share(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns what this worker stores of all that it has."""
+    def _share(self, tensors: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Returns what this worker stores; what the processes each have besides the variables is the chief's."""
         topology = self.strategy.topology
-        if not self.all_write:
-            return tensors
-        beside = {name: each for name, each in tensors.items() if not name.startswith(OWN_PREFIXES)}
-        return self.state.share(tensors, worker=topology.worker_index, count=topology.num_workers) | beside
+        if self.all_write:
+            tensors = self.state.share(tensors, worker=topology.worker_index, count=topology.num_workers)
+        return {**tensors, **(arrays if topology.is_chief else {})}
 
     @property
     def newest_step(self) -> int | None:
@@ -277,7 +272,7 @@ def _read_by_all(
 
     def choose_here() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         try:
-            return choose(found or restore.load(path, verify=False, wanted=wanted))
+            return choose(found or restore.load(path, wanted=wanted))
         except DamagedCheckpoint as error:
             raise UserError(f"{error} With train.sharding all workers have to see the run directory.") from error
 

@@ -39,6 +39,7 @@ from tfdist.user_code import format_exception
 BEST, LAST = "best", "last"
 MOST_SHOWN = 20
 FILES = (".keras", ".weights.h5")
+START_FROM = "train.start_from"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,19 +71,34 @@ def find_by_path(path: str, setting: str, *, tell: EventLog) -> SavedWeights:
     Raises:
       UserError: there is none that is whole; `setting` names the path.
     """
+    found = locate_weights(path, setting)
+    if found.endswith(FILES):
+        return SavedWeights(found)
+    if files.exists(files.join(found, MANIFEST)):
+        return _load(found)
+    return _find_newest(found, f"No checkpoint in {setting} = {path!r} is whole.", tell)
+
+
+def locate_weights(path: str, setting: str) -> str:
+    """The path of a file, of one checkpoint, or of a directory that has some; reads none of them.
+
+    Raises:
+      UserError: there is none; `setting` names the path.
+    """
     if path.endswith(FILES):
-        if not files.exists(path):
-            raise UserError(f"There is no file {setting} = {path!r}.")
-        return SavedWeights(path)
+        if files.exists(path):
+            return path
+        raise UserError(f"There is no file {setting} = {path!r}.")
     if files.is_dir(path):
         if files.exists(files.join(path, MANIFEST)):
-            return _load(path)
+            return path
         for directory in list_checkpoint_dirs(path):
             if files.is_dir(directory) and list_paths(directory):
-                return _find_newest(directory, f"No checkpoint in {setting} = {path!r} is whole.", tell)
+                return directory
+    others = "" if setting == START_FROM else "'best', 'last', a step, "
     raise UserError(
-        f"{setting} = {path!r} is no weights that can be read. Write 'best', 'last', a step, the directory of a "
-        "checkpoint or of a run, or a file in .keras and .weights.h5 format."
+        f"{setting} = {path!r} is no weights that can be read. Write {others}the directory of a checkpoint or of a "
+        "run, or a file in .keras or .weights.h5 format."
     )
 
 
@@ -102,10 +118,10 @@ def find_exported(run: RunDirectory, setting: str = "evaluate.weights") -> Saved
 
 
 def _find_step(step: int, run: RunDirectory) -> SavedWeights:
-    found = [entry for entry in _list_whole(run) if entry.step == step]
-    if not found:
+    found = next((entry for entry in _list_whole(run) if entry.step == step), None)
+    if found is None:
         raise UserError(f"{run.path} has no checkpoint of step {step:,}. It has {_list_steps(run) or 'none'}.")
-    return _load(max(found, key=lambda entry: entry.age_order).path)
+    return _load(found.path)
 
 
 def _find_best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str) -> SavedWeights:
@@ -115,8 +131,7 @@ def _find_best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str)
             "policy.CheckpointPolicy.keep_best = 'val_accuracy', or another metric; or write a step. "
             f"{run.path} has checkpoints of {_list_steps(run) or 'no step'}."
         )
-    entries = sorted(_list_whole(run), key=lambda entry: entry.age_order, reverse=True)
-    best = catalog.find_best(entries, policy)
+    best = catalog.find_best(_list_whole(run), policy)
     if best is None:
         raise UserError(f"No checkpoint in {run.path} has the metric {policy.keep_best!r}, by which the best is told.")
     assert best.manifest is not None
@@ -138,7 +153,8 @@ def _load(path: str) -> SavedWeights:
 
 
 def _list_whole(run: RunDirectory) -> list[Entry]:
-    return [entry for entry in list_checkpoints(run.checkpoints) if entry.manifest is not None]
+    """The checkpoints that are whole, newest first."""
+    return [entry for entry in reversed(list_checkpoints(run.checkpoints)) if entry.manifest is not None]
 
 
 def _list_steps(run: RunDirectory) -> str:
