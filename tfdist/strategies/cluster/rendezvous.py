@@ -43,10 +43,6 @@ class AddressTakenError(UserError):
     error_id = "port-taken"
 
 
-class WrongPeer(ValueError):
-    """A peer that is not a worker in a rendezvous."""
-
-
 def rendezvous(
     cluster: Cluster, *, timeout_seconds: float, on_wait: Callable[[str], None] = lambda message: None
 ) -> None:
@@ -268,7 +264,7 @@ def decode(line: bytes) -> dict[str, Any]:
 
     Raises:
       ConnectionResetError: it closed without a word.
-      WrongPeer: this is no worker in a rendezvous.
+      ValueError: this is no worker in a rendezvous.
     """
     if not line:
         raise ConnectionResetError
@@ -276,7 +272,7 @@ def decode(line: bytes) -> dict[str, Any]:
         message = from_json(line)
         if isinstance(message, dict) and message.get("protocol") == PROTOCOL:
             return message
-    raise WrongPeer(line)
+    raise ValueError(line)
 
 
 def describe(error: Exception, host: str) -> str:
