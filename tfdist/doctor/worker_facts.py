@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, ok_finding
+from tfdist.errors import shorten_list
 
 GROUP = "workers"
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -87,9 +88,8 @@ def _compare_settings(mine: Mapping[str, str] | None, theirs: Mapping[str, str] 
     if not differing:
         return []
     lines = [f"{key}: {theirs.get(key, 'not set')} there, {mine.get(key, 'not set')} here" for key in differing]
-    more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
     head = f"{name} has another configuration, {settings_digest(theirs)}, here {settings_digest(mine)}:"
-    what = "\n".join([head, *lines[:MOST_SHOWN], *more])
+    what = "\n".join([head, *shorten_list(lines, MOST_SHOWN)])
     why = "Workers with other settings train another model or wait in other collectives."
     hint = "Give all workers the same gin files and --gin_param."
     return [Finding(PROBLEM, GROUP, what, why, hint, {"differing": differing})]

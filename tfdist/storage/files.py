@@ -62,8 +62,9 @@ def write_atomic(path: StrPath, data: bytes | str) -> None:
 def write_new(path: StrPath, parts: Iterable[Buffer], *, crc32c: int | None = None) -> int:
     """Creates a file that must not exist, durably and whole or not at all. Its directory must exist.
 
-    Of several that create it at once, one succeeds. An answer that was lost on its way back from a server is asked
-    for again, so that success means: these bytes are there, and this call put them there or found them alike.
+    Of several that create an object at once, one succeeds; a local directory has one writer, by its lease. An answer
+    that was lost on its way back from a server is asked for again, so that success means: these bytes are there, and
+    this call put them there or found them alike.
 
     Args:
       path: the new file.

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.errors import PeerLostError, UserError, build_user_error
+from tfdist.errors import PeerLostError, UserError, build_user_error, shorten_list
 from tfdist.strategies.cluster.tf_config import Cluster, split_address
 from tfdist.telemetry.json_text import from_json
 
@@ -235,9 +235,8 @@ class Meeting:
         if self.missing is not None:
             return self.missing
         task_name, addresses = self.cluster.task_name, self.cluster.workers
-        late = [f"{task_name(i)} at {addresses[i]} ({self.troubles[i]})" for i in sorted(self.troubles)[:MAX_NAMED]]
-        more = len(self.troubles) - len(late)
-        return "; ".join([*late, *([f"{more:,} more"] if more else [])])
+        late = [f"{task_name(i)} at {addresses[i]} ({self.troubles[i]})" for i in sorted(self.troubles)]
+        return "; ".join(shorten_list(late, MAX_NAMED))
 
     async def _report_missing(self) -> None:
         """Says for whom this worker waits: after a moment, when that has changed for good, and now and then."""

@@ -224,23 +224,20 @@ def check_callbacks(callbacks: Any) -> None:
     if not isinstance(callbacks, (list, tuple)):
         raise UserError(f"train.callbacks is {callbacks!r}; write a list, [@keras.callbacks.EarlyStopping()].")
     for callback in callbacks:
-        _check(callback)
+        if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
+            raise UserError(
+                f"train.callbacks holds the class {callback.__name__}; write @keras.callbacks.{callback.__name__}() "
+                "with parentheses."
+            )
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise UserError(f"train.callbacks holds {callback!r}, which is no keras.callbacks.Callback.")
+        if isinstance(callback, keras.callbacks.CSVLogger) and files.is_remote(callback.filename):
+            raise UserError(
+                f"keras.callbacks.CSVLogger cannot write {callback.filename}: it adds to its file, which an object in "
+                "a bucket does not allow. Leave it out: metrics.jsonl of the run has the same numbers. Or give a local "
+                "path."
+            )
     find_backup(callbacks)
-
-
-def _check(callback: Any) -> None:
-    if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
-        raise UserError(
-            f"train.callbacks holds the class {callback.__name__}; write @keras.callbacks.{callback.__name__}() with "
-            "parentheses."
-        )
-    if not isinstance(callback, keras.callbacks.Callback):
-        raise UserError(f"train.callbacks holds {callback!r}, which is no keras.callbacks.Callback.")
-    if isinstance(callback, keras.callbacks.CSVLogger) and files.is_remote(callback.filename):
-        raise UserError(
-            f"keras.callbacks.CSVLogger cannot write {callback.filename}: it adds to its file, which an object in a "
-            "bucket does not allow. Leave it out: metrics.jsonl of the run has the same numbers. Or give a local path."
-        )
 
 
 def _saves_by_epoch(callback: Any) -> bool:

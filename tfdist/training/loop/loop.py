@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.sources import failures
-from tfdist.errors import DivergedError, OutOfMemoryError, UserError
+from tfdist.errors import DivergedError, OutOfMemoryError, UserError, shorten_list
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.console.console_text import EpochSummary, Progress
@@ -110,7 +110,6 @@ class Loop:
 
     def run(self) -> Outcome:
         """Trains; raises DivergedError when the loss or a gradient is not finite and nothing can skip it."""
-        outcome, boundaries = self._outcome, self._boundaries
         if self._recovery is not None:
             self._recovery.schedule.begin(time.monotonic())  # the time to the next checkpoint counts from now on
         self._callbacks.train_begin(None if self._start is None else self._next_epoch_end(self._start))
@@ -121,6 +120,7 @@ class Loop:
             self._save()
         else:
             self._equality.check(self._outcome.step)
+        outcome, boundaries = self._outcome, self._boundaries
         while outcome.step < boundaries.last_step and not outcome.stopped_early:
             if outcome.step % boundaries.steps_per_epoch == 0:
                 self._begin_epoch()
@@ -158,15 +158,13 @@ class Loop:
 
     def _continue_from(self, start: Checkpoint) -> None:
         """Puts the loop where `_save` found it; the variables are there already."""
-        values = dict(start.values)
         self._outcome.step = self._timed_from = start.step
-        if values:
+        if start.values:
             try:
-                saved = as_type(_SavedState, values)
+                saved = as_type(_SavedState, dict(start.values))
             except ValueError as error:
                 raise version_error(start.step, error) from error
-            for name in values["outcome"].keys() & {field.name for field in dataclasses.fields(Outcome)}:
-                setattr(self._outcome, name, getattr(saved.outcome, name))
+            self._outcome = dataclasses.replace(saved.outcome, step=start.step)
             if len(saved.sums) == len(self._sums):  # else the task has other terms now
                 self._sums = [*saved.sums]
             stops = saved.stop or saved.outcome.stopped_early
@@ -218,13 +216,7 @@ class Loop:
         assert self._recovery is not None
         self._equality.check(self._outcome.step)
         callbacks, arrays = self._callbacks.changes()
-        values = {
-            "outcome": {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome) if f.name != "step"},
-            "sums": self._sums,
-            "callbacks": callbacks,
-            "boundary_is_due": boundary_is_due,
-            "stop": self._wanted.stop,
-        }
+        values = dataclasses.asdict(_SavedState(outcome, self._sums, callbacks, boundary_is_due, self._wanted.stop))
         numbers = {name: value for name, value in self._logs().items() if isinstance(value, (int, float))}
         self._recovery.save(outcome.step, values, arrays, numbers)
         self._wanted = Vote()
@@ -343,7 +335,7 @@ class Loop:
             self._recovery.check()
 
     def _report_unused(self, variables: Sequence[str]) -> None:
-        shown = ", ".join(variables[:SHOWN_VARIABLES]) + (", …" if len(variables) > SHOWN_VARIABLES else "")
+        shown = ", ".join(shorten_list(variables, SHOWN_VARIABLES))
         self._events.warning(
             "variables_unused",
             step=self._outcome.step,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -22,7 +21,7 @@ from tfdist.checkpoint.policy import CheckpointSchedule
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write.manager import CheckpointManager
-from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError, UserError
+from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError, UserError, shorten_list
 from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.events import EventLog
@@ -157,30 +156,27 @@ class Recovery:
         )
 
 
+@dataclasses.dataclass
 class Checkpoint:
     """A checkpoint to resume from; variables that are not in place yet are in memory until they are.
 
-    Args, attributes:
+    Attributes:
       step: that was done.
       values: of the loop; empty where a step alone is given, and nothing was saved.
       arrays: that `values` refers to by name.
       assign: puts the variables and the generators' states in place. A collective.
     """
 
-    def __init__(
-        self,
-        step: int,
-        values: Mapping[str, Any] = types.MappingProxyType({}),
-        arrays: Mapping[str, np.ndarray] = types.MappingProxyType({}),
-        assign: Callable[[], None] | None = None,
-    ) -> None:
-        self.step, self.values, self.arrays, self._assign = step, values, arrays, assign
+    step: int
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    assign: Callable[[], None] | None = None
 
     def restore(self, *, keep: bool = False) -> None:
         """Assigns the state to the variables, once; a collective. `keep` leaves it in memory for another call."""
-        if self._assign is not None:
-            self._assign()
-            self._assign = self._assign if keep else None
+        if self.assign is not None:
+            self.assign()
+            self.assign = self.assign if keep else None
 
 
 class RecoveryStart(NamedTuple):
@@ -301,10 +297,9 @@ def log_left_out(tell: EventLog, lines: Sequence[str], source: str) -> None:
     """Says what a partial restore has left out of `source`; nothing where all fitted."""
     if not lines:
         return
-    shown = [*lines[:MOST_SHOWN], *([f"and {len(lines) - MOST_SHOWN:,} more"] if len(lines) > MOST_SHOWN else [])]
     tell.warning(
         "partially_restored",
-        message="\n    ".join([f"Took what fits of {source}, and left out:", *shown]),
+        message="\n    ".join([f"Took what fits of {source}, and left out:", *shorten_list(lines, MOST_SHOWN)]),
         left_out=list(lines),
     )
 

@@ -22,7 +22,7 @@ from tfdist.checkpoint.catalog import Entry, list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.restore import State
-from tfdist.errors import UserError, build_user_error
+from tfdist.errors import UserError, build_user_error, shorten_list
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lora import adapter_bytes, read_adapter, restore_adapters
 from tfdist.storage import files
@@ -204,9 +204,7 @@ def rename_variables(state: State, own: Iterable[str], names: Mapping[str, str] 
 
 
 def _list_names(names: Iterable[str]) -> str:
-    known = list(names)
-    more = f" and {len(known) - MOST_SHOWN:,} more" if len(known) > MOST_SHOWN else ""
-    return ", ".join(known[:MOST_SHOWN]) + more
+    return ", ".join(shorten_list(list(names), MOST_SHOWN))
 
 
 def export_model(run: Run, model: keras.Model) -> str:
@@ -256,7 +254,20 @@ def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy |
     Raises:
       UserError: there is no such thing; on every worker.
     """
-    return find_on_chief(run, lambda: _find(weights, run.directory, policy, run.events, setting))
+    directory = run.directory
+
+    def find() -> SavedWeights:
+        if weights is None:
+            return find_exported(directory, setting)
+        if isinstance(weights, int):
+            return _find_step(weights, directory)
+        if weights == LAST:
+            return _find_newest(directory.checkpoints, f"{directory.path} has no checkpoint that is whole.", run.events)
+        if weights == BEST:
+            return _find_best(directory, policy, setting)
+        return find_by_path(RunDirectory(weights).path, setting, tell=run.events)
+
+    return find_on_chief(run, find)
 
 
 def find_on_chief(run: Run, find: Callable[[], SavedWeights]) -> SavedWeights:
@@ -269,20 +280,6 @@ def find_on_chief(run: Run, find: Callable[[], SavedWeights]) -> SavedWeights:
 
     path, step, why = run.strategy.read_on_chief(read, "The checkpoints cannot be read")
     return found[0] if found else SavedWeights(path, step, None, why)
-
-
-def _find(
-    weights: str | int | None, run: RunDirectory, policy: CheckpointPolicy | None, tell: EventLog, setting: str
-) -> SavedWeights:
-    if weights is None:
-        return find_exported(run, setting)
-    if isinstance(weights, int):
-        return _find_step(weights, run)
-    if weights == LAST:
-        return _find_newest(run.checkpoints, f"{run.path} has no checkpoint that is whole.", tell)
-    if weights == BEST:
-        return _find_best(run, policy, setting)
-    return find_by_path(RunDirectory(weights).path, setting, tell=tell)
 
 
 def put_weights(
