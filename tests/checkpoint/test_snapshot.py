@@ -39,7 +39,7 @@ def test_every_kind_of_variable_and_tensor_is_saved(tmp_path: pathlib.Path) -> N
 
 
 def test_large_variables_are_copied_at_the_moment_of_save(tmp_path: pathlib.Path) -> None:
-    """Updated in place by training right after `save` returns."""
+    """Larger than a thread's piece, updated in place by training right after `save` returns."""
     first = np.random.default_rng(1).normal(size=3_000_001).astype(np.float32)
     variable = tf.Variable(first)
     manager = new_manager(tmp_path, on_error="stop", keep_last=3)

@@ -74,10 +74,7 @@ def read_newest_first(directory: str) -> Iterator[Entry]:
 
 def read_entry(path: str) -> Entry:
     """A checkpoint with its manifest. Raises UserError for a name that none has, OSError when the store fails."""
-    named = _NAME.fullmatch(path.rstrip("/").rpartition("/")[2])
-    if named is None:
-        raise UserError(f"{path} is not a checkpoint: its name must look like step-000000001200-0123456789ab.")
-    step = int(named[1])
+    step = step_of(path)
     try:
         manifest = manifests.decode(files.read(files.join(path, manifests.NAME)))
         if manifest.step != step:
@@ -89,6 +86,14 @@ def read_entry(path: str) -> Entry:
     except UserError as error:
         return Entry(step, path, None, str(error), is_newer=True)
     return Entry(step, path, manifest)
+
+
+def step_of(path: str) -> int:
+    """The step in the name of a checkpoint's directory; raises UserError for any other name."""
+    found = _NAME.fullmatch(path.rstrip("/").rpartition("/")[2])
+    if found is None:
+        raise UserError(f"{path} is not a checkpoint: its name must look like step-000000001200-0123456789ab.")
+    return int(found[1])
 
 
 def verify(entry: Entry) -> str | None:

@@ -10,13 +10,15 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from tfdist.checkpoint.format.tensor_files import FilePlan, TensorSpec, plan_files
 
+_PIECE_BYTES = 8 * 2**20
+_SMALL_BYTES = 2**18  # not worth a thread
 _PAGE_BYTES = 4096
 _MOST_THREADS = 4
 
@@ -50,8 +52,19 @@ class HostBuffer:
 
     def fill(self, arrays: Mapping[str, np.ndarray], threads: ThreadPoolExecutor) -> None:
         """Copies arrays of the planned names, types and shapes."""
-        sources = [_view_bytes(array) for array in arrays.values()]
-        list(threads.map(np.copyto, [self._destinations[name] for name in arrays], sources))
+        large, small = [], []
+        for name, array in arrays.items():
+            destination, source = self._destinations[name], _view_bytes(array)
+            if source.nbytes <= _SMALL_BYTES:
+                small.append((destination, source))
+                continue
+            for first in range(0, source.nbytes, _PIECE_BYTES):
+                large.append((destination[first : first + _PIECE_BYTES], source[first : first + _PIECE_BYTES]))
+        copies = [threads.submit(np.copyto, *pair) for pair in large]
+        for destination, source in small:
+            np.copyto(destination, source)
+        for copy in copies:
+            copy.result()
 
 
 class SnapshotBuffer:
@@ -61,7 +74,7 @@ class SnapshotBuffer:
         self._max_file_bytes = max_file_bytes
         self._threads = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "tfdist-snapshot")
         self._specs: tuple[TensorSpec, ...] | None = None
-        self._buffer: HostBuffer | None = None
+        self._allocated: Future[HostBuffer] | None = None
         self._is_free = threading.Event()
         self._is_free.set()
 
@@ -74,23 +87,19 @@ class SnapshotBuffer:
         has_waited = not self._is_free.is_set()
         self._is_free.wait()
         waited_seconds = time.perf_counter() - begun if has_waited else 0.0
-        buffer = self.reserve(arrays)
+        buffer = self._allocate(arrays)
         buffer.fill(arrays, self._threads)
         self._is_free.clear()
         return buffer, waited_seconds
 
-    def reserve(self, arrays: Mapping[str, np.ndarray]) -> HostBuffer:
-        """Allocates a buffer for arrays of such names, types and shapes, unless it is there already."""
+    def reserve(self, arrays: Mapping[str, np.ndarray]) -> Future[HostBuffer]:
+        """Has a buffer for arrays of such names, types and shapes allocated, unless it is there already."""
         specs = tuple(TensorSpec(name, array.dtype, array.shape) for name, array in arrays.items())
-        if self._buffer is None or specs != self._specs:
-            self._buffer = None  # gone before the next one comes
-            try:
-                self._buffer = HostBuffer(plan_files(specs, max_file_bytes=self._max_file_bytes))
-            except MemoryError as error:
-                num_bytes = sum(array.nbytes for array in arrays.values())
-                raise MemoryError(f"There is no room for a copy of {num_bytes:,} bytes.") from error
-            self._specs = specs
-        return self._buffer
+        if self._allocated is None or specs != self._specs:
+            files = tuple(plan_files(specs, max_file_bytes=self._max_file_bytes))
+            self._allocated = None  # gone before the next one comes
+            self._specs, self._allocated = specs, self._threads.submit(HostBuffer, files)
+        return self._allocated
 
     def give_back(self) -> None:
         """Lets the next snapshot have the buffer, which is written out."""
@@ -99,18 +108,31 @@ class SnapshotBuffer:
     def close(self) -> None:
         """Ends the threads and frees the buffer."""
         self._threads.shutdown()
-        self._buffer = None
+        self._allocated = None
+
+    def _allocate(self, arrays: Mapping[str, np.ndarray]) -> HostBuffer:
+        try:
+            return self.reserve(arrays).result()
+        except BaseException as error:
+            self._allocated = None  # the next one tries again
+            if not isinstance(error, MemoryError):
+                raise
+            num_bytes = sum(array.nbytes for array in arrays.values())
+            raise MemoryError(f"There is no room for a copy of {num_bytes:,} bytes.") from error
 
 
 def _view_tensor(source: Any) -> np.ndarray:
     if isinstance(source, np.ndarray | np.generic):
-        array = np.asarray(source)
-        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+        return _to_native_order(np.asarray(source))
     value = getattr(source, "value", source)
     source = source if callable(value) else value  # a Keras variable holds TensorFlow's
     if hasattr(source, "read_value"):
         source = (source.values[0] if hasattr(source, "values") else source).value()
     return np.asarray(source)
+
+
+def _to_native_order(array: np.ndarray) -> np.ndarray:
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _view_bytes(array: np.ndarray) -> np.ndarray:
