@@ -271,7 +271,7 @@ WRONG_STRATEGIES = [
 WRONG_CODE = [
     ("train.model = @mine.model_that_raises", ["mine.model_that_raises() failed", "mine.py:21, in model_that_"]),
     ("train.must_report = [None]", ["train.must_report is [None]", "'val_accuracy'"]),
-    ("train.start_from = 'mine.py'", ["train.start_from is the file 'mine.py'", ".keras"]),
+    ("train.start_from = 'mine.py'", ["train.start_from = 'mine.py' is no weights", ".keras"]),
     ("train.start_from = 'a\\0b'", ["no path"]),
     ("train.model = @mine.model_of_rows", ["do not fit the data", "(None, 4)", "float32[None, 8, 8, 1]"]),
     ("train.model = @mine.compiled_model", ["mine.py:12", "compiled", "Return it uncompiled"]),

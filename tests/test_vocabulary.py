@@ -33,7 +33,6 @@ ALLOWED = {
     "_in_multi_worker_mode": "TensorFlow's",
     "_in_parts": "of canonical sums",
     "_in_replica": "a condition",
-    "_in_step": "a condition",
     "before_call": "a hook",
     "after_call": "a hook",
     "of": "of a reading: the seconds that it may take",

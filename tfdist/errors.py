@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
 EXIT_DONE = 0
@@ -153,6 +153,12 @@ def list_causes(error: BaseException) -> list[BaseException]:
         causes.append(cause)
         cause = cause.__cause__
     return causes
+
+
+def shorten_list(items: Sequence[str], most: int) -> list[str]:
+    """The first of some texts, and how many more there are: "a", "b", "and 7 more"."""
+    more = len(items) - most
+    return [*items[:most], *([f"and {more:,} more"] if more > 0 else [])]
 
 
 def redact(text: str) -> str:

@@ -142,7 +142,7 @@ def test_a_disk_that_is_full_costs_a_checkpoint_and_nothing_else(tmp_path: pathl
     [
         ("mkdir", "", "Read-only file system"),
         ("open", ".tfdist-tmp", "Read-only file system"),
-        ("link", "data-00002", "Quota exceeded"),  # one of several uploads
+        ("replace", "data-00002", "Quota exceeded"),  # one of several uploads
     ],
 )
 def test_a_store_that_refuses_is_told_once_a_save(
@@ -157,7 +157,7 @@ def test_a_store_that_refuses_is_told_once_a_save(
             raise OSError(errno.EROFS, why, arguments[0])
         return getattr(os, name)(*arguments)
 
-    monkeypatch.setattr(files, "is_remote", lambda path: name == "link")
+    monkeypatch.setattr(files, "is_remote", lambda path: name == "replace")
     listener = Listener()
     save_steps(tmp_path, 1)
     with faulty.installed(Refusing()):

@@ -12,7 +12,6 @@ from checkpoint.checkpoints import Listener, new_manager
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints
-from tfdist.checkpoint.format.manifest import StoredFile
 from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write import writer
 from tfdist.checkpoint.write.manager import CheckpointManager
@@ -53,9 +52,7 @@ def test_the_notes_of_many_workers_are_read_several_at_once(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for index in range(1, 65):
-        Part(index, 65, "a1").note(
-            str(tmp_path), [StoredFile(f"{index}", 1, 0, "none")], num_tensors=1, num_tensor_bytes=4
-        )
+        Part(index, 65, "a1").note(str(tmp_path), {"index": index})
     read, together = writer._read_note, threading.Barrier(8)
 
     def waiting(path: str, name: str) -> dict[str, Any]:
@@ -63,9 +60,8 @@ def test_the_notes_of_many_workers_are_read_several_at_once(
         return read(path, name)
 
     monkeypatch.setattr(writer, "_read_note", waiting)
-    stored, num_tensors, num_bytes = Part(0, 65, "a1").collect_others(str(tmp_path), lambda: True)
-    assert [file.name for file in stored] == [f"{index}" for index in range(1, 65)]
-    assert (num_tensors, num_bytes) == (64, 256)
+    notes = Part(0, 65, "a1").collect_notes(str(tmp_path), lambda: True)
+    assert [note["index"] for note in notes] == [*range(1, 65)]
 
 
 def test_of_a_worker_that_cannot_write_there_is_no_checkpoint(

@@ -15,7 +15,7 @@ from typing import Any
 
 from tfdist.storage import local_files
 
-CHANGING = ("replace", "link", "unlink", "mkdir", "rmdir", "exchange")  # their last argument is what is changed
+CHANGING = ("replace", "unlink", "mkdir", "rmdir", "exchange")  # their last argument is what is changed
 
 
 class Crashed(BaseException):

@@ -30,7 +30,7 @@ def test_a_new_file_is_whole_or_missing_wherever_the_process_ends(tmp_path: path
         files.remove_tree(directory)
         assert not directory.exists()
 
-    # two directories of two steps, create, two steps a part, fsync, link, unlink, the directory
+    # two directories of two steps, create, two steps a part, fsync, replace, unlink, the directory
     assert faulty.crash_everywhere(write, check) == 4 + 1 + 6 + 1 + 1 + 1 + 1
     assert whole_after == ["unlink", "fsync_directory", "the end"]
 
@@ -75,7 +75,7 @@ def test_a_directory_is_the_old_or_the_new_one_and_a_sweep_leaves_nothing_beside
 @pytest.mark.slow
 def test_an_error_at_any_step_is_raised_and_leaves_no_file_and_nothing_beside_it(tmp_path: pathlib.Path) -> None:
     steps = _steps_of_a_new_file(tmp_path / "all")
-    assert steps == ["create", *["write"] * 6, "fsync", "link", "unlink", "fsync_directory"]
+    assert steps == ["create", *["write"] * 6, "fsync", "replace", "unlink", "fsync_directory"]
     for index, step in enumerate(steps):
         directory = tmp_path / str(index)
         directory.mkdir()

@@ -8,6 +8,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from gcs.server import GcsServer
 
 from tfdist.storage import contents, files, gcs_transfers
 
@@ -60,7 +61,8 @@ def test_an_empty_file(root: str) -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [10, LARGE_BYTES])
-def test_of_racing_writers_one_makes_the_file(root: str, num_bytes: int) -> None:
+def test_of_racing_writers_one_makes_the_object(gcs: GcsServer, num_bytes: int) -> None:
+    root = "gs://bucket/run"
     path = files.join(root, "one")
 
     def write(n: int) -> int | None:

@@ -54,7 +54,7 @@ def die_while_saving(directory: pathlib.Path) -> None:
         return call
 
     Part.note = killing("noting", Part.note, worker=1)  # type: ignore[method-assign]
-    Part.collect_others = killing("gathering", Part.collect_others)  # type: ignore[method-assign]
+    Part.collect_notes = killing("gathering", Part.collect_notes)  # type: ignore[method-assign]
     CheckpointManager._tidy = killing("committed", CheckpointManager._tidy)  # type: ignore[method-assign]
 
 

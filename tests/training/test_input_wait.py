@@ -18,7 +18,7 @@ from tfdist.data.sources.source import RandomAccessSource
 from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import Topology
 from tfdist.training.watch import waiting
-from tfdist.training.watch.waiting import InputWait, timed_next
+from tfdist.training.watch.waiting import WaitTimes, timed_next
 
 
 class Slow(RandomAccessSource):
@@ -45,7 +45,7 @@ class Slow(RandomAccessSource):
 
 
 class Recorder:
-    """Takes the events of `InputWait`: the step and the details."""
+    """Takes the events of `WaitTimes`: the step and the details."""
 
     def __init__(self) -> None:
         self.epochs: list[tuple[int, dict[str, Any]]] = []
@@ -131,11 +131,12 @@ def test_the_first_call_does_not_count_and_the_worker_that_waited_most_is_told(m
 
     strategy, recorder = Two(), Recorder()
     monkeypatch.setattr(Two, "topology", Topology(0, 2, 1))
-    waits = InputWait(strategy, recorder, hint="Hint.")
-    waits.observe(step=1, waited=50.0, seconds=60.0)
+    waits = WaitTimes(strategy, recorder, hint="Hint.")
+    call = {"steps": 1, "peer_seconds": 0.0, "news": []}
+    waits.observe(step=1, input_seconds=50.0, seconds=60.0, **call)
     waits.end_epoch(step=1, epoch=0)
     assert not recorder.epochs
-    waits.observe(step=2, waited=1.0, seconds=10.0)
+    waits.observe(step=2, input_seconds=1.0, seconds=10.0, **call)
     waits.end_epoch(step=2, epoch=1)
     text, figures = "worker 1 waited for input 30% of the time (3.0 s)", {"share": 0.3, "seconds": 3.0}
     ((step, waited),) = recorder.epochs

@@ -10,7 +10,7 @@ import pytest
 import support
 
 from tfdist.strategies.strategy import Topology
-from tfdist.training.watch.waiting import Stragglers
+from tfdist.training.watch.waiting import WaitTimes
 
 SLOW_SECONDS = 0.4  # that a busy machine does not make the other worker seem slow too
 MODULE = f"""\
@@ -99,7 +99,7 @@ class FourWorkers:
 )
 def test_who_is_slow_for_some_seconds_is_named_once(own: list[float], seconds: float, expected: list[int]) -> None:
     recorder = Recorder()
-    stragglers = Stragglers(FourWorkers(), recorder)
+    stragglers = WaitTimes(FourWorkers(), recorder, hint="")
     for step, third in enumerate(own):
         news = [1.0, 1.1, third, 0.9]
         stragglers.observe(step=step, steps=1, seconds=seconds, input_seconds=0.0, peer_seconds=0.01, news=news)

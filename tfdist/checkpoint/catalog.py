@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import math
 import re
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -53,11 +52,6 @@ class Entry:
     def age_order(self) -> tuple[int, str]:
         """Sorts by step; of several of one step, by when they were made."""
         return self.step, self.manifest.created if self.manifest else ""
-
-
-def new_path(directory: str, step: int) -> str:
-    """A name that no other attempt at a checkpoint has, not even one at the same step."""
-    return files.join(directory, f"step-{step:012d}-{uuid.uuid4().hex[:12]}")
 
 
 def list_paths(directory: str) -> list[tuple[int, str]]:

@@ -15,6 +15,7 @@ import queue
 import signal
 import socket
 import threading
+import urllib.request
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
@@ -77,13 +78,12 @@ class Preemption:
 
     def note(self, reason: str, *, hint: str = "") -> None:
         """Has the process leave for `reason`, unless it already has another; callable anywhere, at any time."""
+        text = reason[0].upper() + reason[1:]
         if self.reason is None:
             self.reason = reason
-            self._notes.put(f"{_sentence(reason)}: saving at the end of this step, then leaving.{hint}")
+            self._notes.put(f"{text}: saving at the end of this step, then leaving.{hint}")
         else:
-            self._notes.put(
-                f"{_sentence(reason)}: this run is already about to save and leave, and continues doing so."
-            )
+            self._notes.put(f"{text}: this run is already about to save and leave, and continues doing so.")
 
     def __enter__(self) -> Preemption:
         if threading.current_thread() is threading.main_thread():  # only there may Python set handlers
@@ -148,10 +148,6 @@ class Preemption:
             self._tell(note)
 
 
-def _sentence(clause: str) -> str:
-    return clause[0].upper() + clause[1:]
-
-
 DEFAULT_ADDRESS = "metadata.google.internal"
 PRODUCT_NAME_FILE = pathlib.Path("/sys/class/dmi/id/product_name")
 # What each key says when this VM is about to end.
@@ -161,6 +157,7 @@ ENDING_VALUES = {
 }
 POLL_SECONDS = 2.0  # a preempted VM has 30 seconds
 ANSWER_SECONDS = 10
+_WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def find_address(given: str | None = None, *, product_name_file: pathlib.Path = PRODUCT_NAME_FILE) -> str | None:
@@ -193,14 +190,9 @@ def watch(address: str, closing: threading.Event, on_notice: Callable[[str], Non
 
 
 def _request_value(address: str, key: str) -> str:
-    connection = http.client.HTTPConnection(address, timeout=ANSWER_SECONDS)
-    path = f"/computeMetadata/v1/instance/{key}"
-    try:
-        connection.request("GET", path, headers={"Metadata-Flavor": "Google"})
-        answer = connection.getresponse()
-        text = answer.read().decode("utf-8", "replace").strip()
-    finally:
-        connection.close()
-    if answer.status != http.client.OK or answer.headers.get("Metadata-Flavor") != "Google":
-        raise http.client.HTTPException(f"it answered {answer.status} {answer.reason} to GET {path}")
-    return text
+    url = f"http://{address}/computeMetadata/v1/instance/{key}"
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    with _WITHOUT_PROXY.open(request, timeout=ANSWER_SECONDS) as answer:  # another status is an OSError
+        if answer.headers.get("Metadata-Flavor") != "Google":
+            raise http.client.HTTPException(f"{url} is not answered by a metadata server")
+        return str(answer.read().decode("utf-8", "replace").strip())

@@ -17,7 +17,7 @@ import numpy as np
 from tfdist.checkpoint.catalog import Entry, read_entry, read_newest_first
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint, Manifest
 from tfdist.checkpoint.format.tensor_files import read_files
-from tfdist.errors import build_user_error, suggest
+from tfdist.errors import build_user_error, shorten_list, suggest
 from tfdist.telemetry.events import EventLog
 
 
@@ -90,11 +90,10 @@ def match_tensors(tensors: Mapping[str, np.ndarray], wanted: TensorSpecs, *, par
     """
     found = list_differences(tensors, wanted)
     if found and not partial:
-        listed = "".join(f"\n  {line}" for line in found[:_MOST_DIFFERENCES])
-        rest = f"\n  and {len(found) - _MOST_DIFFERENCES:,} more" if len(found) > _MOST_DIFFERENCES else ""
+        listed = "".join(f"\n  {line}" for line in shorten_list(found, _MOST_DIFFERENCES))
         raise build_user_error(
             f"The checkpoint does not fit this program ({len(found):,} difference{'s' * (len(found) > 1)}):"
-            f"{listed}{rest}\n"
+            f"{listed}\n"
             "Train with the configuration that made it, or allow a partial load.",
             error_id="checkpoint-mismatch",
         )

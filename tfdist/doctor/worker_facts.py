@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.doctor.findings import NOTE, PROBLEM, WARNING, Finding, ok_finding
+from tfdist.errors import shorten_list
 
 GROUP = "workers"
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -79,9 +80,8 @@ def compare(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> li
             continue
         differing = sorted(key for key in here.keys() | there.keys() if here.get(key) != there.get(key))
         lines = [f"{key}: {there.get(key, 'none')} there, {here.get(key, 'none')} here" for key in differing]
-        more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
         level = NOTE if kind == "versions" and not set(differing).intersection(MUST_AGREE) else PROBLEM
-        what = "\n".join([f"{who} has other {kind}:", *lines[:MOST_SHOWN], *more])
+        what = "\n".join([f"{who} has other {kind}:", *shorten_list(lines, MOST_SHOWN)])
         findings.append(Finding(level, GROUP, what, why, hint, {"differing": differing}))
     if not findings:
         digest = f", configuration {settings_digest(mine['settings'])}" if mine["settings"] is not None else ""

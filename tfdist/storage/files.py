@@ -6,6 +6,7 @@ path that no store serves is a UserError. Everything that writes a run directory
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import re
@@ -32,7 +33,9 @@ def read(path: StrPath) -> bytes:
 
 def read_range(path: StrPath, first: int, count: int) -> bytes:
     """Bytes first … first + count - 1; fewer where the file ends before. Raises FileNotFoundError."""
-    return _store(path).read_range(os.fspath(path), first, count)
+    content = bytearray(count)
+    found = _store(path).read_into(os.fspath(path), memoryview(content), first)
+    return bytes(memoryview(content)[:found])
 
 
 def read_into(path: StrPath, buffer: Buffer, *, first: int = 0) -> None:
@@ -44,7 +47,11 @@ def read_into(path: StrPath, buffer: Buffer, *, first: int = 0) -> None:
       FileNotFoundError: there is no such file.
       OSError: it ends before the buffer is full. What the buffer holds is then undefined.
     """
-    _store(path).read_into(os.fspath(path), memoryview(buffer).cast("B"), first)
+    view = memoryview(buffer).cast("B")
+    found = _store(path).read_into(os.fspath(path), view, first)
+    if found < view.nbytes:
+        text = f"it ends at byte {first + found:,}, {view.nbytes - found:,} short"
+        raise OSError(errno.EIO, text, os.fspath(path))
 
 
 def write_atomic(path: StrPath, data: bytes | str) -> None:
@@ -55,8 +62,9 @@ def write_atomic(path: StrPath, data: bytes | str) -> None:
 def write_new(path: StrPath, parts: Iterable[Buffer], *, crc32c: int | None = None) -> int:
     """Creates a file that must not exist, durably and whole or not at all. Its directory must exist.
 
-    Of several that create it at once, one succeeds. An answer that was lost on its way back from a server is asked
-    for again, so that success means: these bytes are there, and this call put them there or found them alike.
+    Of several that create an object at once, one succeeds; a local directory has one writer, by its lease. An answer
+    that was lost on its way back from a server is asked for again, so that success means: these bytes are there, and
+    this call put them there or found them alike.
 
     Args:
       path: the new file.

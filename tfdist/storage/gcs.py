@@ -53,19 +53,9 @@ class GcsFiles:
                     raise
         return bytes(content)
 
-    def read_range(self, path: str, first: int, count: int) -> bytes:
-        """Downloads bytes first … first + count - 1; fewer where the object ends before."""
-        content = bytearray(count)
-        found = download(path, first, memoryview(content), None)
-        return bytes(memoryview(content)[:found])
-
-    def read_into(self, path: str, buffer: memoryview, first: int) -> None:
-        """Fills the buffer with bytes of one generation, from `first` on; raises EIO where the object is too short."""
-        found = look_up(path)
-        missing = first + buffer.nbytes - found.size
-        if missing > 0:
-            raise OSError(errno.EIO, f"it ends at byte {found.size:,}, {missing:,} short", path)
-        download(path, first, buffer, found.generation)
+    def read_into(self, path: str, buffer: memoryview, first: int) -> int:
+        """Fills the buffer with bytes of one generation, from `first` on; returns how many there were."""
+        return download(path, first, buffer)
 
     def write_atomic(self, path: str, data: bytes) -> None:
         """Uploads `data` as the new generation of the object."""
@@ -85,7 +75,7 @@ class GcsFiles:
         """Whether any object lies below that name; a bucket is a directory also when it is empty."""
         prefix = _prefix(path)
         try:
-            page = next(_pages(path, prefix, delimiter=None, page_size=1))
+            page = next(_pages(path, prefix, page_size=1))
         except FileNotFoundError:
             return False
         return not prefix or bool(page)
@@ -117,7 +107,7 @@ class GcsFiles:
 
     def list_names(self, path: str) -> list[str]:
         """Returns the names one level below a prefix, sorted; none where nothing is below it."""
-        return sorted(_filter_visible(self._list_level(path, "")))
+        return sorted(_filter_visible(self._list_level(path)))
 
     def list_tree(self, path: str) -> list[str]:
         """Returns the objects below a prefix, relative to it and sorted."""
@@ -162,23 +152,21 @@ class GcsFiles:
             if fnmatch.fnmatchcase(name, component) and name.startswith(".") <= component.startswith("."):
                 yield name
 
-    def _list_level(self, path: str, head: str) -> set[str]:
+    def _list_level(self, path: str, head: str = "") -> set[str]:
         """The names in a directory that begin with `head`."""
+        return {name.rstrip("/") for name in self._list_below(path, head, delimiter="/")} - {""}
+
+    def _list_below(self, path: str, head: str = "", delimiter: str | None = None) -> list[str]:
         prefix = _prefix(path)
         with contextlib.suppress(FileNotFoundError):  # no such bucket
-            pages = _pages(path, prefix + head, delimiter="/", page_size=None)
-            return {found.removeprefix(prefix).rstrip("/") for page in pages for found in page} - {""}
-        return set()
-
-    def _list_below(self, path: str) -> list[str]:
-        prefix = _prefix(path)
-        with contextlib.suppress(FileNotFoundError):
-            pages = _pages(path, prefix, delimiter=None, page_size=None)
+            pages = _pages(path, prefix + head, delimiter=delimiter)
             return [below for page in pages for found in page if (below := found.removeprefix(prefix))]
         return []
 
 
-def _pages(path: str, prefix: str, *, delimiter: str | None, page_size: int | None) -> Iterator[list[str]]:
+def _pages(
+    path: str, prefix: str, *, delimiter: str | None = None, page_size: int | None = None
+) -> Iterator[list[str]]:
     """The names of objects, and of directories with a `/` behind, page by page; each page is tried again by itself."""
     token: str | None = None
 

@@ -80,10 +80,11 @@ def upload(path: str, parts: Sequence[memoryview], *, replaces: int | None, chec
         raise
 
 
-def download(path: str, first: int, buffer: memoryview, generation: int | None) -> int:
-    """Fills a buffer from byte `first` on, several ranges at once; returns how much there was of it."""
+def download(path: str, first: int, buffer: memoryview, generation: int | None = None) -> int:
+    """Fills a buffer from byte `first` on, by ranges of one generation; returns how much there was of it."""
     if buffer.nbytes <= RANGE_BYTES:
         return _download_range(path, first, buffer, generation)
+    generation = generation or look_up(path).generation
     places = range(0, buffer.nbytes, RANGE_BYTES)
     with _pool() as pool:
         return sum(

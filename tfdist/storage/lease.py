@@ -25,6 +25,8 @@ from collections.abc import Callable
 
 from tfdist.errors import InUseError, UserError, is_whole_number
 from tfdist.storage import files
+from tfdist.storage.gcs_requests import SupersededError
+from tfdist.storage.gcs_transfers import delete, look_up, upload
 
 NAME = ".lease"
 RENEW_SECONDS = 5.0
@@ -212,9 +214,6 @@ def _lock_object(path: str, me: Owner, notify: Callable[[str], None], seen: dict
     Args:
       seen: when each generation of the object was first seen; this machine's own watching alone counts.
     """
-    from tfdist.storage.gcs_requests import SupersededError
-    from tfdist.storage.gcs_transfers import upload
-
     generation, other = _read_owner(path)
     if other is not None:
         lapsed = _now() - seen.setdefault(generation, _now()) > LAPSE_SECONDS
@@ -231,8 +230,6 @@ def _lock_object(path: str, me: Owner, notify: Callable[[str], None], seen: dict
 
 def _read_owner(path: str) -> tuple[int, Owner | None]:
     """The generation of a lease and its owner; 0 and None where there is none."""
-    from tfdist.storage.gcs_transfers import look_up
-
     try:
         return look_up(path).generation, Owner.decode(files.read(path))
     except FileNotFoundError:
@@ -262,8 +259,6 @@ class _ObjectLease:
                 )
 
     def release(self) -> None:
-        from tfdist.storage.gcs_transfers import delete
-
         if self._ending.is_set():
             return
         self._ending.set()
@@ -284,9 +279,6 @@ class _ObjectLease:
                         continue  # the next one tries again, as `check` does, which raises it
 
     def _renew(self) -> None:
-        from tfdist.storage.gcs_requests import SupersededError
-        from tfdist.storage.gcs_transfers import upload
-
         try:
             self._generation = upload(self._path, [memoryview(self._me.encode())], replaces=self._generation)
             self._renewed = _now()

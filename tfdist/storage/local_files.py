@@ -1,8 +1,8 @@
 """Files of this machine, or of a file system that is mounted on it.
 
 Invariant: under its own name a file is whole, whatever happens while it is written: the bytes go to a temporary file
-beside it, reach the disk, and then take its place in one step. `files` calls this for
-every path without a scheme; tests have its calls of `os` fail, or its process end, between any two.
+beside it, reach the disk, and then take its place in one step. `files` calls this for every path without a scheme;
+tests have its calls of `os` fail, or its process end, between any two.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
 from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion
-
-_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-
 
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
@@ -52,23 +49,13 @@ class LocalFiles:
         with open(path, "rb") as file:
             return file.read()
 
-    def read_range(self, path: str, first: int, count: int) -> bytes:
-        """Returns bytes first … first + count - 1; fewer where the file ends before."""
-        with _open_descriptor(path) as descriptor:
-            data = os.pread(descriptor, count, first)
-            while 0 < len(data) < count and (more := os.pread(descriptor, count - len(data), first + len(data))):
-                data += more
-            return data
-
-    def read_into(self, path: str, buffer: memoryview, first: int) -> None:
-        """Fills the buffer with the bytes from `first` on; raises EIO where the file ends before it is full."""
-        with _open_descriptor(path) as descriptor:
+    def read_into(self, path: str, buffer: memoryview, first: int) -> int:
+        """Fills the buffer with the bytes from `first` on; returns how many there were."""
+        with open(path, "rb", buffering=0) as file:
             done = 0
-            while done < buffer.nbytes:
-                count = os.preadv(descriptor, [buffer[done:]], first + done)
-                if not count:
-                    raise OSError(errno.EIO, f"it ends at byte {first + done:,}, {buffer.nbytes - done:,} short", path)
+            while count := os.preadv(file.fileno(), [buffer[done:]], first + done):
                 done += count
+            return done
 
     def write_atomic(self, path: str, data: bytes) -> None:
         """Replaces a file, durably and whole or not at all."""
@@ -82,7 +69,7 @@ class LocalFiles:
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         with self._write_temporary(path, parts) as (temporary, num_bytes):
-            self._give_name(temporary, path)
+            os.replace(temporary, path)  # of two that come here at once one is lost: a lease has one writer at a time
         try:
             sync_directory(os.path.dirname(path))
         except OSError:
@@ -214,42 +201,11 @@ class LocalFiles:
             with contextlib.suppress(OSError):  # no listing shows what is left then
                 os.unlink(temporary)
 
-    def _give_name(self, temporary: str, path: str) -> None:
-        """Gives a file the name `path`, which nothing bears; raises FileExistsError."""
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            if not _is_same_file(temporary, path):  # which a network file system that repeats a request can say
-                raise
-        except OSError as error:
-            if error.errno not in _NO_HARD_LINKS:
-                raise
-            # Two that come here in the same instant are not told apart; a lease keeps writers out of each other's way.
-            if os.path.lexists(path):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
-            os.replace(temporary, path)
-
 
 def _temporary_path(path: str) -> str:
     """A new name for what is to take the place of `path`."""
     directory, name = os.path.split(path)
     return os.path.join(directory, f".{name}.{uuid.uuid4().hex[:12]}{TEMPORARY_SUFFIX}")
-
-
-@contextlib.contextmanager
-def _open_descriptor(path: str) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _is_same_file(first: str, second: str) -> bool:
-    try:
-        return os.path.samefile(first, second)
-    except OSError:
-        return False
 
 
 def _raise_unless_missing(error: OSError) -> None:

@@ -24,7 +24,7 @@ from tfdist.settings.checks import SECONDS, one_of, whole_number
 from tfdist.strategies import failure_report
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.rendezvous import AddressTakenError, rendezvous
-from tfdist.strategies.cluster.tf_config import Cluster, read_tf_config, split_address
+from tfdist.strategies.cluster.tf_config import EXAMPLE, Cluster, read_tf_config, split_address
 from tfdist.strategies.failure_report import FailureReport
 from tfdist.strategies.strategy import MakeDataset, Notify, Strategy, Topology, static_replica_index, with_device
 from tfdist.strategies.sums import pack_indices
@@ -32,7 +32,6 @@ from tfdist.telemetry import heartbeat
 
 DEFAULT_PACKING = 2**21  # bytes
 IMPLEMENTATIONS = ("auto", "ring", "nccl")
-TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
 class MultiWorker(Strategy):
@@ -139,7 +138,7 @@ class MultiWorker(Strategy):
             raise build_user_error(
                 "The strategy multi_worker needs the environment variable TF_CONFIG, which is not set. For two workers "
                 "on this machine run: tfdist launch -n 2 train EXPERIMENT.gin; else set it on each worker, "
-                f"e.g. TF_CONFIG='{TF_CONFIG_EXAMPLE}'",
+                f"e.g. TF_CONFIG='{EXAMPLE}'",
                 error_id="cluster-mismatch",
             )
         return cluster

@@ -351,7 +351,7 @@ class Strategy(abc.ABC):
           UserError: for its OSError, on every worker with the same words and exit status.
           Exception: what else it raised, on the chief; PeerFailedError on the others, with its words and exit status.
         """
-        return self._in_step(act if self.topology.is_chief else lambda: None, failed)
+        return self.on_every_worker(act if self.topology.is_chief else lambda: None, failed)
 
     def read_on_chief(self, read: Callable[[], T], failed: str) -> T:
         """Returns the chief's `read()` on every worker, as JSON carries it; arguments and errors as `on_chief`."""
@@ -366,9 +366,6 @@ class Strategy(abc.ABC):
 
         Without `failed` an OSError is raised as it is.
         """
-        return self._in_step(act, failed)
-
-    def _in_step(self, act: Callable[[], Any], failed: str | None) -> Any:
         value: Any = None
         problem: Exception | None = None
         status, text, error_id = EXIT_DONE, "", None

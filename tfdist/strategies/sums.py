@@ -190,7 +190,8 @@ def gather_rows(tensors: Sequence[tf.Tensor], *, room: int) -> list[tf.Tensor]:
         around = tf.stack([first, room - first - count])[tf.newaxis]
         return tf.pad(tensor, tf.concat([around, tf.zeros([tensor.shape.rank - 1, 2], tf.int32)], axis=0))
 
-    whole = _sum_lengths([scatter_rows(tf.stop_gradient(_summable(t))) for t in tensors])
+    summable = [t if t.dtype in REDUCED_AS_THEY_ARE else tf.cast(t, tf.int32) for t in tensors]
+    whole = _sum_lengths([scatter_rows(tf.stop_gradient(t)) for t in summable])
     gathered = []
     for tensor, rows in zip(tensors, whole, strict=True):
         rows = tf.cast(rows, tensor.dtype)
@@ -199,10 +200,6 @@ def gather_rows(tensors: Sequence[tf.Tensor], *, room: int) -> list[tf.Tensor]:
             rows += own - tf.stop_gradient(own)  # adds nothing but the way back
         gathered.append(rows[:total])
     return gathered
-
-
-def _summable(tensor: tf.Tensor) -> tf.Tensor:
-    return tensor if tensor.dtype in REDUCED_AS_THEY_ARE else tf.cast(tensor, tf.int32)
 
 
 def _sum_lengths(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -13,12 +13,13 @@ import os
 import queue
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tfdist.checkpoint import catalog
-from tfdist.checkpoint.catalog import Entry, list_checkpoints, new_path
+from tfdist.checkpoint.catalog import Entry, list_checkpoints
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.restore import State
@@ -77,7 +78,7 @@ class CheckpointManager:
         self._identity = manifests.to_plain(identity, "identity")
         self._tell = tell
         self._still_ours = still_ours
-        self._part = part
+        self._part = part or Part(index=0, count=1, start=uuid.uuid4().hex[:12])
         self._buffer = snapshots.SnapshotBuffer(max_file_bytes=policy.max_file_bytes)
         self.last_committed_step: int | None = None
         self.last_write_seconds = 0.0
@@ -171,11 +172,6 @@ class CheckpointManager:
         described = f"{type(error).__name__}: {error}"
         self._tell.warning("checkpoint_failed", step=step, message=message, error=described)
 
-    @property
-    def _is_helper(self) -> bool:
-        """Whether another worker, the chief, commits what this one writes a part of."""
-        return self._part is not None and not self._part.is_chiefs
-
     # In the thread
 
     def _begin(self) -> None:
@@ -209,13 +205,13 @@ class CheckpointManager:
         """Makes the directory, lists its checkpoints, and removes what a crash left of others."""
         self._check_ours()
         files.make_dirs(self._directory)
-        self._is_started = self._is_helper
-        if self._is_helper:
+        self._is_started = not self._part.is_chiefs
+        if self._is_started:  # another worker, the chief, commits what this one writes a part of
             return
         found = list_checkpoints(self._directory)
         self._entries = [entry for entry in found if not entry.is_leftover]
-        own = (lambda path: False) if self._part is None else self._part.owns  # another worker may be writing there
-        self._to_remove = [entry.path for entry in found if entry.is_leftover and not own(entry.path)]
+        leftovers = [entry.path for entry in found if entry.is_leftover]
+        self._to_remove = [path for path in leftovers if not self._part.owns(path)]  # where another worker may write
         self._is_started = True
         if self._to_remove:
             self._tell.info("checkpoint_leftovers_found", paths=list(self._to_remove))
@@ -225,9 +221,7 @@ class CheckpointManager:
         if self._is_lost:
             return
         begun = time.perf_counter()
-        path = new_path(self._directory, snapshot.step)
-        if self._part is not None:
-            path = self._part.path(self._directory, snapshot.step, number)
+        path = self._part.path(self._directory, snapshot.step, number)
         try:
             if not self._is_started:  # as the store did not answer then
                 self._start()
@@ -240,7 +234,7 @@ class CheckpointManager:
                 gives_up=lambda: self._gives_up,
             )
         except BaseException as error:
-            if self._part is not None and self._is_helper:
+            if not self._part.is_chiefs:
                 with contextlib.suppress(OSError):  # then the chief waits in vain, but not for ever
                     self._part.report_failure(path, error)
             else:

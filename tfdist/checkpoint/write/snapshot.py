@@ -46,16 +46,6 @@ class HostBuffer:
             for spec, offset in file.offsets:
                 self._destinations[spec.name] = content[offset : offset + spec.num_bytes]
 
-    @property
-    def num_tensors(self) -> int:
-        """The number of tensors that there is room for."""
-        return len(self._destinations)
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of all tensors together."""
-        return sum(content.nbytes for content in self.contents)
-
     def parts(self, index: int) -> list[memoryview]:
         """The bytes of one file, in order."""
         return [memoryview(self.files[index].header), self.contents[index].data]

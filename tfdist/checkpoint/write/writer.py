@@ -13,7 +13,7 @@ import dataclasses
 import datetime
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -60,20 +60,19 @@ class Part:
     @property
     def prefix(self) -> str:
         """The beginning of its data files' names."""
-        return f"part-{self.index:05d}-"
+        return f"part-{self.index:05d}-" if self.count > 1 else ""
 
-    def note(self, path: str, stored: Sequence[StoredFile], *, num_tensors: int, num_tensor_bytes: int) -> None:
-        """Writes the note that this worker's files are there."""
-        counts = {"num_tensors": num_tensors, "num_tensor_bytes": num_tensor_bytes}
-        _store_note(path, self.index, {"files": [dataclasses.asdict(file) for file in stored], **counts})
+    def note(self, path: str, content: dict[str, Any]) -> None:
+        """Writes the note that this worker's files are there, and which."""
+        _store_note(path, self.index, content)
 
     def report_failure(self, path: str, error: BaseException) -> None:
         """Writes the note that this worker's files will not come."""
         files.make_dirs(path)
         _store_note(path, self.index, {"error": f"{type(error).__name__}: {error}"})
 
-    def collect_others(self, path: str, gives_up: Callable[[], bool]) -> tuple[tuple[StoredFile, ...], int, int]:
-        """The other workers' files, numbers of tensors and of bytes, once all are there.
+    def collect_notes(self, path: str, gives_up: Callable[[], bool]) -> list[dict[str, Any]]:
+        """Waits for the other workers' notes; returns them in order. Lists once a round, as a bucket answers slowly.
 
         Args:
           path: of the checkpoint.
@@ -82,12 +81,6 @@ class Part:
         Raises:
           OSError: a worker could not write its part, or it did not come.
         """
-        told = self._read_notes(path, gives_up)
-        stored = tuple(StoredFile(**each) for note in told for each in note["files"])
-        return stored, sum(note["num_tensors"] for note in told), sum(note["num_tensor_bytes"] for note in told)
-
-    def _read_notes(self, path: str, gives_up: Callable[[], bool]) -> list[dict[str, Any]]:
-        """Waits for the other workers' notes; returns them in order. Lists once a round, as a bucket answers slowly."""
         deadline, pause = time.monotonic() + PATIENCE_SECONDS, FIRST_PAUSE_SECONDS
         missing = {_note_name(index): index for index in range(1, self.count)}
         told: dict[int, dict[str, Any]] = {}
@@ -138,34 +131,35 @@ def write_checkpoint(
     *,
     identity: Mapping[str, Any],
     still_ours: Callable[[], None],
-    part: Part | None = None,
+    part: Part,
     gives_up: Callable[[], bool] = lambda: False,
 ) -> Entry | None:
-    """Writes and commits a snapshot at `path`, from `catalog.new_path` or `Part.path`; None where the chief commits.
+    """Writes and commits a snapshot at `path`, from `Part.path`; None where the chief commits.
 
     Raises:
       OSError: the store refused. What was written of it may still be there, without a manifest.
       Whatever `still_ours` raises.
     """
     files.make_dirs(path)
-    stored = _write_files(path, snapshot.buffer, "" if part is None else part.prefix)
-    num_tensors, num_tensor_bytes = snapshot.buffer.num_tensors, snapshot.buffer.num_bytes
-    if part is not None and not part.is_chiefs:
-        part.note(path, stored, num_tensors=num_tensors, num_tensor_bytes=num_tensor_bytes)
+    stored = _write_files(path, snapshot.buffer, part.prefix)
+    note = {
+        "files": [dataclasses.asdict(file) for file in stored],
+        "num_tensors": sum(len(file.offsets) for file in snapshot.buffer.files),
+        "num_tensor_bytes": sum(file.num_bytes for file in snapshot.buffer.files),
+    }
+    if not part.is_chiefs:
+        part.note(path, note)
         return None
-    if part is not None:
-        others, more_tensors, more_bytes = part.collect_others(path, gives_up)
-        stored += others
-        num_tensors, num_tensor_bytes = num_tensors + more_tensors, num_tensor_bytes + more_bytes
+    notes = [note, *part.collect_notes(path, gives_up)]
     manifest = Manifest(
         step=snapshot.step,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
         identity=identity,
         metrics=snapshot.metrics,
         values=snapshot.values,
-        files=stored,
-        num_tensors=num_tensors,
-        num_tensor_bytes=num_tensor_bytes,
+        files=tuple(StoredFile(**file) for each in notes for file in each["files"]),
+        num_tensors=sum(each["num_tensors"] for each in notes),
+        num_tensor_bytes=sum(each["num_tensor_bytes"] for each in notes),
     )
     text = manifests.encode(manifest)
     still_ours()

@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from tfdist.errors import PeerLostError
+from tfdist.errors import PeerLostError, shorten_list
 from tfdist.strategies import failure_report
 from tfdist.strategies.failure_report import FailureReport
 
@@ -70,8 +70,7 @@ def meet(store: Store, *, timeout_seconds: float, on_wait: Callable[[str], None]
             missing = [rank for rank in missing if _request(store, "GET", str(rank))[0] != http.HTTPStatus.OK]
             if not missing:
                 return
-            waiting_for = ", ".join(f"worker {rank}" for rank in missing[:MAX_NAMED])
-            waiting_for += f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
+            waiting_for = ", ".join(shorten_list([f"worker {rank}" for rank in missing], MAX_NAMED))
         except (OSError, http.client.HTTPException) as error:
             waiting_for = f"horovodrun, which does not answer at {store.host}:{store.port} ({error})"
         now = time.monotonic()

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.errors import PeerLostError, UserError, build_user_error
+from tfdist.errors import PeerLostError, UserError, build_user_error, shorten_list
 from tfdist.strategies.cluster.tf_config import Cluster, split_address
 from tfdist.telemetry.json_text import from_json
 
@@ -41,10 +41,6 @@ class AddressTakenError(UserError):
     """Another program listens at this worker's address."""
 
     error_id = "port-taken"
-
-
-class WrongPeer(ValueError):
-    """A peer that is not a worker in a rendezvous."""
 
 
 def rendezvous(
@@ -239,9 +235,8 @@ class Meeting:
         if self.missing is not None:
             return self.missing
         task_name, addresses = self.cluster.task_name, self.cluster.workers
-        late = [f"{task_name(i)} at {addresses[i]} ({self.troubles[i]})" for i in sorted(self.troubles)[:MAX_NAMED]]
-        more = len(self.troubles) - len(late)
-        return "; ".join([*late, *([f"{more:,} more"] if more else [])])
+        late = [f"{task_name(i)} at {addresses[i]} ({self.troubles[i]})" for i in sorted(self.troubles)]
+        return "; ".join(shorten_list(late, MAX_NAMED))
 
     async def _report_missing(self) -> None:
         """Says for whom this worker waits: after a moment, when that has changed for good, and now and then."""
@@ -268,7 +263,7 @@ def decode(line: bytes) -> dict[str, Any]:
 
     Raises:
       ConnectionResetError: it closed without a word.
-      WrongPeer: this is no worker in a rendezvous.
+      ValueError: this is no worker in a rendezvous.
     """
     if not line:
         raise ConnectionResetError
@@ -276,7 +271,7 @@ def decode(line: bytes) -> dict[str, Any]:
         message = from_json(line)
         if isinstance(message, dict) and message.get("protocol") == PROTOCOL:
             return message
-    raise WrongPeer(line)
+    raise ValueError(line)
 
 
 def describe(error: Exception, host: str) -> str:

@@ -18,7 +18,7 @@ from tfdist.errors import UserError, build_user_error, is_whole_number, suggest
 VARIABLE = "TF_CONFIG"
 JOBS = ("chief", "worker")  # in the order in which TensorFlow counts them
 _HOST = re.compile(r"([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
-_EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +162,6 @@ def _check_jobs(jobs: Mapping[str, Any]) -> None:
 def _error(what: str, received: Any) -> UserError:
     shown = received if isinstance(received, str) else json.dumps(received)
     return build_user_error(
-        f"{VARIABLE}: {what}\n  Received: {shown}\n  Write, for example: {VARIABLE}='{_EXAMPLE}'",
+        f"{VARIABLE}: {what}\n  Received: {shown}\n  Write, for example: {VARIABLE}='{EXAMPLE}'",
         error_id="cluster-mismatch",
     )

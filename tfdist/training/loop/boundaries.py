@@ -79,15 +79,7 @@ class LengthSettings(Settings):
 
     def boundaries(self, steps_of_pass: int) -> Boundaries:
         """The steps at which calls end, where a pass over the training data takes so many."""
-        steps_per_epoch = self.steps_per_epoch or steps_of_pass
-        return Boundaries(
-            total_steps=self.total_steps(steps_per_epoch),
-            steps_per_epoch=steps_per_epoch,
-            eval_every_steps=_steps_in(self.eval_every),
-            eval_every_epochs=1 if isinstance(self.eval_every, str) else self.eval_every,
-            log_every_steps=self.log_every_steps,
-            pause_step=self.stop_after_epochs and self.stop_after_epochs * steps_per_epoch,
-        )
+        return Boundaries(self, self.steps_per_epoch or steps_of_pass)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,25 +87,23 @@ class Boundaries:
     """The steps at which a call has to end.
 
     Args:
-      total_steps: the last step of the run.
+      settings: say when the run ends, evaluates and logs.
       steps_per_epoch: of the training data, or as many as are to count as an epoch.
-      eval_every_steps: None evaluates at the end of each epoch.
-      eval_every_epochs: evaluates at the end of every so many epochs, or of those listed, counted from 1.
-      log_every_steps: None logs at the end of each epoch only.
-      pause_step: the step at which the run is saved and left for another time; the end of an epoch.
     """
 
-    total_steps: int
+    settings: LengthSettings
     steps_per_epoch: int
-    eval_every_steps: int | None = None
-    log_every_steps: int | None = None
-    pause_step: int | None = None
-    eval_every_epochs: int | Collection[int] = 1
+
+    @property
+    def total_steps(self) -> int:
+        """The last step of the run."""
+        return self.settings.total_steps(self.steps_per_epoch)
 
     @property
     def last_step(self) -> int:
-        """The step at which this process ends."""
-        return self.total_steps if self.pause_step is None else min(self.total_steps, self.pause_step)
+        """The step at which this process ends, or leaves the saved run for another time."""
+        epochs = self.settings.stop_after_epochs
+        return self.total_steps if epochs is None else min(self.total_steps, epochs * self.steps_per_epoch)
 
     @property
     def num_epochs(self) -> int:
@@ -126,7 +116,7 @@ class Boundaries:
 
     def next_after(self, step: int) -> int:
         """The first boundary after a step."""
-        periods = [self.steps_per_epoch, self.eval_every_steps, self.log_every_steps]
+        periods = [self.steps_per_epoch, _steps_in(self.settings.eval_every), self.settings.log_every_steps]
         return min(self.last_step, *((step // period + 1) * period for period in periods if period))
 
     def ends_epoch(self, step: int) -> bool:
@@ -135,15 +125,16 @@ class Boundaries:
 
     def evaluates(self, step: int, *, stops: bool = False) -> bool:
         """Whether an evaluation is due at a step; `stops`: the run, and so the epoch, ends with it."""
-        if self.eval_every_steps is None:
-            number, every = self.epoch_of(step), self.eval_every_epochs
-            is_asked = number % every == 0 if isinstance(every, int) else number in every
-            return (stops or self.ends_epoch(step)) and is_asked
-        return stops or step % self.eval_every_steps == 0 or step == self.total_steps
+        every = self.settings.eval_every
+        if isinstance(every, str):
+            return stops or step % (_steps_in(every) or 1) == 0 or step == self.total_steps
+        number = self.epoch_of(step)
+        is_asked = number % every == 0 if isinstance(every, int) else number in every
+        return (stops or self.ends_epoch(step)) and is_asked
 
     def logs(self, step: int) -> bool:
         """Whether a point is due at a step within an epoch."""
-        period = self.log_every_steps
+        period = self.settings.log_every_steps
         return period is not None and step % period == 0 and not self.ends_epoch(step)
 
 

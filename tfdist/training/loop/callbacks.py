@@ -224,23 +224,20 @@ def check_callbacks(callbacks: Any) -> None:
     if not isinstance(callbacks, (list, tuple)):
         raise UserError(f"train.callbacks is {callbacks!r}; write a list, [@keras.callbacks.EarlyStopping()].")
     for callback in callbacks:
-        _check(callback)
+        if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
+            raise UserError(
+                f"train.callbacks holds the class {callback.__name__}; write @keras.callbacks.{callback.__name__}() "
+                "with parentheses."
+            )
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise UserError(f"train.callbacks holds {callback!r}, which is no keras.callbacks.Callback.")
+        if isinstance(callback, keras.callbacks.CSVLogger) and files.is_remote(callback.filename):
+            raise UserError(
+                f"keras.callbacks.CSVLogger cannot write {callback.filename}: it adds to its file, which an object in "
+                "a bucket does not allow. Leave it out: metrics.jsonl of the run has the same numbers. Or give a local "
+                "path."
+            )
     find_backup(callbacks)
-
-
-def _check(callback: Any) -> None:
-    if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
-        raise UserError(
-            f"train.callbacks holds the class {callback.__name__}; write @keras.callbacks.{callback.__name__}() with "
-            "parentheses."
-        )
-    if not isinstance(callback, keras.callbacks.Callback):
-        raise UserError(f"train.callbacks holds {callback!r}, which is no keras.callbacks.Callback.")
-    if isinstance(callback, keras.callbacks.CSVLogger) and files.is_remote(callback.filename):
-        raise UserError(
-            f"keras.callbacks.CSVLogger cannot write {callback.filename}: it adds to its file, which an object in a "
-            "bucket does not allow. Leave it out: metrics.jsonl of the run has the same numbers. Or give a local path."
-        )
 
 
 def _saves_by_epoch(callback: Any) -> bool:
@@ -252,13 +249,12 @@ def _summarizes_by_epoch(callback: Any) -> bool:
     return callback.update_freq == "epoch" and not callback.write_steps_per_second and not callback._should_trace
 
 
-# Only names that this release of Keras has: OrbaxCheckpoint is one of its newer ones.
-_IDLE: dict[str, Callable[[Any], bool]] = {
-    "ModelCheckpoint": _saves_by_epoch,
-    "OrbaxCheckpoint": _saves_by_epoch,
-    "TensorBoard": _summarizes_by_epoch,
+_IDLE: dict[type[keras.callbacks.Callback], Callable[[Any], bool]] = {
+    keras.callbacks.ModelCheckpoint: _saves_by_epoch,
+    keras.callbacks.OrbaxCheckpoint: _saves_by_epoch,
+    keras.callbacks.TensorBoard: _summarizes_by_epoch,
     # The step itself ends a call where the loss is not finite, and the loop then calls the hooks.
-    "TerminateOnNaN": lambda callback: True,
+    keras.callbacks.TerminateOnNaN: lambda callback: True,
 }
 
 
@@ -284,9 +280,8 @@ def _function(callback: keras.callbacks.Callback, hook: str) -> Any:
 
 def _is_idle(callback: keras.callbacks.Callback, hook: str) -> bool:
     """Returns whether a hook is one of Keras's own, of a callback whose settings leave it nothing to do there."""
-    for name, is_idle in _IDLE.items():
-        kind = getattr(keras.callbacks, name, None)
-        if kind is not None and isinstance(callback, kind) and _function(callback, hook) is getattr(kind, hook):
+    for kind, is_idle in _IDLE.items():
+        if isinstance(callback, kind) and _function(callback, hook) is getattr(kind, hook):
             return is_idle(callback)
     return False
 

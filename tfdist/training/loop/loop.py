@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.sources import failures
-from tfdist.errors import DivergedError, OutOfMemoryError, UserError
+from tfdist.errors import DivergedError, OutOfMemoryError, UserError, shorten_list
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.console.console_text import EpochSummary, Progress
@@ -37,7 +37,7 @@ from tfdist.training.step.optimizer import learning_rate
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.equality import Equality, compare_first_batch
 from tfdist.training.watch.profiler import Profiler
-from tfdist.training.watch.waiting import InputWait, Stragglers
+from tfdist.training.watch.waiting import WaitTimes
 
 SHOWN_VARIABLES = 5
 
@@ -93,10 +93,8 @@ class Loop:
         self._callbacks = callbacks
         self._pace = Pace(strategy, 1 if callbacks.act_on_batches else settings.steps_per_call)
         self._profiler = profiler
-        self._equality: Equality | None = None
-        if strategy.topology.num_workers > 1:
-            compare = functools.partial(compare_first_batch, strategy, source, "training")
-            self._equality = Equality(strategy, opened.state.replicated, events, compare)
+        compare = functools.partial(compare_first_batch, strategy, source, "training")
+        self._equality = Equality(strategy, opened.state.replicated, events, compare)
         self._replica_states: ReplicaStates | None = ReplicaStates(training.learner.model, strategy)
         self._run = training.run
         self._watched = find_best_metric(settings)
@@ -108,14 +106,12 @@ class Loop:
         self._stops_after_batch = False
         self._diverged: DivergedError | None = None
         self._gradient_norm: dict[str, float] = {}  # empty where it is not logged
-        self._input_wait = InputWait(strategy, events, hint=source.input_hint)
-        self._stragglers = Stragglers(strategy, events)
+        self._wait_times = WaitTimes(strategy, events, hint=source.input_hint)
         self._epoch_started, self._timed_from = time.perf_counter(), 0
         self._evaluation_seconds = 0.0
 
     def run(self) -> Outcome:
         """Trains; raises DivergedError when the loss or a gradient is not finite and nothing can skip it."""
-        outcome, boundaries = self._outcome, self._boundaries
         if self._recovery is not None:
             self._recovery.schedule.begin(time.monotonic())  # the time to the next checkpoint counts from now on
         self._callbacks.train_begin(None if self._start is None else self._next_epoch_end(self._start))
@@ -125,7 +121,8 @@ class Loop:
         if self._saves_at_begin and self._recovery is not None and (self._start is None or not self._start.values):
             self._save()
         else:
-            self._check_equality()
+            self._equality.check(self._outcome.step)
+        outcome, boundaries = self._outcome, self._boundaries
         while outcome.step < boundaries.last_step and not outcome.stopped_early:
             if outcome.step % boundaries.steps_per_epoch == 0:
                 self._begin_epoch()
@@ -141,8 +138,8 @@ class Loop:
         if self._recovery is not None and self._diverged is None and self._recovery.saved_step != outcome.step:
             self._save()  # what follows can be done again from here
         else:
-            self._check_equality()
-        self._stragglers.end(outcome.step)
+            self._equality.check(self._outcome.step)
+        self._wait_times.end(outcome.step)
         if outcome.step < boundaries.total_steps and not outcome.stopped_early:
             assert self._recovery is not None
             self._recovery.wait_until_stored(outcome.step, because="train.stop_after_epochs asks for it")
@@ -150,7 +147,7 @@ class Loop:
         changed = self._strategy.any_worker(self._callbacks.train_end(self._logs()))
         if changed:
             outcome.evaluated_at = -1
-            self._check_equality()
+            self._equality.check(self._outcome.step)
         if self._diverged is not None and not (changed and self._callbacks.weights_are_finite):
             raise self._diverged  # no callback has put back weights of before
         return outcome
@@ -163,15 +160,13 @@ class Loop:
 
     def _continue_from(self, start: Checkpoint) -> None:
         """Puts the loop where `_save` found it; the variables are there already."""
-        values = dict(start.values)
         self._outcome.step = self._timed_from = start.step
-        if values:
+        if start.values:
             try:
-                saved = as_type(_SavedState, values)
+                saved = as_type(_SavedState, dict(start.values))
             except ValueError as error:
                 raise version_error(start.step, error) from error
-            for name in values["outcome"].keys() & {field.name for field in dataclasses.fields(Outcome)}:
-                setattr(self._outcome, name, getattr(saved.outcome, name))
+            self._outcome = dataclasses.replace(saved.outcome, step=start.step)
             if len(saved.sums) == len(self._sums):  # else the task has other terms now
                 self._sums = [*saved.sums]
             stops = saved.stop or saved.outcome.stopped_early
@@ -221,15 +216,9 @@ class Loop:
     def _save(self, *, boundary_is_due: bool = False) -> None:
         outcome = self._outcome
         assert self._recovery is not None
-        self._check_equality()
+        self._equality.check(self._outcome.step)
         callbacks, arrays = self._callbacks.changes()
-        values = {
-            "outcome": {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome) if f.name != "step"},
-            "sums": self._sums,
-            "callbacks": callbacks,
-            "boundary_is_due": boundary_is_due,
-            "stop": self._wanted.stop,
-        }
+        values = dataclasses.asdict(_SavedState(outcome, self._sums, callbacks, boundary_is_due, self._wanted.stop))
         numbers = {name: value for name, value in self._logs().items() if isinstance(value, (int, float))}
         self._recovery.save(outcome.step, values, arrays, numbers)
         self._wanted = Vote()
@@ -287,7 +276,7 @@ class Loop:
         compiles = self._xla_trial is not None and self._xla_trial.compiles_next
         heartbeat.beat(heartbeat.BUILDING if compiles else heartbeat.TRAINING, self._outcome.step)
         started = time.perf_counter()
-        votes = self._votes(last_step).tensor(self._stragglers.news())
+        votes = self._votes(last_step).tensor(self._wait_times.news())
         sums = np.array(self._sums)
         try:
             with failures.raise_recorded_errors(), self._profiler.trace_call(last_step, steps):
@@ -326,8 +315,7 @@ class Loop:
             self._step = self._xla_trial.observe(self._outcome.step, steps, seconds)
             if self._xla_trial.is_over:
                 self._xla_trial = None  # lets what was not chosen go
-        self._input_wait.observe(step=self._outcome.step, waited=float(totals.input_seconds), seconds=seconds)
-        self._stragglers.observe(
+        self._wait_times.observe(
             step=self._outcome.step,
             steps=done,
             seconds=seconds,
@@ -349,7 +337,7 @@ class Loop:
             self._recovery.check()
 
     def _report_unused(self, variables: Sequence[str]) -> None:
-        shown = ", ".join(variables[:SHOWN_VARIABLES]) + (", …" if len(variables) > SHOWN_VARIABLES else "")
+        shown = ", ".join(shorten_list(variables, SHOWN_VARIABLES))
         self._events.warning(
             "variables_unused",
             step=self._outcome.step,
@@ -442,17 +430,13 @@ class Loop:
             )
         )
         heartbeat.beat(heartbeat.AGREEING)
-        self._input_wait.end_epoch(step=outcome.step, epoch=self._epoch)
+        self._wait_times.end_epoch(step=outcome.step, epoch=self._epoch)
         self._compare_replicas()
         heartbeat.beat(heartbeat.BETWEEN)
         self._callbacks.call("on_epoch_end", self._epoch, self._logs())
         heartbeat.beat(heartbeat.AGREEING)
         outcome.stopped_early = self._strategy.any_worker(self._wanted.stop or self._callbacks.wants_stop)
         heartbeat.beat(heartbeat.BETWEEN)
-
-    def _check_equality(self) -> None:
-        if self._equality is not None:
-            self._equality.check(self._outcome.step)
 
     def _compare_replicas(self) -> None:
         """Notes once that layers have written other values on each replica. A collective."""

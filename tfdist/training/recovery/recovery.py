@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -22,7 +21,7 @@ from tfdist.checkpoint.policy import CheckpointSchedule
 from tfdist.checkpoint.preemption import Preemption
 from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write.manager import CheckpointManager
-from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError, UserError
+from tfdist.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, NotSavedError, PreemptedError, UserError, shorten_list
 from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.events import EventLog
@@ -63,9 +62,9 @@ class Recovery:
 
     def prepare(self) -> None:
         """Has the memory allocated that saving takes. A collective."""
-        tensors = self._with_arrays(self.state.tensors(), read_generators()[1])
+        tensors = self.state.tensors()
         if self.manager is not None:
-            self.manager.prepare(self._share(tensors))
+            self.manager.prepare(self._share(tensors, read_generators()[1]))
 
     def votes(self, step: int) -> Vote:
         """Returns this worker's vote once `step` steps are done."""
@@ -93,7 +92,7 @@ class Recovery:
         tensors = self.state.tensors()
         if self.manager is not None:
             drawn, drawn_arrays = read_generators()
-            stored = self._share(self._with_arrays(tensors, {**arrays, **drawn_arrays}))
+            stored = self._share(tensors, {**arrays, **drawn_arrays})
             self.manager.save(State(step, stored, {**values, RANDOM: drawn}), metrics=metrics)
             self.schedule.record_write(self.manager.last_write_seconds)
         now = time.monotonic()
@@ -101,17 +100,12 @@ class Recovery:
         self.saved_step = step
         heartbeat.beat(heartbeat.BETWEEN)
 
-    def _with_arrays(self, tensors: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """All that is saved; what the processes each have besides the variables is the chief's."""
-        return {**tensors, **arrays} if self.strategy.topology.is_chief else tensors
-
-    def _share(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns what this worker stores of all that it has."""
+    def _share(self, tensors: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Returns what this worker stores; what the processes each have besides the variables is the chief's."""
         topology = self.strategy.topology
-        if not self.all_write:
-            return tensors
-        beside = {name: each for name, each in tensors.items() if not name.startswith(OWN_PREFIXES)}
-        return self.state.share(tensors, worker=topology.worker_index, count=topology.num_workers) | beside
+        if self.all_write:
+            tensors = self.state.share(tensors, worker=topology.worker_index, count=topology.num_workers)
+        return {**tensors, **(arrays if topology.is_chief else {})}
 
     @property
     def newest_step(self) -> int | None:
@@ -162,30 +156,27 @@ class Recovery:
         )
 
 
+@dataclasses.dataclass
 class Checkpoint:
     """A checkpoint to resume from; variables that are not in place yet are in memory until they are.
 
-    Args, attributes:
+    Attributes:
       step: that was done.
       values: of the loop; empty where a step alone is given, and nothing was saved.
       arrays: that `values` refers to by name.
       assign: puts the variables and the generators' states in place. A collective.
     """
 
-    def __init__(
-        self,
-        step: int,
-        values: Mapping[str, Any] = types.MappingProxyType({}),
-        arrays: Mapping[str, np.ndarray] = types.MappingProxyType({}),
-        assign: Callable[[], None] | None = None,
-    ) -> None:
-        self.step, self.values, self.arrays, self._assign = step, values, arrays, assign
+    step: int
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    assign: Callable[[], None] | None = None
 
     def restore(self, *, keep: bool = False) -> None:
         """Assigns the state to the variables, once; a collective. `keep` leaves it in memory for another call."""
-        if self._assign is not None:
-            self._assign()
-            self._assign = self._assign if keep else None
+        if self.assign is not None:
+            self.assign()
+            self.assign = self.assign if keep else None
 
 
 class RecoveryStart(NamedTuple):
@@ -277,7 +268,7 @@ def _read_by_all(
 
     def choose_here() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         try:
-            return choose(found or restore.load(path, verify=False, wanted=wanted))
+            return choose(found or restore.load(path, wanted=wanted))
         except DamagedCheckpoint as error:
             raise UserError(f"{error} With train.sharding all workers have to see the run directory.") from error
 
@@ -306,10 +297,9 @@ def log_left_out(tell: EventLog, lines: Sequence[str], source: str) -> None:
     """Says what a partial restore has left out of `source`; nothing where all fitted."""
     if not lines:
         return
-    shown = [*lines[:MOST_SHOWN], *([f"and {len(lines) - MOST_SHOWN:,} more"] if len(lines) > MOST_SHOWN else [])]
     tell.warning(
         "partially_restored",
-        message="\n    ".join([f"Took what fits of {source}, and left out:", *shown]),
+        message="\n    ".join([f"Took what fits of {source}, and left out:", *shorten_list(lines, MOST_SHOWN)]),
         left_out=list(lines),
     )
 

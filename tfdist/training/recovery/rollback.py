@@ -17,8 +17,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.errors import EXIT_PEER_LOST, DivergedError, OutOfMemoryError, UserError, is_whole_number
-from tfdist.settings.checks import format_value
+from tfdist.errors import EXIT_PEER_LOST, DivergedError, OutOfMemoryError
+from tfdist.settings.checks import COUNT, Check
 from tfdist.storage import files
 from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry.json_text import to_json
@@ -26,6 +26,10 @@ from tfdist.telemetry.records import load_record
 from tfdist.training.recovery.recovery import Checkpoint
 
 MORE_MICROBATCHES = 2
+FACTOR = Check(
+    "a factor between 0 and 1, such as 0.1",
+    lambda value: isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +45,8 @@ class Rollback:
     most_failures: int = 3
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rate, int | float) or isinstance(self.rate, bool) or not 0 < self.rate < 1:
-            raise UserError(f"Rollback.rate is {format_value(self.rate)}; write a factor between 0 and 1, such as 0.1.")
-        if not is_whole_number(self.most_failures):
-            raise UserError(
-                f"Rollback.most_failures is {format_value(self.most_failures)}; write a whole number of at least 1."
-            )
+        FACTOR("Rollback.rate", self.rate)
+        COUNT("Rollback.most_failures", self.most_failures)
 
 
 @dataclasses.dataclass

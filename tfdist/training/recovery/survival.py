@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import signal
 import uuid
 from collections.abc import Iterator, Mapping
@@ -15,8 +14,7 @@ from collections.abc import Iterator, Mapping
 import keras
 
 from tfdist.checkpoint import restore
-from tfdist.checkpoint.catalog import list_checkpoints, list_paths
-from tfdist.checkpoint.format.manifest import NAME as MANIFEST
+from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.policy import ALL, CheckpointPolicy, CheckpointSchedule
 from tfdist.checkpoint.preemption import SIGNALS, Preemption, find_address
 from tfdist.checkpoint.restore import State
@@ -28,13 +26,15 @@ from tfdist.strategies.cluster import environment
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.result import versions
+from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.recovery.recovery import Checkpoint, Recovery, RecoveryStart, load_checkpoint
 from tfdist.training.recovery.weights import (
     FILES,
+    START_FROM,
     find_by_path,
     find_on_chief,
-    list_checkpoint_dirs,
     load_weights,
+    locate_weights,
     put_weights,
     rename_variables,
 )
@@ -49,26 +49,13 @@ def check_start_from(path: str | None, names: Mapping[str, str] | None) -> None:
     """Raises UserError where `train.start_from` gives nothing to begin with: its path, and what names are there."""
     if path is None:
         return
-    path = _normalize(path)
-    if path.endswith(FILES):
-        if names is not None:
-            raise UserError(
-                f"train.start_from gives names of variables, and {path} is a file, whose variables have none. Write "
-                "the run directory, or a checkpoint in it."
-            )
-        found = files.exists(path)
-    elif not files.is_remote(path) and os.path.isfile(path):
+    path = RunDirectory(path).path
+    if path.endswith(FILES) and names is not None:
         raise UserError(
-            f"train.start_from is the file {path!r}; of files only .keras and .weights.h5 hold weights that can be "
-            "read. Write one of these, a run directory, or a checkpoint in it."
+            f"train.start_from gives names of variables, and {path} is a file, whose variables have none. Write "
+            "the run directory, or a checkpoint in it."
         )
-    else:
-        found = files.exists(files.join(path, MANIFEST)) or any(map(list_paths, list_checkpoint_dirs(path)))
-    if not found:
-        raise UserError(
-            f"There is no checkpoint and no model in train.start_from = {path!r}. Write a run directory that has "
-            "checkpoints, one of them, or a .keras or .weights.h5 file."
-        )
+    locate_weights(path, START_FROM)
 
 
 @contextlib.contextmanager
@@ -241,8 +228,8 @@ def _load_start_weights(
     run: Run, learner: Learner, state: TrainingState, path: str, *, names: Mapping[str, str] | None, partial: bool
 ) -> None:
     """Loads the model's variables alone; the optimizer begins anew."""
-    path = _normalize(path)
-    found = find_on_chief(run, lambda: find_by_path(path, "train.start_from", tell=run.events))
+    path = RunDirectory(path).path
+    found = find_on_chief(run, lambda: find_by_path(path, START_FROM, tell=run.events))
     put_weights(run, learner.model, found, state=state, names=names, partial=partial)
     what = path if found.step is None else f"step {found.step:,} of {path}"
     run.events.info("weights_loaded", message=f"Beginning with the weights of {what}.", path=path)
@@ -260,7 +247,7 @@ def check_weights(
       partial: whether what does not fit is left out.
       tell: gets a warning of each damaged checkpoint that is passed over.
     """
-    found = find_by_path(_normalize(path), "train.start_from", tell=tell)
+    found = find_by_path(RunDirectory(path).path, START_FROM, tell=tell)
     if found.state is None:
         load_weights(model, found.path, partial=partial)
         return
@@ -268,7 +255,3 @@ def check_weights(
     there = rename_variables(found.state, specs, names).tensors
     of_model = {name: array for name, array in there.items() if name.startswith(MODEL)}
     restore.match_tensors(of_model, specs, partial=partial)
-
-
-def _normalize(path: str) -> str:
-    return os.path.expanduser(path).rstrip("/")

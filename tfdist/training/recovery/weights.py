@@ -22,7 +22,7 @@ from tfdist.checkpoint.catalog import Entry, list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.restore import State
-from tfdist.errors import UserError, build_user_error
+from tfdist.errors import UserError, build_user_error, shorten_list
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lora import adapter_bytes, read_adapter, restore_adapters
 from tfdist.storage import files
@@ -39,6 +39,7 @@ from tfdist.user_code import format_exception
 BEST, LAST = "best", "last"
 MOST_SHOWN = 20
 FILES = (".keras", ".weights.h5")
+START_FROM = "train.start_from"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,19 +71,34 @@ def find_by_path(path: str, setting: str, *, tell: EventLog) -> SavedWeights:
     Raises:
       UserError: there is none that is whole; `setting` names the path.
     """
+    found = locate_weights(path, setting)
+    if found.endswith(FILES):
+        return SavedWeights(found)
+    if files.exists(files.join(found, MANIFEST)):
+        return _load(found)
+    return _find_newest(found, f"No checkpoint in {setting} = {path!r} is whole.", tell)
+
+
+def locate_weights(path: str, setting: str) -> str:
+    """The path of a file, of one checkpoint, or of a directory that has some; reads none of them.
+
+    Raises:
+      UserError: there is none; `setting` names the path.
+    """
     if path.endswith(FILES):
-        if not files.exists(path):
-            raise UserError(f"There is no file {setting} = {path!r}.")
-        return SavedWeights(path)
+        if files.exists(path):
+            return path
+        raise UserError(f"There is no file {setting} = {path!r}.")
     if files.is_dir(path):
         if files.exists(files.join(path, MANIFEST)):
-            return _load(path)
+            return path
         for directory in list_checkpoint_dirs(path):
             if files.is_dir(directory) and list_paths(directory):
-                return _find_newest(directory, f"No checkpoint in {setting} = {path!r} is whole.", tell)
+                return directory
+    others = "" if setting == START_FROM else "'best', 'last', a step, "
     raise UserError(
-        f"{setting} = {path!r} is no weights that can be read. Write 'best', 'last', a step, the directory of a "
-        "checkpoint or of a run, or a file in .keras and .weights.h5 format."
+        f"{setting} = {path!r} is no weights that can be read. Write {others}the directory of a checkpoint or of a "
+        "run, or a file in .keras or .weights.h5 format."
     )
 
 
@@ -102,10 +118,10 @@ def find_exported(run: RunDirectory, setting: str = "evaluate.weights") -> Saved
 
 
 def _find_step(step: int, run: RunDirectory) -> SavedWeights:
-    found = [entry for entry in _list_whole(run) if entry.step == step]
-    if not found:
+    found = next((entry for entry in _list_whole(run) if entry.step == step), None)
+    if found is None:
         raise UserError(f"{run.path} has no checkpoint of step {step:,}. It has {_list_steps(run) or 'none'}.")
-    return _load(max(found, key=lambda entry: entry.age_order).path)
+    return _load(found.path)
 
 
 def _find_best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str) -> SavedWeights:
@@ -115,8 +131,7 @@ def _find_best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str)
             "policy.CheckpointPolicy.keep_best = 'val_accuracy', or another metric; or write a step. "
             f"{run.path} has checkpoints of {_list_steps(run) or 'no step'}."
         )
-    entries = sorted(_list_whole(run), key=lambda entry: entry.age_order, reverse=True)
-    best = catalog.find_best(entries, policy)
+    best = catalog.find_best(_list_whole(run), policy)
     if best is None:
         raise UserError(f"No checkpoint in {run.path} has the metric {policy.keep_best!r}, by which the best is told.")
     assert best.manifest is not None
@@ -138,7 +153,8 @@ def _load(path: str) -> SavedWeights:
 
 
 def _list_whole(run: RunDirectory) -> list[Entry]:
-    return [entry for entry in list_checkpoints(run.checkpoints) if entry.manifest is not None]
+    """The checkpoints that are whole, newest first."""
+    return [entry for entry in reversed(list_checkpoints(run.checkpoints)) if entry.manifest is not None]
 
 
 def _list_steps(run: RunDirectory) -> str:
@@ -188,9 +204,7 @@ def rename_variables(state: State, own: Iterable[str], names: Mapping[str, str] 
 
 
 def _list_names(names: Iterable[str]) -> str:
-    known = list(names)
-    more = f" and {len(known) - MOST_SHOWN:,} more" if len(known) > MOST_SHOWN else ""
-    return ", ".join(known[:MOST_SHOWN]) + more
+    return ", ".join(shorten_list(list(names), MOST_SHOWN))
 
 
 def export_model(run: Run, model: keras.Model) -> str:
@@ -240,7 +254,20 @@ def find_weights(run: Run, weights: str | int | None, policy: CheckpointPolicy |
     Raises:
       UserError: there is no such thing; on every worker.
     """
-    return find_on_chief(run, lambda: _find(weights, run.directory, policy, run.events, setting))
+    directory = run.directory
+
+    def find() -> SavedWeights:
+        if weights is None:
+            return find_exported(directory, setting)
+        if isinstance(weights, int):
+            return _find_step(weights, directory)
+        if weights == LAST:
+            return _find_newest(directory.checkpoints, f"{directory.path} has no checkpoint that is whole.", run.events)
+        if weights == BEST:
+            return _find_best(directory, policy, setting)
+        return find_by_path(RunDirectory(weights).path, setting, tell=run.events)
+
+    return find_on_chief(run, find)
 
 
 def find_on_chief(run: Run, find: Callable[[], SavedWeights]) -> SavedWeights:
@@ -253,20 +280,6 @@ def find_on_chief(run: Run, find: Callable[[], SavedWeights]) -> SavedWeights:
 
     path, step, why = run.strategy.read_on_chief(read, "The checkpoints cannot be read")
     return found[0] if found else SavedWeights(path, step, None, why)
-
-
-def _find(
-    weights: str | int | None, run: RunDirectory, policy: CheckpointPolicy | None, tell: EventLog, setting: str
-) -> SavedWeights:
-    if weights is None:
-        return find_exported(run, setting)
-    if isinstance(weights, int):
-        return _find_step(weights, run)
-    if weights == LAST:
-        return _find_newest(run.checkpoints, f"{run.path} has no checkpoint that is whole.", tell)
-    if weights == BEST:
-        return _find_best(run, policy, setting)
-    return find_by_path(RunDirectory(weights).path, setting, tell=tell)
 
 
 def put_weights(

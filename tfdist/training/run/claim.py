@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 
 from tfdist.checkpoint.catalog import list_paths, read_newest_first
-from tfdist.errors import UserError, build_user_error
+from tfdist.errors import UserError, build_user_error, shorten_list
 from tfdist.storage import files, lease
 from tfdist.strategies.strategy import Strategy
 from tfdist.telemetry.records import remove_stale
@@ -217,12 +217,11 @@ def check_same_experiment(
         for name in differing_settings(theirs, settings)
     ]
     if lines:
-        more = [f"and {len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else []
         of_backup = newest is not None and directory.checkpoint_dir is not None
         path, another = (directory.checkpoints, "backup_dir") if of_backup else (directory.path, "--run_dir")
         head = f"{path} holds another experiment, {where}; its settings differ:"
         change = ", or write train.accept_changes = True to resume from its newest checkpoint with these settings"
-        told = "\n    ".join([head, *lines[:MOST_SHOWN], *more])
+        told = "\n    ".join([head, *shorten_list(lines, MOST_SHOWN)])
         raise build_user_error(
             f"{told}\nGive another {another}{change if newest is not None else ''}.", error_id="another-experiment"
         )

@@ -26,7 +26,7 @@ import tensorflow as tf
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline, digest_arrays, dispose
 from tfdist.data.sources.source import Source
-from tfdist.errors import build_user_error
+from tfdist.errors import build_user_error, shorten_list
 from tfdist.strategies.strategy import Strategy, Topology
 from tfdist.telemetry.events import EventLog
 from tfdist.training.step.precision import as_tf_function
@@ -53,9 +53,8 @@ def check_agreement(strategy: Strategy, facts: Callable[[], Mapping[str, object]
     facts_of_workers = [json.loads(text) for text in strategy.gather_bytes(mine)]
     names = list(dict.fromkeys(name for each in facts_of_workers for name in each))
     lines = [_line(name, [each.get(name, "(none)") for each in facts_of_workers]) for name in names]
-    lines = [line for line in lines if line]
-    more = [f"and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
-    _raise_difference("\n    ".join(["The workers differ:", *lines[:MAX_SHOWN], *more]) + f"\n{advice}")
+    lines = shorten_list([line for line in lines if line], MAX_SHOWN)
+    _raise_difference("\n    ".join(["The workers differ:", *lines]) + f"\n{advice}")
 
 
 def _raise_difference(text: str) -> NoReturn:
@@ -82,9 +81,7 @@ def _line(name: str, values: list[str]) -> str:
 
 
 def _name_workers(workers: list[int]) -> str:
-    shown = ", ".join(map(str, workers[:MAX_WORKERS]))
-    more = f" and {len(workers) - MAX_WORKERS} more" if len(workers) > MAX_WORKERS else ""
-    return f"worker{'s' if len(workers) > 1 else ''} {shown}{more}"
+    return f"worker{'s' if len(workers) > 1 else ''} {', '.join(shorten_list([*map(str, workers)], MAX_WORKERS))}"
 
 
 ROUNDING = 1e-3  # of a variable's largest magnitude
@@ -95,7 +92,7 @@ class Equality:
     """The comparison of one run.
 
     Args:
-      strategy: connected, of several workers.
+      strategy: connected.
       variables: that are the same on every worker, by name.
       events: get a warning where workers round differently.
       compare_data: compares what was read with the other workers, once a step is done.
@@ -122,6 +119,8 @@ class Equality:
         Args:
           step: that the values are of.
         """
+        if self._strategy.topology.num_workers == 1:
+            return
         self._first_step = step if self._first_step is None else self._first_step
         if step > self._first_step and self._compare_data is not None:
             self._compare_data()
@@ -163,12 +162,11 @@ class Equality:
                 )
             self._rounds = True
             return
-        more = f" and {len(apart) - MAX_VARIABLES} more" if len(apart) > MAX_VARIABLES else ""
         _raise_difference(
             f"Worker {', '.join(map(str, others))} has other values than worker 0 at step {step:,}: "
-            f"{', '.join(apart[:MAX_VARIABLES])}{more}. The run ends, and this state is not saved. A callback that "
-            "changes something on one worker alone does that: let it decide by `logs`, which are the same on all. So "
-            "does a machine that computes wrong: tfdist doctor looks at it."
+            f"{', '.join(shorten_list(apart, MAX_VARIABLES))}. The run ends, and this state is not saved. A callback "
+            "that changes something on one worker alone does that: let it decide by `logs`, which are the same on all. "
+            "So does a machine that computes wrong: tfdist doctor looks at it."
         )
 
 

@@ -73,53 +73,6 @@ def _measure_wait(figures: np.ndarray) -> tuple[str, dict[str, Any]]:
     return text, {"share": share, "seconds": seconds} | ({} if is_alone else {"by_worker": shares})
 
 
-class InputWait:
-    """Adds up what this worker waits, tells of each epoch, and warns once in a run.
-
-    Args:
-      strategy: connected.
-      events: get what was waited at the end of each epoch, and a warning.
-      hint: what would help with this data, as a sentence.
-    """
-
-    def __init__(self, strategy: Strategy, events: EventLog, *, hint: str) -> None:
-        self._strategy = strategy
-        self._events = events
-        self._hint = hint
-        self._begun = False
-        self._warned = False
-        self._epoch = np.zeros(2)
-        self._run = np.zeros(2)
-
-    def observe(self, *, step: int, waited: float, seconds: float) -> None:
-        """Takes note of a call that ended at `step`, took `seconds` and `waited` so many of them."""
-        if not self._begun or math.isnan(waited):
-            self._begun = True
-            return
-        self._epoch += (waited, seconds)
-        self._run += (waited, seconds)
-        if not self._warned and self._strategy.topology.is_chief:  # a long epoch is not waited for
-            self._warn(step, self._run[np.newaxis])
-
-    def end_epoch(self, *, step: int, epoch: int) -> None:
-        """Brings the workers' figures together and tells them. A collective."""
-        figures = self._strategy.gather_from_workers([*self._epoch, *self._run])
-        self._epoch[:] = 0
-        if figures[:, 1].any():
-            text, details = _measure_wait(figures[:, :2])
-            is_shown = details["share"] >= SHOWN_SHARE and details["seconds"] >= SHOWN_SECONDS
-            message = f"epoch {epoch + 1}: {text}" if is_shown else None
-            self._events.info("input_wait", step=step, message=message, epoch=epoch + 1, **details)
-            if not self._warned:
-                self._warn(step, figures[:, 2:])
-
-    def _warn(self, step: int, figures: np.ndarray) -> None:
-        text, details = _measure_wait(figures)
-        if details["share"] >= WARNED_SHARE and details["seconds"] >= WARNED_SECONDS:
-            self._warned = True
-            self._events.warning("input_bound", step=step, message=f"Training: {text}. {self._hint}".strip(), **details)
-
-
 def read_clock(strategy: Strategy, tensors: Sequence[Any]) -> tf.Tensor:
     """The seconds, float64, at which the first and the last tensor are there. Inside a tf.function.
 
@@ -134,25 +87,29 @@ def read_clock(strategy: Strategy, tensors: Sequence[Any]) -> tf.Tensor:
         return tf.timestamp()
 
 
-class Stragglers:
-    """Compares the workers of a run.
+class WaitTimes:
+    """Adds up what this worker waits for its input and for the others, and compares the workers of a run.
 
     Args:
       strategy: connected.
-      events: get a warning of a worker that is slow for some seconds, again only after it was quick, and the times of
-        all workers at the end.
+      events: get what was waited for input at the end of each epoch, and a warning, once in a run. They get a warning
+        of a worker that is slow for some seconds, again only after it was quick, and the times of all at the end.
+      hint: what would help with this data, as a sentence.
     """
 
-    def __init__(self, strategy: Strategy, events: EventLog) -> None:
+    def __init__(self, strategy: Strategy, events: EventLog, *, hint: str) -> None:
         self._topology = strategy.topology
         self._strategy = strategy
         self._events = events
+        self._hint = hint
         self._begun = False
+        self._warned = False
+        self._epoch = np.zeros(2)  # seconds waited for input, and of calls
+        self._sums = np.zeros(4)  # steps, seconds, of them for input, and for others
         self._last = 0.0  # own seconds a step in the last call; 0 is not known
         self._slow: set[int] = set()  # in the last comparison
         self._told: set[int] = set()
         self._compared = np.zeros(2 + self._topology.num_workers)  # seconds, steps, and each worker's own seconds
-        self._sums = np.zeros(4)  # steps, seconds, of them for input, and for others
 
     def news(self) -> list[float]:
         """What the others should know: own seconds a step, at this worker's place. Summed over the replicas."""
@@ -165,18 +122,42 @@ class Stragglers:
     def observe(
         self, *, step: int, steps: int, seconds: float, input_seconds: float, peer_seconds: float, news: Sequence[float]
     ) -> None:
-        """Takes note of a call of `steps` that ended at `step`, and of what `news` came to over all workers."""
-        if math.isnan(peer_seconds):
+        """Takes note of a call of `steps` that ended at `step`, and of what `news` came to over all workers.
+
+        `input_seconds` and `peer_seconds` of the call were waits; they are not numbers where nothing is measured.
+        """
+        if math.isnan(input_seconds):
             return
         if self._begun:
-            self._last = max(0.0, seconds - peer_seconds) / steps
+            self._epoch += (input_seconds, seconds)
             self._sums += (steps, seconds, input_seconds, peer_seconds)
+            if not self._warned and self._topology.is_chief:  # a long epoch is not waited for
+                self._warn(step, self._sums[np.newaxis, [2, 1]])
+            self._last = max(0.0, seconds - peer_seconds) / steps
         self._begun = True
         if len(news) > 1 and all(own > 0 for own in news):
             self._compared += (seconds, steps, *(steps * own for own in news))
             if self._compared[0] >= COMPARED_SECONDS:
                 self._compare(step, *self._compared[1:].tolist())
                 self._compared[:] = 0
+
+    def end_epoch(self, *, step: int, epoch: int) -> None:
+        """Brings the workers' figures together and tells them. A collective."""
+        figures = self._strategy.gather_from_workers([*self._epoch, *self._sums[[2, 1]]])
+        self._epoch[:] = 0
+        if figures[:, 1].any():
+            text, details = _measure_wait(figures[:, :2])
+            is_shown = details["share"] >= SHOWN_SHARE and details["seconds"] >= SHOWN_SECONDS
+            message = f"epoch {epoch + 1}: {text}" if is_shown else None
+            self._events.info("input_wait", step=step, message=message, epoch=epoch + 1, **details)
+            if not self._warned:
+                self._warn(step, figures[:, 2:])
+
+    def _warn(self, step: int, figures: np.ndarray) -> None:
+        text, details = _measure_wait(figures)
+        if details["share"] >= WARNED_SHARE and details["seconds"] >= WARNED_SECONDS:
+            self._warned = True
+            self._events.warning("input_bound", step=step, message=f"Training: {text}. {self._hint}".strip(), **details)
 
     def _compare(self, step: int, steps: float, *own_seconds: float) -> None:
         times = [own / steps for own in own_seconds]
@@ -200,7 +181,7 @@ class Stragglers:
         if self._topology.num_workers == 1:
             return
         figures = self._strategy.gather_from_workers(self._sums)
-        if not figures[:, 0].all():
+        if not figures[:, 0].all() or np.isnan(figures).any():
             return
         steps, seconds, for_input, for_others = figures.T
         facts = {
