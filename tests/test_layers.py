@@ -76,13 +76,13 @@ PACKAGE = "tfdist"
 # Lines and files of each room. A change may raise a budget by what its issue names, and lowers it where it removes.
 BUDGETS = {
     "": (1_700, 11),
-    "checkpoint": (1_900, 14),
-    "commands": (1_250, 9),
-    "config": (1_800, 10),
+    "checkpoint": (2_000, 14),
+    "commands": (1_200, 9),
+    "config": (1_750, 10),
     "data": (4_800, 35),
     "doctor": (600, 7),
     "keras_fit": (1_200, 7),
-    "keras_patches": (100, 2),
+    "keras_patches": (400, 3),
     "launch": (2_750, 19),
     "models": (350, 6),
     "new": (650, 9),
@@ -97,8 +97,8 @@ BUDGETS = {
     "telemetry": (3_450, 26),
     "tpu_compiler": (700, 8),
     "training": (9_650, 45),
-    "tuning": (3_200, 21),
-    "tests": (36_950, 239),
+    "tuning": (3_150, 20),
+    "tests": (37_050, 240),
     "benchmarks and tools": (5_650, 43),
 }
 # Modules (or packages) that alone may import a library.
