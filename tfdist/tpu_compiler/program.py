@@ -115,7 +115,8 @@ def _count_rows(batch: dict[str, Any]) -> int:
 def _repeat_rows(batch: dict[str, Any], count: int) -> dict[str, Any]:
     """The padded batch with its rows repeated until there are so many."""
     rows = np.arange(count) % _count_rows(batch)
-    return tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), batch)
+    own = {name: each for name, each in batch.items() if name != "first_rows"}
+    return {**batch, **tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), own)}
 
 
 def _count_bytes(values: keras.Variable | tf.Tensor) -> int:
