@@ -491,8 +491,9 @@ def test_each_of_two_workers_ends_with_the_weights_of_one_device(tmp_path: pathl
     with running_workers(commands, tmp_path, support.TESTS_PATH) as workers:
         assert [worker.end() for worker in workers] == [0, 0], workers[0].output
     first, second = (pickle.loads((tmp_path / str(index)).read_bytes()) for index in range(2))
+    refusals = [each.pop("generator") for each in (first, second)]  # a worker's own, or what it hears of the other's
+    assert all("A Python generator is read once" in refusal for refusal in refusals)
     assert not differences(first, second)
-    assert first.pop("generator").startswith("A Python generator is read once")
     assert first.pop("own fit").endswith("Call tfdist.fit(model, …) again.")
     for name, data in (("arrays", (X, Y)), ("dataset", (dataset(),)), ("numbered", (Numbered(),))):
         model = classifier()
