@@ -22,7 +22,7 @@ from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.keras_patches.random_by_place import FixedShapes, record_fixed_shapes
 from tfdist.recipes.recompute import AUTO, choose_layers
 from tfdist.strategies.strategy import Strategy
-from tfdist.tasks.own_methods import OwnSteps
+from tfdist.tasks.own_methods import STEPS, OwnSteps, overrides
 from tfdist.tasks.task import Task, symbolic_inputs
 from tfdist.telemetry import heartbeat
 from tfdist.training.sharding.sharded_update import build_on_stages, build_sharded
@@ -142,8 +142,9 @@ def _check_own_step(
     model: keras.Model, step: StepTrace, optimizers: Sequence[keras.optimizers.Optimizer], num_replicas: int
 ) -> None:
     """Raises UserError where a model's own step updates nothing, or by what does not fit a step on replicas."""
-    is_own = type(model).train_step is not keras.Model.train_step
-    name = f"{type(model).__name__}.train_step" if is_own else "the step of a model without a loss in compile()"
+    name = f"{type(model).__name__}.train_step"
+    if not any(overrides(model, method) for method in STEPS):
+        name = "the step of a model without a loss in compile()"
     if step.adds_rows and num_replicas > 1:
         raise UserError(
             f"{name} differentiates a loss of each row, and so adds up their gradients. On {num_replicas} replicas "
