@@ -193,7 +193,8 @@ def draw_uniform(
         return tf.raw_ops.StatelessRandomUniformV2(**drawn, dtype=dtype)
 
     part = _draw_part(draw, shape, seed, rows, block=4 if dtype.size <= 4 else 2)
-    return part if dtype.is_integer else part * (most - least) + least
+    is_unit = maxval is None and isinstance(minval, int) and not minval
+    return part if dtype.is_integer or is_unit else part * (most - least) + least
 
 
 def draw_normal(

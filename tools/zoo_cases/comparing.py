@@ -22,6 +22,7 @@ REMARKS: dict[str, str] = {
     "layers/AugMix": "chooses its augmentations with Python's `random` when it is traced, other ones in each process",
     "layers/CutMix": MIXES,
     "layers/MixUp": MIXES,
+    "layers/RandomElasticTransform": "Keras distorts a batch of unknown size by one image’s field",
     "layers/STFTSpectrogram": "its kernels' entries are large, and a rounding of theirs is above 1e-05",
 }
 Result = Mapping[str, np.ndarray]
