@@ -111,6 +111,13 @@ def test_what_is_not_of_the_batch_is_the_same_for_all(jit_compile: bool) -> None
     assert drawn[0].tobytes() == drawn[1].tobytes() == keras.random.uniform((12, 4), seed=7).numpy().tobytes()
 
 
+def test_what_is_cut_from_the_whole_and_not_of_the_batch_is_tensorflows() -> None:
+    expected = keras.random.truncated_normal((5, 4), seed=7).numpy()
+    for is_compiled in (False, True):
+        with draw_for_rows(RowRange(tf.constant(12, tf.int64), 12, BATCH, is_compiled)):
+            assert keras.random.truncated_normal((5, 4), seed=7).numpy().tobytes() == expected.tobytes()
+
+
 def test_other_draws_are_tensorflows() -> None:
     functions = tf.random.stateless_uniform, tf.nn.experimental.stateless_dropout
     expected = keras.random.uniform((4, 3), seed=7).numpy()

@@ -29,6 +29,8 @@ from tfdist.checkpoint.restore import load
 from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import EXIT_DONE, EXIT_NOT_PROVEN, UserError
 from tfdist.telemetry.console.console_text import align_columns
+from tfdist.telemetry.records import Unreadable, as_point, read_lines
+from tfdist.telemetry.result import read_result
 from tfdist.telemetry.run_directory import RunDirectory
 
 ABOUT = """\
@@ -56,20 +58,33 @@ flags.DEFINE_bool("json", False, "print one JSON object instead of text", flag_v
 TOLERANCE = 1e-5  # of numbers up to 1; of larger ones, relative
 TOLERANCE_16_BITS = 2e-3
 KINDS = ("loss and metrics", "weights", "optimizer", "seeds")
+ROOMS = {"model": "weights", "seeds": "seeds", "optimizer": "optimizer"}  # kinds by the beginnings of tensors' names
 MOST_SHOWN = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRecord:
-    """The numbers of a training that has ended.
+    """What a training that has ended has left.
 
     Attributes:
-      by_step: for each step the numbers by kind and name.
+      points: losses and metrics by step and name.
+      checkpoints: their paths by step.
       notes: that the run made of itself.
     """
 
-    by_step: Mapping[int, Mapping[str, Mapping[str, np.ndarray]]]
+    points: Mapping[int, Mapping[str, np.ndarray]]
+    checkpoints: Mapping[int, str]
     notes: Sequence[str]
+
+    def load_step(self, step: int) -> dict[str, dict[str, np.ndarray]]:
+        """Loads the numbers at a step by kind and name."""
+        kinds: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in KINDS}
+        kinds["loss and metrics"] = dict(self.points.get(step, {}))
+        for name, array in load(self.checkpoints[step]).tensors.items():
+            room, _, rest = name.partition("/")
+            if room in ROOMS:
+                kinds[ROOMS[room]][rest] = np.asarray(array)
+        return kinds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,35 +199,27 @@ def _cut_off(whole: pathlib.Path, rest: pathlib.Path, step: int) -> None:
 
 
 def _read(path: pathlib.Path) -> TrainingRecord:
-    """Reads the numbers of a run's checkpoints and metrics."""
+    """Reads what a run has left, but for its tensors."""
     directory = RunDirectory(str(path))
     points: dict[int, dict[str, np.ndarray]] = {}
-    with open(directory.metrics, encoding="utf-8") as lines:
-        for point in map(json.loads, lines):
-            step, split = point.pop("step"), point.pop("split")
-            numbers = {f"{split} {name}": np.asarray(value, np.float64) for name, value in point.items()}
-            points.setdefault(step, {}).update(numbers)
-    by_step: dict[int, dict[str, dict[str, np.ndarray]]] = {}
-    for step, checkpoint in catalog.list_paths(str(path / "checkpoints")):
-        kinds: dict[str, dict[str, np.ndarray]] = {kind: {} for kind in KINDS}
-        kinds["loss and metrics"] = points.get(step, {})
-        for name, array in load(checkpoint).tensors.items():
-            room, _, rest = name.partition("/")
-            kind = {"model": "weights", "seeds": "seeds", "optimizer": "optimizer"}.get(room)
-            if kind is not None:
-                kinds[kind][rest] = np.asarray(array)
-        by_step[step] = kinds
-    result = json.loads(pathlib.Path(directory.result).read_text(encoding="utf-8"))
-    return TrainingRecord(by_step, result["notes"])
+    for point in map(as_point, read_lines(directory.metrics, Unreadable())):
+        if point is not None:
+            numbers = {**point.metrics, "learning_rate": point.learning_rate}
+            named = {f"{point.split} {name}": np.asarray(value, np.float64) for name, value in numbers.items()}
+            points.setdefault(point.step, {}).update(named)
+    result = read_result(directory)
+    assert result is not None  # of a run that ended well
+    return TrainingRecord(points, dict(catalog.list_paths(str(path / "checkpoints"))), result.notes)
 
 
 def _compare(one: TrainingRecord, other: TrainingRecord, tolerance: float) -> TrainingDifference:
     largest = dict.fromkeys(KINDS, 0.0)
-    first_step, names, has_same_bits = None, {}, one.by_step.keys() == other.by_step.keys()
-    for step in sorted(one.by_step.keys() & other.by_step.keys()):
+    first_step, names, has_same_bits = None, {}, one.checkpoints.keys() == other.checkpoints.keys()
+    for step in sorted(one.checkpoints.keys() & other.checkpoints.keys()):
+        numbers, others = one.load_step(step), other.load_step(step)
         apart: dict[str, list[str]] = {}
         for kind in KINDS:
-            ours, theirs = one.by_step[step][kind], other.by_step[step][kind]
+            ours, theirs = numbers[kind], others[kind]
             distances = {name: _measure(ours.get(name), theirs.get(name)) for name in {**ours, **theirs}}
             largest[kind] = max([largest[kind], *distances.values()])
             has_same_bits = has_same_bits and not any(distances.values())
@@ -249,12 +256,12 @@ def _explain(difference: TrainingDifference, alone: TrainingRecord, engine: Trai
         ]
     if "seeds" in difference.names:
         return ["A layer draws more often, or less, on a replica: it draws where only some rows are, or by Python."]
-    if difference.first_step == min(engine.by_step) and "loss and metrics" in difference.names:
+    if difference.first_step == min(engine.checkpoints) and "loss and metrics" in difference.names:
         return [
             "The first loss differs already. The model or the loss computes over the rows that it gets, such as their "
             "mean or number. On a replica these are some of the batch. Or the data has other rows."
         ]
-    if difference.first_step == min(engine.by_step):
+    if difference.first_step == min(engine.checkpoints):
         return [
             "The first loss is the same and the update is not: a gradient, a regularizer or an optimizer of your own "
             "depends on the rows of a replica."

@@ -111,8 +111,7 @@ class BatchPlan:
             is_dense = isinstance(rows, tf.Tensor) and rows.shape.rank is not None
             return tf.ensure_shape(rows, [width, *rows.shape[1:]]) if is_dense else rows
 
-        rows = {name: each for name, each in batch.items() if name != "first_rows"}
-        return {**batch, **tf.nest.map_structure(with_width, rows)}
+        return {**batch, **tf.nest.map_structure(with_width, select_rows(batch))}
 
     def replica_slice(self, step: tf.Tensor, replica: tf.Tensor) -> dict[str, tf.Tensor]:
         """The examples of `replica` in the run's step number `step`, both int64 scalars.
@@ -146,7 +145,9 @@ class BatchPlan:
         return self._slice_exactly(first, self._split_microbatches(first, size), replica, **of_size)
 
     def find_first_row(self, batch: Mapping[str, Any], microbatch: int, replica: tf.Tensor) -> Any:
-        """The place in the global batch of the first row of a replica's part of a microbatch, int64 scalar."""
+        """The place in the global batch of the first row of a replica's part of a microbatch: int64 scalar, or 0."""
+        if self.num_replicas * self.num_microbatches == 1:
+            return 0
         if "first_rows" in batch:
             return batch["first_rows"][microbatch]
         part = self.global_batch_size // (self.num_replicas * self.num_microbatches)
@@ -211,6 +212,11 @@ class BatchPlan:
         if self.num_examples % self.global_batch_size and not self.drop_remainder:
             piece["first_rows"] = tf.stack([begin - first for begin, _ in parts])
         return piece
+
+
+def select_rows(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Selects what of a replica's batch has a row for each example."""
+    return {name: each for name, each in batch.items() if name in ("examples", "shares")}
 
 
 def check_split(global_batch_size: int, num_replicas: int, num_microbatches: int, *, even: bool) -> None:

@@ -34,7 +34,7 @@ class RowRange(NamedTuple):
     """The examples that a replica computes: a part of the global batch's rows, one after the other.
 
     Attributes:
-      first: int64 scalar, the first one's place in the global batch.
+      first: int64 scalar, the first one's place in the global batch; or 0, from where TensorFlow draws.
       count: how many, an integer, or an int64 scalar where it is not static.
       most: examples of the largest global batch.
       is_compiled: whether XLA compiles what is drawn.
@@ -46,6 +46,11 @@ class RowRange(NamedTuple):
     most: int
     is_compiled: bool = False
     fixed_shapes: FixedShapes = frozenset()
+
+    @property
+    def starts_batch(self) -> bool:
+        """Whether it is known that TensorFlow draws from the same place on."""
+        return isinstance(self.first, int) and self.first == 0
 
 
 class _Drawing(threading.local):
@@ -59,7 +64,6 @@ _drawing = _Drawing()
 _uniform, _normal = tf.random.stateless_uniform, tf.random.stateless_normal
 _truncated_normal, _categorical = tf.random.stateless_truncated_normal, tf.random.stateless_categorical
 _gamma, _binomial = tf.random.stateless_gamma, tf.random.stateless_binomial
-_dropout = tf.nn.experimental.stateless_dropout
 
 
 @contextlib.contextmanager
@@ -134,7 +138,7 @@ def _draw_part(draw: Callable[..., tf.Tensor], shape: Shape, seed: Any, rows: Ro
     """
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=tf.convert_to_tensor(seed))
     sizes, count, vector = _measure(shape)
-    if isinstance(rows.first, int) and not rows.first:
+    if rows.starts_batch:
         return draw(sizes, key, counter)
     is_static = isinstance(count, int) and isinstance(rows.count, int)
     a_row = count // rows.count if is_static else tf.cast(count, tf.int64) // tf.cast(rows.count, tf.int64)
@@ -227,8 +231,6 @@ def draw_dropout(
     x: Any, rate: Any, seed: Any, rng_alg: Any = "auto_select", noise_shape: Any = None, name: str | None = None
 ) -> tf.Tensor:
     """Drops as `tf.nn.experimental.stateless_dropout` does, for this replica's rows."""
-    if _drawing.rows is None and _drawing.fixed_shapes is None:
-        return _dropout(x, rate, seed, rng_alg, noise_shape, name)
 
     def sample(shape: Shape, dtype: Any) -> tf.Tensor:
         return draw_uniform(shape, seed, dtype=dtype, alg=rng_alg)
@@ -245,8 +247,9 @@ def _cut_from_whole(draw: Callable[..., tf.Tensor], names: tuple[str, ...]) -> C
     """
 
     def draw_rows(shape: Shape, seed: Any, *values: Any, **named: Any) -> tf.Tensor:
+        """Draws as `draw` does, for this replica's rows."""
         rows = _find_rows(shape)
-        if rows is None:
+        if rows is None or rows.starts_batch:
             return draw(shape, seed, *values, **named)
         arguments = inspect.signature(draw).bind(shape, seed, *values, **named).arguments
         own = tf.convert_to_tensor(shape, tf.int32)
@@ -254,7 +257,7 @@ def _cut_from_whole(draw: Callable[..., tf.Tensor], names: tuple[str, ...]) -> C
         first, size = tf.cast(rows.first, tf.int32) * each, rows.most * each
         for name in names:
             if name in arguments:
-                arguments[name] = _place_rows(arguments[name], own, first, size)
+                arguments[name] = _pad_parameter(arguments[name], own, first, size)
         arguments["shape"] = tf.concat([[size], own[1:]], 0)
         whole = draw(**arguments)
         return tf.slice(whole, tf.concat([[first], tf.zeros_like(own[1:])], 0), own)
@@ -262,7 +265,7 @@ def _cut_from_whole(draw: Callable[..., tf.Tensor], names: tuple[str, ...]) -> C
     return draw_rows
 
 
-def _place_rows(value: Any, shape: tf.Tensor, first: tf.Tensor, size: tf.Tensor) -> Any:
+def _pad_parameter(value: Any, shape: tf.Tensor, first: tf.Tensor, size: tf.Tensor) -> Any:
     """A parameter with a row for each example as one of the whole batch, whose other rows are 1."""
     value = tf.convert_to_tensor(value)
     if value.shape.rank != shape.shape[0] or value.shape[0] == 1:
@@ -276,14 +279,12 @@ def draw_categorical(
 ) -> tf.Tensor:
     """Draws as `tf.random.stateless_categorical` does, for this replica's rows."""
     logits = tf.convert_to_tensor(logits)
-    shape = tf.stack([tf.shape(logits)[0], num_samples])
+    num_rows = tf.shape(logits)[0] if logits.shape[0] is None else logits.shape[0]
 
     def draw(shape: Shape, seed: Any, logits: Any) -> tf.Tensor:
         return _categorical(logits, num_samples, seed, dtype, name)
 
-    if _find_rows(logits.shape if logits.shape.is_fully_defined() else tf.shape(logits)) is None:
-        return draw(shape, seed, logits)
-    return _cut_from_whole(draw, ("logits",))(shape, seed, logits)
+    return _cut_from_whole(draw, ("logits",))([num_rows, num_samples], seed, logits)
 
 
 _RANDOM = SharedPatch(

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.batches import select_rows
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.tpu import TpuProgram
 from tfdist.telemetry.console.progress_bar import open_console
@@ -115,8 +116,7 @@ def _count_rows(batch: dict[str, Any]) -> int:
 def _repeat_rows(batch: dict[str, Any], count: int) -> dict[str, Any]:
     """The padded batch with its rows repeated until there are so many."""
     rows = np.arange(count) % _count_rows(batch)
-    own = {name: each for name, each in batch.items() if name != "first_rows"}
-    return {**batch, **tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), own)}
+    return {**batch, **tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), select_rows(batch))}
 
 
 def _count_bytes(values: keras.Variable | tf.Tensor) -> int:

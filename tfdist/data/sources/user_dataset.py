@@ -183,9 +183,7 @@ class DatasetFunction(StreamSource):
         pieces = [full.replica_slice(tf.constant(0, tf.int64), tf.constant(r, tf.int64)) for r in replicas]
         held = np.unique(np.concatenate([piece["positions"].numpy() for piece in pieces]))
         rows = [np.searchsorted(held, piece["positions"].numpy()) for piece in pieces]
-        extras = [
-            {name: piece[name] for name in ("splits", "shares", "first_rows") if name in piece} for piece in pieces
-        ]
+        extras = [{n: each for n, each in piece.items() if n not in ("positions", "epoch")} for piece in pieces]
         dataset = self._call_function(0, plan.shuffle_seed, topology)
         if not self._is_endless:
             dataset = dataset.repeat()

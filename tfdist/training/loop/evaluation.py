@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.batches import BatchPlan
+from tfdist.data.batches import BatchPlan, select_rows
 from tfdist.data.pipeline import dispose
 from tfdist.data.sources.source import Source
 from tfdist.keras_patches.patches import Patches
@@ -150,7 +150,7 @@ class Evaluator:
     def _on_replica(self, batch: dict[str, Any]) -> None:
         parts = {"num_parts": self._strategy.topology.num_replicas, "batch_size": self._plan.global_batch_size}
         first_row = self._plan.find_first_row(batch, 0, replica_index())
-        with draw_for_rows(find_rows(self._plan, {**batch, "first_row": first_row}, frozenset())):
+        with draw_for_rows(find_rows(self._plan, batch["examples"], first_row)):
             objective = forward(self._model, self._task, batch, training=False, **parts)
         self._task.update_metrics(self._metrics.metrics, batch["examples"], objective.outputs, batch.get("shares"))
         loss, terms = self._parts_of_losses(objective)
@@ -251,8 +251,8 @@ def renew_batch_statistics(
     """
 
     def on_replica(batch: dict[str, Any]) -> None:
-        whole = {name: value for name, value in batch.items() if name != "splits"}
-        forward(model, task, whole, training=True, num_parts=strategy.topology.num_replicas, batch_size=batch_size)
+        sizes = {"num_parts": strategy.topology.num_replicas, "batch_size": batch_size}
+        forward(model, task, select_rows(batch), training=True, **sizes)
 
     def step(iterator: Iterator[Any], of_step: tf.Tensor) -> None:
         with Patches() as patches:

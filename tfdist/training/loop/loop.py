@@ -440,8 +440,7 @@ class Loop:
 
     def _compare_replicas(self) -> None:
         """Notes once that layers have written other values on each replica. A collective."""
-        names = [] if self._replica_states is None else self._replica_states.find_differing()
-        if names:
+        if self._replica_states is not None and (names := self._replica_states.find_differing()):
             self._replica_states = None
             self._run.note(
                 "replica_state_differs",

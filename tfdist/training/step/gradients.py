@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from tfdist.data.batches import BatchPlan
+from tfdist.data.batches import BatchPlan, select_rows
 from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.random_by_place import draw_for_rows
 from tfdist.strategies.strategy import Strategy, replica_index
@@ -77,11 +77,9 @@ class LocalGradients:
         self.variables = list(learner.model.trainable_variables)
         self.term_names = tuple(task.term_names())
         self.in_order = in_order
-        self._num_microbatches = plan.num_microbatches
         self._meet = in_order and any(layer.trainable for layer in batch_norm_layers(learner.model))
-        self._num_replicas = strategy.topology.num_replicas
         self._plan = plan
-        num_parts = self._num_replicas * plan.num_microbatches
+        num_parts = strategy.topology.num_replicas * plan.num_microbatches
         self._is_compiled = jit_compile
         self._parts: dict[str, Any] = {"training": True, "num_parts": num_parts, "batch_size": plan.global_batch_size}
         self._is_scaled = learner.loss_scale is not None or learner.scale_factor != 1.0
@@ -98,7 +96,7 @@ class LocalGradients:
 
     def _read_seeds(self) -> list[tuple[keras.Variable, tf.Tensor]]:
         """The states of the seed generators before the first microbatch, from which each of several draws."""
-        if self._num_microbatches == 1:
+        if self._plan.num_microbatches == 1:
             return []
         states = [generator.state for generator in seed_generators(self._model)]
         return [(state, tf.identity(state.value)) for state in states]
@@ -109,12 +107,12 @@ class LocalGradients:
         """Cuts out a microbatch, with the place of its first row, and has it draw from these `seeds`."""
         for state, seed in seeds:
             state.assign(seed)
-        part = _microbatch(batch, index, self._num_microbatches)
+        part = _microbatch(batch, index, self._plan.num_microbatches)
         return {**part, "first_row": self._plan.find_first_row(batch, index, replica_index())}
 
     def _compute_in_turn(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
         """Yields microbatches, each with its sums, one after the other; those of a tree as `_order_by_halves` says."""
-        numbers, seeds = range(self._num_microbatches), self._read_seeds()
+        numbers, seeds = range(self._plan.num_microbatches), self._read_seeds()
         before: list[tf.Tensor] = []
         for i in _order_by_halves(numbers) if self.in_order else numbers:
             with tf.control_dependencies(before):
@@ -126,7 +124,7 @@ class LocalGradients:
 
     def _side_by_side(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
         """Yields microbatches and passes, computed together, as layers need statistics of all; these move once."""
-        numbers = range(self._num_microbatches)
+        numbers = range(self._plan.num_microbatches)
         parts = [self._cut_part(batch, i) for i in numbers]
         moving = moving_variables(self._model)
 
@@ -158,7 +156,8 @@ class LocalGradients:
         return gradients, objective._replace(numerators={}, outputs=())
 
     def _differentiate(self, part: dict[str, Any]) -> Sums:
-        rows = find_rows(self._plan, part, self._learner.fixed_shapes, is_compiled=self._is_compiled)
+        shapes = self._learner.fixed_shapes
+        rows = find_rows(self._plan, part["examples"], part["first_row"], shapes, is_compiled=self._is_compiled)
         with draw_for_rows(rows):
             return self._differentiate_rows(part)
 
@@ -264,7 +263,7 @@ def _num_examples(part: dict[str, Any]) -> tf.Tensor:
 
 def _microbatch(batch: dict[str, Any], index: int, count: int) -> dict[str, Any]:
     """Slice `index` of the `count` that the batch's `splits` mark, or that are of one size and need no marks."""
-    rows = {name: value for name, value in batch.items() if name not in ("splits", "first_rows")}
+    rows = select_rows(batch)
     if count == 1:
         return rows
     if "splits" in batch:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import collections
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -34,9 +34,13 @@ ADDED, FIRST, NONE = "sum", "only_first_replica", "none"
 
 def moving_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns what a forward pass may change: batch statistics, seeds, a layer's own counts; no frozen weights."""
-    own = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
-    found = [*own, *(generator.state for generator in seed_generators(model))]
-    return list({id(v): v for v in found}.values())
+    own = layer_variables(model._flatten_layers())
+    return list({id(v): v for v in [*own, *(generator.state for generator in seed_generators(model))]}.values())
+
+
+def layer_variables(layers: Iterable[keras.Layer]) -> list[keras.Variable]:
+    """Returns what layers may write in a forward pass, but for seeds."""
+    return list({id(v): v for layer in layers for v in layer._non_trainable_variables}.values())
 
 
 def unaggregated_variables(model: keras.Model) -> list[keras.Variable]:
@@ -44,9 +48,8 @@ def unaggregated_variables(model: keras.Model) -> list[keras.Variable]:
 
     Batch normalization's are left out: what they mean follows from whether it is synchronized.
     """
-    layers = [each for each in model._flatten_layers() if not isinstance(each, keras.layers.BatchNormalization)]
-    own = {id(v): v for layer in layers for v in layer._non_trainable_variables}.values()
-    return [v for v in own if v.aggregation == NONE and v.dtype != "string"]
+    layers = (each for each in model._flatten_layers() if not isinstance(each, keras.layers.BatchNormalization))
+    return [v for v in layer_variables(layers) if v.aggregation == NONE and v.dtype != "string"]
 
 
 class ReplicaStates:
@@ -119,8 +122,7 @@ class ThreadIds(ThreadLosses):
 
 def aggregated_variables(model: keras.Model) -> list[keras.Variable]:
     """Variables of the model's layers that are not trained and say how they aggregate."""
-    own = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
-    return [v for v in {id(v): v for v in own}.values() if v.aggregation != NONE]
+    return [v for v in layer_variables(model._flatten_layers()) if v.aggregation != NONE]
 
 
 def patch_aggregation(model: keras.Model, strategy: Strategy, patches: Patches) -> None:

@@ -394,8 +394,8 @@ def step_on_rows(
     else:
         (whole,) = strategy.sum_over_replicas([own])
     rows = Rows(strategy, own, whole, share)
-    part = {"examples": examples, "first_row": plan.find_first_row(batch, 0, replica_index())}
-    with _bind_rows(rows), draw_for_rows(find_rows(plan, part, metrics.step.fixed_shapes)):
+    drawn = find_rows(plan, examples, plan.find_first_row(batch, 0, replica_index()), metrics.step.fixed_shapes)
+    with _bind_rows(rows), draw_for_rows(drawn):
         metrics.note(getattr(model, method)(_unwrap(examples)), rows)
     return whole, tf.reduce_all(tf.stack(rows.are_finite)) if rows.are_finite else tf.constant(True)
 

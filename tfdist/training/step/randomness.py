@@ -83,20 +83,20 @@ def set_generators(values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) 
 
 
 def find_rows(
-    plan: BatchPlan, part: Mapping[str, Any], fixed_shapes: FixedShapes, *, is_compiled: bool = False
+    plan: BatchPlan, examples: Any, first_row: Any, shapes: FixedShapes = frozenset(), *, is_compiled: bool = False
 ) -> RowRange | None:
     """Finds the rows that a replica computes; None where they are the whole batch, which TensorFlow draws as well.
 
     Args:
       plan: how batches come cut.
-      part: a microbatch's `examples`, and the place of the first, `first_row`.
-      fixed_shapes: of draws that do not depend on the batch.
+      examples: of one microbatch.
+      first_row: the place of the first of them, as `BatchPlan.find_first_row` has it.
+      shapes: of draws that do not depend on the batch.
       is_compiled: whether XLA compiles what is drawn.
     """
-    is_whole = plan.num_replicas * plan.num_microbatches == 1
     is_compiled = is_compiled or plan.pad
-    if is_whole and not is_compiled:
+    if plan.num_replicas * plan.num_microbatches == 1 and not is_compiled:
         return None
-    first = next(each for each in tf.nest.flatten(part["examples"]) if each is not None)
+    first = next(each for each in tf.nest.flatten(examples) if each is not None)
     count = tf.shape(first, tf.int64)[0] if first.shape[0] is None else int(first.shape[0])
-    return RowRange(0 if is_whole else part["first_row"], count, plan.global_batch_size, is_compiled, fixed_shapes)
+    return RowRange(first_row, count, plan.global_batch_size, is_compiled, shapes)
