@@ -109,6 +109,18 @@ def test_processes_that_append_to_one_log_leave_every_line_whole(tmp_path: pathl
         assert [line["n"] for line in lines if line["writer"] == writer] == list(range(300))
 
 
+def test_a_log_that_is_opened_while_another_writes_a_line_adds_nothing_to_it(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log.jsonl"
+    line = "x" * 4_000_000
+    log = files.open_log(path)
+    writer = threading.Thread(target=lambda: [log.write_line(line) for _ in range(20)])
+    writer.start()
+    while writer.is_alive():
+        files.open_log(path).close()
+    log.close()
+    assert path.read_text().split("\n") == [line] * 20 + [""]
+
+
 def test_a_killed_process_loses_no_line_that_it_wrote_to_a_local_log(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "log.jsonl"
     command = [sys.executable, "-c", _APPEND, str(path), "0", "1000000"]

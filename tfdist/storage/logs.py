@@ -7,11 +7,14 @@ process that is killed loses the lines of the last interval.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 
 from tfdist.storage.gcs import GcsFiles
 from tfdist.storage.local_files import LocalFiles
@@ -27,9 +30,10 @@ class LogSink:
         self._path = path
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor: int | None = os.open(path, flags, 0o666)
-        size = os.fstat(self._descriptor).st_size
-        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":  # half a line, as a power cut leaves it
-            os.write(self._descriptor, b"\n")
+        with self._locked(fcntl.LOCK_EX):  # what is half written has no writer: a power cut left it
+            size = os.fstat(self._descriptor).st_size
+            if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+                os.write(self._descriptor, b"\n")
 
     def write_line(self, line: str) -> None:
         """Adds `line`, which holds no line break; raises ValueError when it does."""
@@ -38,18 +42,28 @@ class LogSink:
         if "\n" in line:
             raise ValueError(f"a log line holds no line break. Received: {line!r}")
         data = f"{line}\n".encode()
-        while data:  # one turn, unless the disk is full: then the next write tells why
-            try:
-                data = data[os.write(self._descriptor, data) :]
-            except OSError as error:
-                error.filename = self._path
-                raise
+        try:
+            with self._locked(fcntl.LOCK_SH):
+                while data:  # one turn, unless the disk is full: then the next write tells why
+                    data = data[os.write(self._descriptor, data) :]
+        except OSError as error:
+            error.filename = self._path
+            raise
 
     def close(self) -> None:
         """Leaves every line stored, or raises what the store raised. Closing again does nothing."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    @contextlib.contextmanager
+    def _locked(self, kind: int) -> Iterator[None]:
+        """Holds a lock of the file: shared while a line is written, since another process sees a part of its bytes."""
+        fcntl.flock(self._descriptor, kind)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
 
 class Mirror:
