@@ -8,6 +8,7 @@ shows the user name and password of a URL, nor has it control characters, which 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard
@@ -184,6 +185,16 @@ def missing_extra(package: str, extra: str, purpose: str) -> UserError:
         f"{purpose} needs the package {package!r}, which is not installed. Run: pip install 'tfdist[{extra}]'",
         error_id="missing-package",
     )
+
+
+def check_package(module: str, package: str, extra: str, purpose: str) -> None:
+    """Raises UserError where a module of an optional dependency is not installed; imports none but its parents."""
+    try:
+        is_installed = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a parent is missing
+        is_installed = False
+    if not is_installed:
+        raise missing_extra(package, extra, purpose)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 
-from tfdist.errors import missing_extra
+from tfdist.errors import check_package
 from tfdist.report.run_data import read_run
 from tfdist.storage import files
 from tfdist.telemetry.facts import now
@@ -23,8 +23,7 @@ def can_draw() -> bool:
 
 def check_can_draw() -> None:
     """Raises UserError where Bokeh is not installed."""
-    if not can_draw():
-        raise missing_extra("bokeh", "report", "The page of a run or of a sweep")
+    check_package("bokeh", "bokeh", "report", "The page of a run or of a sweep")
 
 
 def write_run_page(run_dir: str) -> str:

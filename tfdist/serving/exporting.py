@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources.source import Preprocessing, Source
-from tfdist.errors import UserError, missing_extra
+from tfdist.errors import UserError, check_package
 from tfdist.serving import run_export
 from tfdist.serving.inputs import InputsAlone, name_outputs, without_compilation
 from tfdist.serving.serving_settings import EXPORTS, ExportSettings
@@ -107,11 +107,8 @@ def validate_export(settings: ExportSettings, run_dir: str, tell: Callable[[str]
 def check_packages(settings: ExportSettings) -> None:
     """Raises UserError where a package is missing that a format needs."""
     if "onnx" in settings.formats:
-        try:
-            import onnxruntime  # noqa: F401
-            import tf2onnx  # noqa: F401
-        except ImportError as error:
-            raise missing_extra("tf2onnx", "onnx", "export.formats = ['onnx']") from error
+        for package in ("onnxruntime", "tf2onnx"):
+            check_package(package, package, "onnx", "export.formats = ['onnx']")
 
 
 def _draw_examples(source: Source, task: InputsAlone, count: int) -> Any:

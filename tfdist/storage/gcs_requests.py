@@ -18,7 +18,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from tfdist.errors import StoreUnavailableError, missing_extra, redact
+from tfdist.errors import StoreUnavailableError, check_package, redact
 
 CONNECT_SECONDS = 5.0  # also what sending one piece of a body may take
 TIMEOUT = (CONNECT_SECONDS, 10.0)
@@ -48,12 +48,11 @@ class ShortAnswerError(Exception):
 @functools.cache
 def client() -> Any:
     """The client of this process; a forked child makes its own."""
-    try:
-        from google.auth.exceptions import DefaultCredentialsError
-        from google.cloud import storage
-        from requests.adapters import HTTPAdapter
-    except ImportError as error:
-        raise missing_extra("google-cloud-storage", "gcs", "A gs:// path") from error
+    check_package("google.cloud.storage", "google-cloud-storage", "gcs", "A gs:// path")
+    from google.auth.exceptions import DefaultCredentialsError
+    from google.cloud import storage
+    from requests.adapters import HTTPAdapter
+
     try:
         made = storage.Client(project=None)
     except DefaultCredentialsError:

@@ -7,7 +7,6 @@ worker opens the files of its own batches only.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import io
 import os
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from tfdist.data.formats.input_files import IMAGE_SUFFIXES
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.indexed import IndexedSource
 from tfdist.data.sources.source import Order, Reader, StagedReader
-from tfdist.errors import UnreadableError, UserError, build_user_error, is_whole_number, missing_extra
+from tfdist.errors import UnreadableError, UserError, build_user_error, check_package, is_whole_number
 from tfdist.settings.checks import one_of
 from tfdist.storage import files
 
@@ -69,8 +68,7 @@ class ImageFolder(IndexedSource):
         scale: float = 1 / 255,
         augmentation: Sequence[LayerBuilder] = (),
     ) -> None:
-        if importlib.util.find_spec("PIL") is None:
-            raise missing_extra("pillow", "images", "Reading images")
+        check_package("PIL", "pillow", "images", "Reading images")
         if not isinstance(size, Sequence) or len(size) != 2 or not all(map(is_whole_number, size)):
             raise UserError(f"size is (height, width) in pixels, such as (128, 128); received {size!r}.")
         if channels not in MODES:

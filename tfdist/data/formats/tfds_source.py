@@ -18,7 +18,7 @@ from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.columns import Columns, Decoding
 from tfdist.data.sources.indexed import IndexedSource
 from tfdist.data.sources.source import Source
-from tfdist.errors import UserError, missing_extra, suggest
+from tfdist.errors import UserError, check_package, suggest
 from tfdist.storage import files
 
 DEFAULT_DIRECTORY = os.path.join("~", "tensorflow_datasets")
@@ -68,7 +68,10 @@ def load_tfds(
         raise UserError(f"The split {split!r} of {name!r} holds no examples. Write a larger one.")
     file_format = builder.info.file_format.value
     if file_format == "array_record":
-        source: Source = IndexedSource(_open_array_records(parts), transform=decode)
+        check_package("array_record", "array_record", "tfds", "An ArrayRecord file")
+        from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+        source: Source = IndexedSource(ArrayRecordDataSource(parts), transform=decode)
     elif file_format == "tfrecord":
         record_files = {path: RecordFile(file_version(path)) for path in {str(part.filename) for part in parts}}
         source = RecordFileSource(
@@ -85,14 +88,6 @@ def load_tfds(
         )
     source.augment = Augmentation(augmentation, source.structure) if augmentation else None
     return source
-
-
-def _open_array_records(parts: Sequence[Any]) -> Any:
-    try:
-        from array_record.python.array_record_data_source import ArrayRecordDataSource
-    except ImportError as error:
-        raise missing_extra("array_record", "tfds", "An ArrayRecord file") from error
-    return ArrayRecordDataSource(parts)
 
 
 def _find_split(builder: Any, name: str, split: str) -> Any:
@@ -150,14 +145,10 @@ def find_builder(name: str, *, data_dir: str | None) -> Any:
 
 def import_tfds() -> Any:
     """The package, or the message that says how to install it."""
-    try:
-        import importlib_resources  # noqa: F401 - TFDS needs it and does not ask for it
-        import tensorflow_datasets
-    except ImportError as error:
-        missing = getattr(error, "name", None) or "tensorflow-datasets"
-        raise missing_extra(
-            missing.replace("tensorflow_datasets", "tensorflow-datasets"), "tfds", "load_tfds"
-        ) from error
+    check_package("importlib_resources", "importlib_resources", "tfds", "load_tfds")  # TFDS does not ask for it
+    check_package("tensorflow_datasets", "tensorflow-datasets", "tfds", "load_tfds")
+    import tensorflow_datasets
+
     return tensorflow_datasets
 
 

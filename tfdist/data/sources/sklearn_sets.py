@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import missing_extra
+from tfdist.errors import check_package
 from tfdist.settings.checks import one_of
 
 SPLITS = ("train", "test", "all")
@@ -71,10 +71,9 @@ def load_descriptions(*, split: str) -> np.ndarray:
 
 
 def _sklearn_datasets() -> Any:
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise missing_extra("scikit-learn", "examples", "This data set") from error
+    check_package("sklearn", "scikit-learn", "examples", "This data set")
+    from sklearn import datasets
+
     return datasets
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.data.formats.input_files import read_whole
 from tfdist.data.sources.columns import Columns
-from tfdist.errors import UserError, missing_extra
+from tfdist.errors import UserError, check_package
 from tfdist.storage.contents import FileVersion
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def read_table(file: FileVersion, columns: Columns | None = None, *, delimiter: 
     Raises:
       UserError: it cannot be read, or lacks a column.
     """
-    check_arrow()
+    check_package("pyarrow", "pyarrow", "tables", "Reading Parquet and CSV tables")
     suffix = os.path.splitext(file.path)[1].lower()
     if suffix in PARQUET_SUFFIXES:
         return _read_parquet(file, columns)
@@ -52,14 +52,6 @@ def read_table(file: FileVersion, columns: Columns | None = None, *, delimiter: 
         return rows
     columns.check(rows.column_names, file.path)
     return rows.select(columns.names)
-
-
-def check_arrow() -> None:
-    """Raises UserError where pyarrow is missing."""
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise missing_extra("pyarrow", "tables", "Reading Parquet and CSV tables") from error
 
 
 def find_kinds(rows: pyarrow.Table) -> dict[str, str]:

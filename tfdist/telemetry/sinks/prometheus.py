@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdist.errors import UserError, missing_extra
+from tfdist.errors import UserError, check_package
 from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
 from tfdist.telemetry.registry import COUNTER, EVENTS, HISTOGRAM, METRICS, Metric
 from tfdist.telemetry.sinks.sink import FAILED, Sink
@@ -42,10 +42,7 @@ class Prometheus(Sink):
     def __init__(
         self, *, port: int | None = None, address: str = "127.0.0.1", textfile_directory: str | None = None
     ) -> None:
-        try:
-            import prometheus_client  # noqa: F401
-        except ImportError:
-            raise missing_extra("prometheus-client", "prometheus", "Metrics for Prometheus") from None
+        check_package("prometheus_client", "prometheus-client", "prometheus", "Metrics for Prometheus")
         if port is None and textfile_directory is None:
             raise UserError(
                 "prometheus.Prometheus has neither a port nor a textfile_directory, so that nobody could read its "

@@ -9,7 +9,6 @@ sinks. The run's own records (the console, events.jsonl, metrics.jsonl, TensorBo
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import queue
 import threading
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import UserError, missing_extra
+from tfdist.errors import UserError, check_package
 from tfdist.telemetry.facts import Event, Fact, Phase, Point, RunFacts, Sample
 
 MAX_WAITING = 10_000  # facts, for one sink
@@ -191,5 +190,4 @@ def check_client(sink: str, module: str, package: str, texts: Mapping[str, objec
     for name, value in texts.items():
         if value is not None and (not isinstance(value, str) or not value):
             raise UserError(f"{sink}.{name} must be a text; received {value!r}.")
-    if importlib.util.find_spec(module) is None:
-        raise missing_extra(package, module, f"{module}.{sink}")
+    check_package(module, package, module, f"{module}.{sink}")

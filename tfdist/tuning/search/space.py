@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfdist.errors import UserError, is_whole_number, missing_extra, suggest
+from tfdist.errors import UserError, check_package, is_whole_number, suggest
 from tfdist.telemetry.json_text import to_json
 
 if TYPE_CHECKING:
@@ -303,12 +303,9 @@ class Space:
 
 def import_keras_tuner(purpose: str) -> Any:
     """Imports KerasTuner; raises UserError where it is not installed."""
-    try:
-        import keras_tuner
-    except ModuleNotFoundError as error:
-        if error.name != "keras_tuner":
-            raise
-        raise missing_extra("keras-tuner", "tuner", purpose) from error
+    check_package("keras_tuner", "keras-tuner", "tuner", purpose)
+    import keras_tuner
+
     return keras_tuner
 
 
