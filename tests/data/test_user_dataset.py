@@ -117,7 +117,7 @@ def test_a_dataset_that_a_data_function_returns_is_taken_as_it_is() -> None:
     source = as_source(plain())
     assert source.num_examples == EXAMPLES
     assert sorted(column(global_batches(lambda: source, steps=STEPS), 1)) == list(range(EXAMPLES))
-    again = as_source(shuffled(), shuffled)
+    again = as_source(shuffled)
     assert same(global_batches(lambda: again, steps=STEPS), global_batches(lambda: again, steps=STEPS))
 
 

@@ -14,14 +14,14 @@ from training.trainings import run
 
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline
-from tfdist.data.sources.source import RandomAccessSource
+from tfdist.data.sources.source import Order, Reader, Source, permute
 from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import Topology
 from tfdist.training.watch import waiting
 from tfdist.training.watch.waiting import WaitTimes, timed_next
 
 
-class Slow(RandomAccessSource):
+class Slow(Source):
     """The digits, of which each batch takes so many seconds to read, one at a time."""
 
     calls_python = False  # the pipeline reads it inline, without other threads
@@ -32,12 +32,13 @@ class Slow(RandomAccessSource):
         self.num_examples = len(self._arrays[0])
         self.structure = tuple(tf.TensorSpec([None, *a.shape[1:]], a.dtype) for a in self._arrays)
 
-    def gatherer(self) -> Any:
+    def reader(self, order: Order) -> Reader:
         def rows(indices: np.ndarray) -> list[np.ndarray]:
             time.sleep(self._seconds)
             return [array[indices] for array in self._arrays]
 
-        def gather(indices: tf.Tensor) -> Any:
+        def gather(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+            indices = permute(positions, epoch, num_examples=self.num_examples, seed=order.seed)
             found = tf.numpy_function(rows, [indices], [spec.dtype for spec in self.structure])
             return tuple(tf.ensure_shape(f, spec.shape) for f, spec in zip(found, self.structure, strict=True))
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdist.data.formats.input_files import IMAGE_SUFFIXES
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.indexed import IndexedSource
-from tfdist.data.sources.source import Order, Reader, StagedReader
+from tfdist.data.sources.source import Order, StagedReader
 from tfdist.errors import UnreadableError, UserError, build_user_error, check_package, is_whole_number
 from tfdist.settings.checks import one_of
 from tfdist.storage import files
@@ -92,14 +92,12 @@ class ImageFolder(IndexedSource):
         if self._layers is not None:
             self.augment = self._augment_images
 
-    def reader(self, order: Order) -> Reader:
+    def reader(self, order: Order) -> StagedReader:
         """Reads pixels 0 … 255 where they are augmented, which scales them afterwards."""
+        read = super().reader(order)
         if self.augment is None or order.seed is None:  # nothing is augmented without a seed
-            return super().reader(order)
-        return StagedReader(
-            lambda positions, epoch: self._fetch(self.indices(order, positions, epoch)),
-            lambda examples: (tf.cast(examples[0], tf.float32), examples[1]),
-        )
+            return read
+        return StagedReader(read.fetch, lambda examples: (tf.cast(examples[0], tf.float32), examples[1]))
 
     def describe(self) -> list[str]:
         """Counts the images of each class."""

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.sources.source import RandomAccessSource
+from tfdist.data.sources.source import Order, Reader, Source, permute
 from tfdist.errors import UserError
 
 TENSOR_ALIGNMENT = 64  # bytes: TensorFlow's kernels refuse other memory
 
 
-class ArraySource(RandomAccessSource):
+class ArraySource(Source):
     """A nest of arrays whose first axis counts the examples: `(x, y)`, `(x, y, sample_weight)`, dicts of them.
 
     float64 arrays are held as float32, the type in which Keras computes; arrays of objects are texts, str or bytes.
@@ -47,8 +47,13 @@ class ArraySource(RandomAccessSource):
         """The arrays, whose memory the pipelines share."""
         return self._arrays
 
+    def reader(self, order: Order) -> Reader:
+        """Gathers the examples that the order has at the positions."""
+        gather, num_examples, seed = self.gatherer(), self.num_examples, order.seed
+        return lambda positions, epoch: gather(permute(positions, epoch, num_examples=num_examples, seed=seed))
+
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
-        """Gathers rows of tensors that all pipelines share."""
+        """A function from indices, int64 [n], to those rows of tensors that all pipelines share."""
         if self._tensors is None:
             self._arrays = tf.nest.map_structure(_copy_aligned, self._arrays)
             self._tensors = tf.nest.map_structure(_as_tensor, self._arrays)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,21 +14,22 @@ from tfdist.data.sources.user_dataset import DatasetFunction
 from tfdist.errors import UserError, build_user_error
 
 
-def as_source(data: Any, function: Callable[[], Any] | None = None) -> Source:
-    """Converts what a user's data function returned to a source.
+def as_source(data: Any) -> Source:
+    """Converts a user's data to a source.
 
     Args:
-      data: what it returned.
-      function: the data function itself. One that returns a `tf.data.Dataset` is called anew for every stream, because
-        the order of a dataset that shuffles depends on how often it was read before.
+      data: what a data function returns, or the function. One that returns a `tf.data.Dataset` is called anew for every
+        stream, because the order of a dataset that shuffles depends on how often it was read before.
 
     Raises:
       UserError: it is nothing that can be read.
     """
+    function = data if callable(data) else lambda: data
+    data = function()
     if isinstance(data, Source):
         return data
     if isinstance(data, tf.data.Dataset):
-        return DatasetFunction((lambda: data) if function is None else (lambda: function()))
+        return DatasetFunction(lambda: function())
     if isinstance(data, keras.utils.PyDataset):
         raise UserError("A keras.utils.PyDataset gives whole batches; hand it to tfdist.fit, or return arrays here.")
     if is_indexed(data):

@@ -22,12 +22,12 @@ import tensorflow as tf
 from tfdist.data.sources.columns import Columns, Decoding
 from tfdist.data.sources.examples_by_number import begin_process, describe_nest, read_batch, read_in_process
 from tfdist.data.sources.failures import call_python
-from tfdist.data.sources.source import Order, RandomAccessSource, Reader, StagedReader, trace_structure
+from tfdist.data.sources.source import Order, Source, StagedReader, permute, trace_structure
 from tfdist.errors import UserError
 from tfdist.settings.checks import whole_number
 
 
-class IndexedSource(RandomAccessSource):
+class IndexedSource(Source):
     """Examples that a Python object gives by their number.
 
     Args:
@@ -96,25 +96,20 @@ class IndexedSource(RandomAccessSource):
             decoding.check(list(first), f"An example of {self._name}")
         self.structure = trace_structure(self._decode, self._examples)
 
-    def gatherer(self) -> Callable[[tf.Tensor], Any]:
-        """Fetches examples by number, and decodes them."""
-        return lambda indices: self._decode(self._fetch(indices))
-
-    def reader(self, order: Order) -> Reader:
+    def reader(self, order: Order) -> StagedReader:
         """Fetches in one thread of the pipeline, and decodes in several."""
-        return StagedReader(
-            lambda positions, epoch: self._fetch(self.indices(order, positions, epoch)),
-            self._decode,
-        )
+
+        def fetch_examples(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+            indices = permute(positions, epoch, num_examples=self.num_examples, seed=order.seed)
+            return call_python(self._read, [indices], self._examples)
+
+        return StagedReader(fetch_examples, self._decode)
 
     def describe(self) -> list[str]:
         """Counts the examples, and says who reads them."""
         where = f", in {self._num_threads} threads" if self._num_threads else ""
         where = f", in {self._num_processes} processes" if self._num_processes else where
         return [f"{self._name}: {self.num_examples:,} examples by number{where}"]
-
-    def _fetch(self, indices: tf.Tensor) -> Any:
-        return call_python(self._read, [indices], self._examples)
 
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         """The arrays of these examples, in the order of the flat structure."""

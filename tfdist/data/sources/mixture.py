@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.sources.as_source import as_source
-from tfdist.data.sources.source import Order, Reader, Source, example_seeds
+from tfdist.data.sources.source import Order, Reader, Source, describe_structure, example_seeds
 from tfdist.errors import UserError, is_whole_number
 from tfdist.settings.checks import COUNT, or_none
 
@@ -59,8 +59,7 @@ class Mixture(Source):
                 f"Mixture.sources is a list of data functions, [@a/my.data, @b/my.data]; received {sources!r}."
             )
         or_none(COUNT)("Mixture.examples_per_epoch", examples_per_epoch)
-        made = [source if isinstance(source, Source) or not callable(source) else source() for source in sources]
-        self._sources = [as_source(source) for source in made]
+        self._sources = [as_source(source) for source in sources]
         self.structure = _common_structure(self._sources)
         self.calls_python = any(source.calls_python for source in self._sources)
         self.waits = any(source.waits for source in self._sources)
@@ -231,18 +230,14 @@ def _restore_order(grouped: Any, keys: tf.Tensor) -> Any:
 
 
 def _common_structure(sources: Sequence[Source]) -> Any:
-    first = _describe(sources[0])
-    for index, source in enumerate(sources):
-        if _describe(source) != first:
+    described = [describe_structure(source.structure) for source in sources]
+    first = described[0]
+    for index, other in enumerate(described):
+        if other != first:
             raise UserError(
-                f"The sources of a mixture must look alike: source 0 gives {first}, source {index} {_describe(source)}."
+                f"The sources of a mixture must look alike: source 0 gives {first}, source {index} {other}."
             )
     for spec in tf.nest.flatten(sources[0].structure):
         if not isinstance(spec, tf.TensorSpec) or not spec.shape[1:].is_fully_defined():
             raise UserError(f"A mixture needs examples of fixed shapes; received {first}. Pad them to one length.")
     return sources[0].structure
-
-
-def _describe(source: Source) -> str:
-    described = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()[1:]}", source.structure)
-    return str(described).replace("'", "")

@@ -167,20 +167,10 @@ def trace_structure(function: Callable[[Any], Any], spec: Any) -> Any:
     return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)
 
 
-class RandomAccessSource(Source):
-    """A source that can read any example by its index."""
-
-    @abc.abstractmethod
-    def gatherer(self) -> Callable[[tf.Tensor], Any]:
-        """A function from indices, int64 [n], to the nest of those examples."""
-
-    def reader(self, order: Order) -> Reader:
-        gather = self.gatherer()
-        return lambda positions, epoch: gather(self.indices(order, positions, epoch))
-
-    def indices(self, order: Order, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-        """Finds the examples at the positions of an epoch."""
-        return permute(positions, epoch, num_examples=self.num_examples, seed=order.seed)
+def describe_structure(structure: Any) -> str:
+    """Types and shapes of an example, as `({x: float32[8, 8]}, int64[])`."""
+    described = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()[1:]}", structure)
+    return str(described).replace("'", "")
 
 
 def permute(positions: tf.Tensor, epoch: tf.Tensor, *, num_examples: int, seed: int | None) -> tf.Tensor:
@@ -194,8 +184,10 @@ def permute(positions: tf.Tensor, epoch: tf.Tensor, *, num_examples: int, seed: 
     )
 
 
-def example_seeds(positions: tf.Tensor, epoch: tf.Tensor, seed: int) -> tf.Tensor:
-    """int32 [n, 2] seeds for what is random about the examples at these places of an epoch."""
+def example_seeds(positions: tf.Tensor, epoch: tf.Tensor, seed: int | None) -> tf.Tensor:
+    """int32 [n, 2] seeds for what is random about the examples at these places; without a seed, of seed and epoch 0."""
+    if seed is None:
+        seed, epoch = 0, tf.zeros_like(epoch)
     key = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0x5EED], tf.int64), epoch)
     mixed = tf.stack([key[0] + positions, tf.fill(tf.shape(positions), key[1])], axis=1)
     # Neighboring seeds are fine: every stateless operation scrambles its seed.

@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.data.formats.input_files import Patterns, find_files
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.columns import Columns
-from tfdist.data.sources.source import Preprocessing, RandomAccessSource, load_or_fit
+from tfdist.data.sources.source import Order, Preprocessing, Reader, Source, load_or_fit
 from tfdist.data.tables.table_encoding import (
     CATEGORY,
     ERROR,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 FIT_VERSION = 1
 
 
-class Table(RandomAccessSource):
+class Table(Source):
     """Rows of Parquet files (`.parquet`) or of CSV files with a first row of names (`.csv`, `.tsv`), in memory.
 
     Numbers become float32, whole numbers int64, categories, which strings are, int32 indices. Example:
@@ -153,9 +153,9 @@ class Table(RandomAccessSource):
         """The encoded columns."""
         return self._encode_columns.arrays_in_memory()
 
-    def gatherer(self) -> Callable[[tf.Tensor], Any]:
+    def reader(self, order: Order) -> Reader:
         """Gathers encoded rows."""
-        return self._encode_columns.gatherer()
+        return self._encode_columns.reader(order)
 
     def describe(self) -> list[str]:
         """Describes the encoding of each column."""

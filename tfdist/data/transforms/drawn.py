@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
-from tfdist.data.sources.source import Order, Reader, Source
-from tfdist.data.transforms.mapped import Mapped, make_seeds, split_examples
+from tfdist.data.sources.source import Order, Reader, Source, example_seeds
+from tfdist.data.transforms.mapped import Mapped, split_examples
 from tfdist.errors import UserError
 from tfdist.settings.checks import whole_number
 
@@ -42,7 +42,7 @@ class TwoViews(Mapped):
         """Augments each image twice."""
 
         def draw_views(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
-            x, seeds = split_examples(read(positions, epoch))[0], make_seeds(order, positions, epoch)
+            x, seeds = split_examples(read(positions, epoch))[0], example_seeds(positions, epoch, order.seed)
             return {"first": self._augment(x, seeds), "second": self._augment(x, seeds + tf.constant([0, 1]))}
 
         return draw_views
@@ -93,7 +93,7 @@ class MaskedTokens(Mapped):
 
         def hide_tokens(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
             """Returns tokens with gaps and tokens, int32 [n, length], and the weights of the hidden ones."""
-            tokens, seeds = split_examples(read(positions, epoch))[0], make_seeds(order, positions, epoch)
+            tokens, seeds = split_examples(read(positions, epoch))[0], example_seeds(positions, epoch, order.seed)
             length = tf.shape(tokens)[1]
             drawn = tf.map_fn(
                 lambda seed: tf.random.stateless_uniform([3, length], seed),

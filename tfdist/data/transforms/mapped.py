@@ -30,7 +30,7 @@ class Mapped(Source):
     """
 
     def __init__(self, data: Callable[[], Any] | Source) -> None:
-        self.source = data if isinstance(data, Source) else as_source(data() if callable(data) else data)
+        self.source = as_source(data)
         if isinstance(self.source, StreamSource):
             raise UserError(
                 f"{type(self).__name__} reads examples by position, which a tf.data.Dataset does not have. Give arrays "
@@ -56,7 +56,7 @@ class Mapped(Source):
 
         def read_augmented(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
             examples = read(positions, epoch)
-            return examples if augment is None else augment(examples, make_seeds(order, positions, epoch))
+            return examples if augment is None else augment(examples, example_seeds(positions, epoch, order.seed))
 
         return self.wrap_reader(read_augmented, order)
 
@@ -71,13 +71,6 @@ class Mapped(Source):
     def describe(self) -> list[str]:
         """Describes the source."""
         return self.source.describe()
-
-
-def make_seeds(order: Order, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-    """int32 [n, 2] seeds for what is random about the examples at these places."""
-    if order.seed is None:
-        return example_seeds(positions, tf.zeros_like(epoch), 0)
-    return example_seeds(positions, epoch, order.seed)
 
 
 def split_examples(structure: Any) -> tuple[Any, ...]:

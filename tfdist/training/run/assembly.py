@@ -217,7 +217,7 @@ def open_source(run: Run, data: Callable[[], Any], split: str) -> Source:
     """
     heartbeat.beat(heartbeat.PREPARING)
     strategy, failed = run.strategy, f"The {split} data cannot be read"
-    source = strategy.on_every_worker(lambda: as_source(data(), data))
+    source = strategy.on_every_worker(lambda: as_source(data))
     strategy.on_chief(lambda: source.prepare(run.directory.fitted), failed)
     if not run.topology.is_chief:
         source.prepare(run.directory.fitted)

@@ -20,7 +20,7 @@ from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
-from tfdist.data.sources.source import Order, Reader, Source
+from tfdist.data.sources.source import Order, Reader, Source, describe_structure
 from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.data.transforms.mapped import Mapped
 from tfdist.errors import build_user_error
@@ -193,7 +193,7 @@ def _report_strategy(tell: Tell, strategy: Strategy) -> int:
 
 
 def _open_source(data: Callable[[], Any], scratch: str) -> Source:
-    source = as_source(data(), data)
+    source = as_source(data)
     source.prepare(scratch)
     return source
 
@@ -201,7 +201,7 @@ def _open_source(data: Callable[[], Any], scratch: str) -> Source:
 def _report_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:
     """Says what a split holds; its first batch."""
     tell(
-        f"{split} data: {source.num_examples:,} examples of {_describe_structure(source.structure)}; "
+        f"{split} data: {source.num_examples:,} examples of {describe_structure(source.structure)}; "
         f"{format_count(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"
     )
     for line in source.describe():
@@ -227,11 +227,6 @@ def _describe_values(values: np.ndarray) -> str:
 def format_count(number: int, noun: str) -> str:
     """Formats a number with its noun: `1 replica`, `2 replicas`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _describe_structure(structure: Any) -> str:
-    described = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()[1:]}", structure)
-    return str(described).replace("'", "")
 
 
 def _check_first_batch(model: keras.Model, task: Task, examples: Any, split: str, tell: Tell) -> None:
@@ -350,7 +345,7 @@ def shorten(settings: TrainSettings, request: Request) -> tuple[TrainSettings, R
 
 def _take_first(data: Callable[[], Any], count: int) -> Callable[[], Any]:
     def load_few() -> Any:
-        source = as_source(data(), data)
+        source = as_source(data)
         return source if isinstance(source, StreamSource) else FirstExamples(source, count)
 
     return load_few
