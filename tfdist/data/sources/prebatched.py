@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.batches import BatchPlan
-from tfdist.data.sources.user_dataset import StreamSource
+from tfdist.data.sources.user_dataset import StreamSource, split_batches
 from tfdist.errors import UserError
 from tfdist.strategies.strategy import Topology
 
@@ -76,26 +76,14 @@ class PrebatchedSource(StreamSource):
                 "Give a keras.utils.PyDataset, a tf.data.Dataset or arrays."
             )
 
-        def local_batch(replica: tf.Tensor, *batch: Any) -> dict[str, Any]:
-            size = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
-            piece = plan.replica_slice_of_batch(size, topology.first_replica + replica)
-            rows = piece.pop("positions")
-            if plan.num_replicas * plan.num_microbatches == 1:
-                return {"examples": batch}
-            return {"examples": tf.nest.map_structure(lambda part: tf.gather(part, rows), batch), **piece}
+        def slice_batch(step: tf.Tensor, replica: tf.Tensor, batch: Any) -> dict[str, tf.Tensor]:
+            del step
+            return plan.replica_slice_of_batch(tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0], replica)
 
-        def parts(*batch: Any) -> tf.data.Dataset:
-            replicas = tf.data.Dataset.range(topology.num_local_replicas)
-            return replicas.map(lambda replica: local_batch(replica, *batch))
-
-        batches = self._stream(max(0, first_step - self._begins_at)).map(_as_tuple)
-        if topology.num_local_replicas == 1:
-            return batches.map(lambda *batch: local_batch(tf.constant(0, tf.int64), *batch))
-        return batches.flat_map(parts)
-
-
-def _as_tuple(*batch: Any) -> tuple[Any, ...]:
-    return batch
+        batches = self._stream(max(0, first_step - self._begins_at))
+        if plan.num_replicas * plan.num_microbatches == 1:
+            return batches.map(lambda *batch: {"examples": batch})
+        return split_batches(batches.map(lambda *batch: batch), topology, first_step, slice_batch)
 
 
 def missing_input_error(data: str) -> UserError:

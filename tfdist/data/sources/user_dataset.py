@@ -14,7 +14,7 @@ import inspect
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ POLICIES = {
     "off": "every worker reads its own stream; in an epoch some examples come more than once and others not at all",
 }
 ALL = Topology(0, 1, 1)  # a worker that reads everything
+SliceBatch = Callable[[tf.Tensor, tf.Tensor, Any], dict[str, tf.Tensor]]
 _SEED_STRIDE = 1_000_003  # keeps epochs of one run's seed apart from those of the next
 _LOG = logging.getLogger(__name__)
 
@@ -116,28 +117,18 @@ class DatasetFunction(StreamSource):
     def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
         """Builds this worker's batches, as `policy` shares the examples out."""
         if self._policy == "data":
-            return self._split_global_batches(plan, topology, first_step)
-        return self._build_local_stream(plan, topology, first_step)
-
-    def _split_global_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
-        num_local = topology.num_local_replicas
-
-        def local_batch(t: tf.Tensor, batch: Any) -> dict[str, Any]:
-            step = t // num_local
-            piece = plan.replica_slice(step, topology.first_replica + t % num_local)
-            piece.pop("epoch")
-            rows = piece.pop("positions") - step % plan.steps_per_epoch * plan.global_batch_size
-            return plan.fix_shapes(
-                {"examples": tf.nest.map_structure(lambda part: tf.gather(part, rows), batch), **piece}
-            )
-
-        batches = self._build_global_batches(plan, first_step)
-        if num_local > 1:
-            batches = batches.flat_map(lambda *batch: tf.data.Dataset.from_tensors(_unpack(batch)).repeat(num_local))
-        numbers = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
-        return tf.data.Dataset.zip(numbers, batches.map(lambda *batch: _unpack(batch))).map(
-            lambda t, *batch: local_batch(t, _unpack(batch)), num_parallel_calls=2, deterministic=True
-        )
+            batches = self._build_global_batches(plan, first_step)
+            return split_batches(batches, topology, first_step, functools.partial(_slice_batch, plan, None))
+        # Every batch is full, as the epochs of workers need not be as long; a worker reads its own places of each.
+        plan = dataclasses.replace(plan, num_examples=plan.global_batch_size)
+        replicas = range(topology.first_replica, topology.first_replica + topology.num_local_replicas)
+        slices = [plan.replica_slice(tf.constant(0, tf.int64), tf.constant(r, tf.int64)) for r in replicas]
+        places = np.unique(np.concatenate([piece["positions"].numpy() for piece in slices]))
+        dataset = self._call_function(0, plan.shuffle_seed, topology)
+        if not self._is_endless:
+            dataset = dataset.repeat()
+        batches = dataset.batch(len(places), drop_remainder=True).skip(first_step)
+        return split_batches(batches, topology, first_step, functools.partial(_slice_batch, plan, places))
 
     def _build_global_batches(self, plan: BatchPlan, first_step: int) -> tf.data.Dataset:
         epoch, step = divmod(first_step, plan.steps_per_epoch)
@@ -175,29 +166,6 @@ class DatasetFunction(StreamSource):
             return batch_epoch(tf.data.experimental.from_variant(made, spec))
 
         return tf.data.Dataset.range(first, tf.int64.max).flat_map(batches)
-
-    def _build_local_stream(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
-        """Batches from this worker's own stream, every one of them full: epochs of workers need not be as long."""
-        full = dataclasses.replace(plan, num_examples=plan.global_batch_size)
-        replicas = range(topology.first_replica, topology.first_replica + topology.num_local_replicas)
-        pieces = [full.replica_slice(tf.constant(0, tf.int64), tf.constant(r, tf.int64)) for r in replicas]
-        held = np.unique(np.concatenate([piece["positions"].numpy() for piece in pieces]))
-        rows = [np.searchsorted(held, piece["positions"].numpy()) for piece in pieces]
-        extras = [{n: each for n, each in piece.items() if n not in ("positions", "epoch")} for piece in pieces]
-        dataset = self._call_function(0, plan.shuffle_seed, topology)
-        if not self._is_endless:
-            dataset = dataset.repeat()
-        batches = dataset.batch(len(held), drop_remainder=True).skip(first_step)
-
-        def piece(batch: Any, indices: np.ndarray, extra: Mapping[Any, tf.Tensor]) -> dict[str, Any]:
-            return {"examples": tf.nest.map_structure(functools.partial(tf.gather, indices=indices), batch), **extra}
-
-        def split_by_replica(*batch: Any) -> tf.data.Dataset:
-            pieces = (piece(_unpack(batch), r, extra) for r, extra in zip(rows, extras, strict=True))
-            found = [tf.data.Dataset.from_tensors(each) for each in pieces]
-            return functools.reduce(lambda a, b: a.concatenate(b), found)
-
-        return batches.flat_map(split_by_replica)
 
     def _call_function(self, epoch: int, seed: int | None, topology: Topology = ALL) -> tf.data.Dataset:
         values = {"epoch": epoch, "seed": ((seed or 0) * _SEED_STRIDE + epoch) & 0x7FFFFFFF}
@@ -261,9 +229,40 @@ def _draw_operation_seed() -> int:
 _SEEDS_BY_THREAD = SharedPatch(context, global_seed=_find_global_seed, internal_operation_seed=_draw_operation_seed)
 
 
-def _unpack(batch: tuple[Any, ...]) -> Any:
-    """tf.data passes a tuple as several arguments and anything else as one."""
-    return batch if len(batch) > 1 else batch[0]
+def _slice_batch(
+    plan: BatchPlan, places: np.ndarray | None, step: tf.Tensor, replica: tf.Tensor, batch: Any
+) -> dict[str, tf.Tensor]:
+    """A replica's rows of the global batch of a step; of what is read of it alone, where that has its `places`."""
+    del batch
+    piece = plan.replica_slice(step, replica)
+    del piece["epoch"]
+    rows = piece["positions"] - step % plan.steps_per_epoch * plan.global_batch_size
+    rows = rows if places is None else tf.searchsorted(tf.constant(places), rows)
+    return piece | {"positions": tf.ensure_shape(rows, [plan.width])}
+
+
+def split_batches(
+    batches: tf.data.Dataset, topology: Topology, first_step: int, slice_batch: SliceBatch
+) -> tf.data.Dataset:
+    """Gives each batch, a tuple, once for each local replica, which takes its rows.
+
+    Args:
+      batches: from `first_step` on.
+      topology: of the worker.
+      first_step: of the run.
+      slice_batch: gives, for a step, a replica and the batch, the rows as `positions`, and what else belongs to them.
+    """
+    num_local = topology.num_local_replicas
+    if num_local > 1:
+        batches = batches.flat_map(lambda *batch: tf.data.Dataset.from_tensors(batch).repeat(num_local))
+
+    def take_rows(turn: tf.Tensor, batch: Any) -> dict[str, Any]:
+        piece = slice_batch(turn // num_local, topology.first_replica + turn % num_local, batch)
+        rows = piece.pop("positions")
+        return {"examples": tf.nest.map_structure(lambda part: tf.gather(part, rows), batch), **piece}
+
+    turns = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
+    return tf.data.Dataset.zip(turns, batches).map(take_rows, num_parallel_calls=2, deterministic=True)
 
 
 def _has_parameter(function: Callable[..., Any], name: str) -> bool:
