@@ -11,7 +11,6 @@ Invariant: position → record is a bijection on 0 … N - 1 that depends on (N,
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -132,8 +131,7 @@ class WindowReader:
     def __init__(self, order: BlockOrder, read_runs: ReadRuns) -> None:
         self._order = order
         self._read_runs = read_runs
-        self._lock = threading.Lock()
-        self._windows: collections.OrderedDict[tuple[int, int, int], _Window] = collections.OrderedDict()
+        self._find_window = functools.lru_cache(MAX_WINDOWS)(lambda *key: _Window())
 
     def __call__(self, positions: np.ndarray, epoch: int) -> np.ndarray:
         records = np.empty(len(positions), object)
@@ -145,16 +143,11 @@ class WindowReader:
         return records
 
     def _load_window(self, stream: int, window: int, epoch: int) -> np.ndarray:
-        key = (stream, window, epoch)
-        with self._lock:
-            held = self._windows.setdefault(key, _Window())
-            self._windows.move_to_end(key)
-            while len(self._windows) > MAX_WINDOWS:
-                self._windows.popitem(last=False)
+        held = self._find_window(stream, window, epoch)
         with held.lock:
             if held.records is None:
-                read = as_array(self._read_runs(self._order.find_runs(*key)))
-                held.records = read[self._order.permute_window(len(read), *key)]
+                read = as_array(self._read_runs(self._order.find_runs(stream, window, epoch)))
+                held.records = read[self._order.permute_window(len(read), stream, window, epoch)]
         return held.records
 
 

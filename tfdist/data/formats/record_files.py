@@ -2,18 +2,16 @@
 
 A record is a length (8 bytes), that length's checksum (4), the data, the data's checksum (4); see
 https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details. Checksums are CRC-32C, masked; every
-one is verified. Where records begin is found once, by reading headers only, and kept in the user's cache.
+one is verified. Where records begin is found once, from header to header, and kept in the user's cache.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import io
 import itertools
-import mmap
 import os
 import struct
 import threading
@@ -38,7 +36,8 @@ BLOCK_BYTES = 1 << 20
 MIN_BLOCK_RECORDS = 8
 MAX_BLOCK_RECORDS = 256
 HEADER_BYTES = 12
-READ_AHEAD_BYTES = 1 << 22  # of an object: a request costs as much as some megabytes
+# Read at a time while headers are looked for; of an object a request costs as much as some megabytes.
+LOCAL_AHEAD_BYTES, REMOTE_AHEAD_BYTES = 1 << 16, 1 << 22
 FOOTER_BYTES = 4
 INDEX_VERSION = "tfrecord 3"
 _HEADER = struct.Struct("<QI")
@@ -51,13 +50,16 @@ class RecordFile:
     def __init__(self, version: FileVersion) -> None:
         self.path = version.path
         self.version = version
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of this file alone: several are indexed at a time
+        self._offsets: np.ndarray | None = None
 
-    @functools.cached_property
+    @property
     def offsets(self) -> np.ndarray:
         """The bounds of the whole records, int64 [n + 1]."""
         with self._lock:
-            return load_index(self.version)
+            if self._offsets is None:
+                self._offsets = load_index(self.version)
+            return self._offsets
 
     @property
     def num_records(self) -> int:
@@ -207,50 +209,28 @@ def load_index(version: FileVersion) -> np.ndarray:
 
 
 def _find_records(version: FileVersion) -> np.ndarray:
-    end = version.num_bytes
-    if end == 0:
-        return np.zeros(1, np.int64)
-    if files.is_remote(version.path):
-        ahead = _ReadAhead(version.path)
-        found = _scan_headers(version.path, lambda at: ahead.read(at, HEADER_BYTES), end)
-    else:
-        with open(version.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-            view.madvise(mmap.MADV_RANDOM)  # no read-ahead: only headers are wanted
-            found = _scan_headers(version.path, lambda at: view[at : at + HEADER_BYTES], end)
-    if found[-1] > end:  # the last record's header is whole, its data is not
-        found.pop()
-    return np.asarray(found, np.int64)
-
-
-class _ReadAhead:
-    """Ranges of a remote file that are asked for in ascending order, of which a request brings many."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._first, self._data = 0, b""
-
-    def read(self, first: int, count: int) -> bytes:
-        at = first - self._first
-        if not 0 <= at <= len(self._data) - count:
-            self._first, self._data, at = first, files.read_range(self._path, first, READ_AHEAD_BYTES), 0
-        return self._data[at : at + count]
-
-
-def _scan_headers(path: str, header_at: Callable[[int], bytes], end: int) -> list[int]:
-    """Finds the bounds of records, from one header to the next; the last may lie beyond the end."""
-    found, position = [0], 0
-    while position < end and len(head := header_at(position)) == HEADER_BYTES:
+    """Finds the bounds of the whole records, int64 [n + 1], from one header to the next."""
+    path, end = version.path, version.num_bytes
+    ahead = REMOTE_AHEAD_BYTES if files.is_remote(path) else LOCAL_AHEAD_BYTES
+    bounds, data, first = [0], b"", 0
+    while (position := bounds[-1]) < end:
+        if position + HEADER_BYTES > first + len(data):
+            data, first = files.read_range(path, position, ahead), position
+        head = data[position - first : position - first + HEADER_BYTES]
+        if len(head) < HEADER_BYTES:
+            break
         length = _read_length(head)
         if length is None and position == 0:
             raise _foreign_file_error(path, head)
         if length is None:
             raise UserError(
-                f"Record {len(found) - 1} of {path} is corrupt: the checksum of its length is wrong, at byte "
+                f"Record {len(bounds) - 1} of {path} is corrupt: the checksum of its length is wrong, at byte "
                 f"{position:,}, so that what follows cannot be found. Make the file again, or leave it out."
             )
-        position += HEADER_BYTES + length + FOOTER_BYTES
-        found.append(position)
-    return found
+        bounds.append(position + HEADER_BYTES + length + FOOTER_BYTES)
+    if bounds[-1] > end:  # the last record's header is whole, its data is not
+        bounds.pop()
+    return np.asarray(bounds, np.int64)
 
 
 def _foreign_file_error(path: str, head: bytes) -> UserError:
