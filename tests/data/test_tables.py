@@ -225,7 +225,7 @@ NUMBER: dict[str, Any] = {"name": "x", "kind": FLOAT}
 def test_values_are_encoded_as_in_training(rule: Rule, values: list[Any], expected: list[Any]) -> None:
     column = pyarrow.chunked_array([values])
     trained = encode(rule, column, FITTED, str)
-    exported = Encoder(rule, FITTED, tf.Module())(tf.constant(raw_values(rule, column))).numpy()
+    exported = Encoder(rule, FITTED)(tf.constant(raw_values(rule, column))).numpy()
     assert trained.tolist() == exported.tolist() == expected and trained.dtype == exported.dtype
 
 
@@ -239,4 +239,4 @@ def test_values_are_encoded_as_in_training(rule: Rule, values: list[Any], expect
 )
 def test_what_training_refuses_is_refused(rule: Rule, values: list[Any], words: str) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match=words):
-        Encoder(rule, FITTED, tf.Module())(tf.constant(raw_values(rule, pyarrow.chunked_array([values]))))
+        Encoder(rule, FITTED)(tf.constant(raw_values(rule, pyarrow.chunked_array([values]))))

@@ -120,6 +120,10 @@ COUNT = whole_number(1)
 SEED = whole_number(0, MOST_SEED)
 SWITCH = Check("True or False", lambda value: isinstance(value, bool))
 POSITIVE = Check("a number above 0", _is_above_zero)
+DIFFERENT_NAMES = Check(
+    "a list of different names, such as ['cats', 'dogs']",
+    lambda value: isinstance(value, list | tuple) and bool(value) and len(set(value)) == len(value),
+)
 SECONDS = Check("a number of seconds above 0", _is_above_zero)
 FUNCTION = Check(
     "a function, @my_module.my_function without parentheses",

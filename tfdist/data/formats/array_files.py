@@ -61,13 +61,9 @@ class ArrayFiles(ArraySource):
             )
         selected = columns.select(arrays)
         self.calls_python = any(isinstance(array, np.memmap) for array in arrays.values())
-        if self.calls_python:  # whose rows are read when they are wanted
+        super().__init__(tf.nest.map_structure(lambda a: a[:1], selected) if self.calls_python else selected)
+        if self.calls_python:  # the rows are read when they are wanted
             self._arrays, self.num_examples = selected, next(iter(sizes.values()))
-            self.structure = tf.nest.map_structure(
-                lambda a: tf.TensorSpec([None, *a.shape[1:]], _map_dtype(a)), selected
-            )
-        else:
-            super().__init__(selected)
         self.augment = Augmentation(augmentation, self.structure) if augmentation else None
 
     def gatherer(self) -> Callable[[tf.Tensor], Any]:
@@ -126,13 +122,6 @@ def load_array_file(path: str) -> Any:
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"The array file {path!r} cannot be read: {reason}. Check its path.") from error
-
-
-def _map_dtype(array: np.ndarray) -> tf.DType:
-    """float64 becomes float32, the type in which Keras computes."""
-    return (
-        tf.float32 if array.dtype == np.float64 else tf.string if array.dtype.kind in "SU" else tf.as_dtype(array.dtype)
-    )
 
 
 def _convert_rows(array: np.ndarray, indices: np.ndarray, dtype: tf.DType) -> np.ndarray:

@@ -21,7 +21,7 @@ from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.indexed import IndexedSource
 from tfdist.data.sources.source import Order, StagedReader
 from tfdist.errors import UnreadableError, UserError, build_user_error, check_package, is_whole_number
-from tfdist.settings.checks import one_of
+from tfdist.settings.checks import DIFFERENT_NAMES, one_of
 from tfdist.storage import files
 
 METHODS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
@@ -157,8 +157,7 @@ def find_classes(root: str, wanted: Sequence[str] | None = None) -> list[str]:
         )
     if wanted is None:
         return found
-    if isinstance(wanted, str) or not wanted or len(set(wanted)) != len(wanted):
-        raise UserError(f"classes is a list of different names, such as ['cats', 'dogs']; received {wanted!r}.")
+    DIFFERENT_NAMES("ImageFolder.classes", wanted)
     unknown = [name for name in found if name not in wanted]
     if unknown or not set(wanted) & set(found):
         raise UserError(f"classes lacks {unknown}, which {root} holds; received {list(wanted)}. Name or remove them.")

@@ -7,7 +7,7 @@ one that draws from the example's seed. Used by sources as their `augment`; runs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -93,8 +93,8 @@ class Augmentation:
                     f"{name} {_REFUSED[name]}, so that what becomes of an example would depend on more than the "
                     "example. Leave it out of the augmentation; the model may begin with it."
                 )
-            for attribute, _ in list(_find_generators(each)):
-                each.__dict__[attribute] = self._draws  # past Keras's own tracking, which would want a variable
+            generators = [name for name, value in vars(each).items() if isinstance(value, keras.random.SeedGenerator)]
+            vars(each).update(dict.fromkeys(generators, self._draws))  # past Keras's tracking, which wants a variable
         return layer
 
 
@@ -114,12 +114,6 @@ class ExampleDraws(keras.random.SeedGenerator):
         del ordered
         self._count += 1
         return tf.random.experimental.stateless_fold_in(self._seed, self._count)
-
-
-def _find_generators(layer: keras.layers.Layer) -> Iterator[tuple[str, Any]]:
-    for attribute, value in vars(layer).items():
-        if isinstance(value, keras.random.SeedGenerator):
-            yield attribute, value
 
 
 def _builder_name(builder: Any) -> str:

@@ -59,10 +59,6 @@ class PrebatchedSource(StreamSource):
         """The first batch that was read, of a stream that is read once."""
         return None if self._first_batch is None else self._first_batch()
 
-    def describe(self) -> list[str]:
-        """Counts the batches."""
-        return [f"{self.num_examples // self.batch_size:,} batches of some {self.batch_size} an epoch, as they come"]
-
     def local_batches(self, plan: BatchPlan, topology: Topology, first_step: int) -> tf.data.Dataset:
         """Cuts each batch into the parts of this worker's replicas."""
         if plan.pad:

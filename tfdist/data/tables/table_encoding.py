@@ -111,8 +111,8 @@ def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: FittedColumns, desc
         is_missing = np.isnan(raw)
     else:
         raw = raw_values(rule, column)
-    encoder = Encoder(rule, fitted, tf.Module())
-    values, is_refused = (t.numpy() for t in encoder.encode(tf.constant(raw), tf.constant(is_missing)))
+    encoded = Encoder(rule, fitted).encode(tf.constant(raw), tf.constant(is_missing))
+    values, is_refused = (t.numpy() for t in encoded)
     if is_refused.any():
         row = int(np.nonzero(is_refused)[0][0])
         place = describe_row(row)
@@ -122,9 +122,8 @@ def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: FittedColumns, desc
 
 def raw_spec(rule: Rule) -> tf.TensorSpec:
     """The spec of the column as a program gives it."""
-    if rule.is_category and rule.kind == STRING:
-        return tf.TensorSpec([None], tf.string, name=rule.name)
-    return tf.TensorSpec([None], tf.int64 if rule.is_category else rule.dtype, name=rule.name)
+    dtype = (tf.string if rule.kind == STRING else tf.int64) if rule.is_category else rule.dtype
+    return tf.TensorSpec([None], dtype, name=rule.name)
 
 
 def raw_values(rule: Rule, column: Any) -> np.ndarray:
@@ -139,16 +138,18 @@ def raw_values(rule: Rule, column: Any) -> np.ndarray:
     return _to_numbers(column).astype(np.float32)
 
 
-class Encoder:
+class Encoder(tf.Module):
     """The encoding of one column in TensorFlow's operations, for training and for exports alike.
+
+    It is a module, as an export has to keep the table that a category's values are looked up in.
 
     Args:
       rule: of the column.
       fitted: what the training rows say.
-      tables: gets the table that a category's values are looked up in, which an export has to keep.
     """
 
-    def __init__(self, rule: Rule, fitted: FittedColumns, tables: tf.Module) -> None:
+    def __init__(self, rule: Rule, fitted: FittedColumns) -> None:
+        super().__init__()
         self._rule = rule
         self._fitted = fitted
         if rule.is_category:
@@ -157,7 +158,6 @@ class Encoder:
             keys = tf.constant(known if is_text else list(map(int, known)), tf.string if is_text else tf.int64)
             entries = tf.lookup.KeyValueTensorInitializer(keys, tf.range(len(known), dtype=tf.int64))
             self._table = tf.lookup.StaticHashTable(entries, default_value=-1)
-            setattr(tables, f"table_{rule.name}", self._table)
 
     def __call__(self, values: tf.Tensor) -> tf.Tensor:
         """Encodes what a program gives, [n]; raises InvalidArgumentError for a value that training refuses."""

@@ -174,8 +174,8 @@ class Table(Source):
 
     def preprocessing(self) -> Preprocessing:
         """Encodes columns as training does."""
-        tables, names = tf.Module(), self._columns.input_names
-        encoders = {name: Encoder(self._rules[name], self.fitted, tables) for name in names}
+        kept, names = tf.Module(), self._columns.input_names
+        kept.encoders = encoders = {name: Encoder(self._rules[name], self.fitted) for name in names}
 
         def encode_row(raw: Mapping[str, tf.Tensor]) -> Any:
             columns = {name: encoders[name](raw[name]) for name in names}
@@ -188,7 +188,7 @@ class Table(Source):
             return {name: raw_values(self._rules[name], rows[name]) for name in names}
 
         specs = {name: raw_spec(self._rules[name]) for name in names}
-        return Preprocessing(specs, encode_row, tables, first)
+        return Preprocessing(specs, encode_row, kept, first)
 
     @functools.cached_property
     def _rows(self) -> pyarrow.Table:

@@ -22,7 +22,7 @@ from tfdist.data.formats.input_files import Patterns, find_files, read_whole
 from tfdist.data.sources.failures import call_python
 from tfdist.data.sources.source import Order, Preprocessing, Reader, Source, StagedReader, load_or_fit
 from tfdist.errors import UserError, build_user_error, suggest
-from tfdist.settings.checks import one_of, or_none, whole_number
+from tfdist.settings.checks import DIFFERENT_NAMES, one_of, or_none, whole_number
 from tfdist.storage.contents import FileVersion
 
 STANDARDS = ("lower", "strip_punctuation", "lower_and_strip_punctuation")
@@ -97,6 +97,7 @@ class TextLines(Source):
         whole_number(0)("TextLines.bucket_batches", bucket_batches)
         or_none(one_of(*STANDARDS))("TextLines.standardize", standardize)
         one_of(*SPLITS)("TextLines.split", split)
+        or_none(DIFFERENT_NAMES)("TextLines.labels", labels)
         self._files = find_files(files, "TextLines.files")
         read = fit = [read_lines(file) for file in self._files]
         if fitted_on != files:
@@ -105,7 +106,7 @@ class TextLines(Source):
         self.num_examples = sum(self.file_sizes)
         if not self.num_examples:
             raise build_user_error(f"The files {files!r} have no lines.", error_id="no-examples")
-        self.labels = _check_labels(labels) or sorted({line.label for lines in fit for line in lines})
+        self.labels = list(map(str, labels or [])) or sorted({line.label for lines in fit for line in lines})
         self._fit_texts = [line.text for lines in fit for line in lines]
         self._texts = np.array([line.text for lines in read for line in lines], dtype=object)
         self._classes = np.array(_index_labels(itertools.chain(*read), self.labels), np.int32)
@@ -225,14 +226,6 @@ def _pad(ids: tf.Tensor, length: Any) -> tf.Tensor:
     """int32 ids [n, length], cut or filled up with 0."""
     ids = tf.cast(ids, tf.int32)[:, :length]
     return tf.pad(ids, [[0, 0], [0, length - tf.shape(ids)[1]]])
-
-
-def _check_labels(labels: Any) -> list[str] | None:
-    if labels is None:
-        return None
-    if isinstance(labels, str) or not labels or len(set(labels)) != len(labels):
-        raise UserError(f"TextLines.labels is {labels!r}; write a list of different labels.")
-    return [str(label) for label in labels]
 
 
 def _index_labels(lines: Iterable[Line], labels: Sequence[str]) -> list[int]:

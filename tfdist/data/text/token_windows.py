@@ -38,8 +38,3 @@ class TokenWindows(ArraySource):
         used = (len(row) - 1) // length * length
         row = row[: used + 1].astype(np.int32)
         super().__init__((row[:-1].reshape(-1, length), row[1:].reshape(-1, length)))
-
-    def describe(self) -> list[str]:
-        """Counts the tokens that are used."""
-        length = self.structure[0].shape[1]
-        return [f"{self.num_examples * length + 1:,} tokens in sequences of {length}"]
