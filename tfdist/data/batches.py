@@ -69,7 +69,20 @@ class BatchPlan:
     pad: bool = False
 
     def __post_init__(self) -> None:
-        check_split(self.global_batch_size, self.num_replicas, self.num_microbatches, even=self.pad)
+        parts = self.num_replicas * self.num_microbatches
+        among = f"{self.num_replicas} replicas"
+        among += f" × {self.num_microbatches} microbatches" if self.num_microbatches > 1 else ""
+        if self.global_batch_size < parts:
+            raise UserError(
+                f"global_batch_size = {self.global_batch_size} cannot be split among {among}: every one needs an "
+                f"example. Write a multiple of {parts}, or use fewer of them."
+            )
+        if self.pad and self.global_batch_size % parts:
+            near = max(1, round(self.global_batch_size / parts)) * parts
+            raise UserError(
+                f"global_batch_size = {self.global_batch_size} cannot be split evenly among {among}, as a TPU needs "
+                f"it. Write a multiple of {parts}, such as {near}."
+            )
         if self.num_examples < 1:
             raise build_user_error("The data holds no examples.", error_id="no-examples")
         if self.steps_per_epoch < 1:
@@ -217,24 +230,3 @@ class BatchPlan:
 def select_rows(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Selects what of a replica's batch has a row for each example."""
     return {name: each for name, each in batch.items() if name in ("examples", "shares")}
-
-
-def check_split(global_batch_size: int, num_replicas: int, num_microbatches: int, *, even: bool) -> None:
-    """Checks that every replica gets an example of every microbatch of a full batch.
-
-    Raises:
-      UserError: it does not, or the parts are not `even` where they have to be.
-    """
-    parts = num_replicas * num_microbatches
-    among = f"{num_replicas} replicas" + (f" × {num_microbatches} microbatches" if num_microbatches > 1 else "")
-    if global_batch_size < parts:
-        raise UserError(
-            f"global_batch_size = {global_batch_size} cannot be split among {among}: every one needs an example. "
-            f"Write a multiple of {parts}, or use fewer of them."
-        )
-    if even and global_batch_size % parts:
-        near = max(1, round(global_batch_size / parts)) * parts
-        raise UserError(
-            f"global_batch_size = {global_batch_size} cannot be split evenly among {among}, as a TPU needs it. "
-            f"Write a multiple of {parts}, such as {near}."
-        )

@@ -166,7 +166,7 @@ class Supervised(Task):
         for name, loss in self._losses.items():
             parts = {"y_true": targets[name], "y_pred": outputs[name], "weights": weights[name]}
             parts["mask"] = keras_mask(outputs[name])
-            terms[name] = _build_term(loss, parts, self._coefficient(name))
+            terms[name] = _build_term(loss, parts, self._loss_weights.get(name, 1.0))
         return terms
 
     def _collect_predictions(self, outputs: Mapping[str, Any]) -> dict[str, Prediction]:
@@ -210,7 +210,7 @@ class Supervised(Task):
             return {name: [metric for metric, output in some if output == name] for _, name in some}
 
         losses = {name: unwrap_loss(loss) for name, loss in self._losses.items()}
-        weights = {name: float(self._coefficient(name)) for name in self._losses} if self._loss_weights else {}
+        weights = {name: float(self._loss_weights.get(name, 1.0)) for name in self._losses if self._loss_weights}
         return {
             "loss": losses.get(ONLY_OUTPUT) if self._single else losses,
             "loss_weights": weights.get(ONLY_OUTPUT) if self._single else weights or None,
@@ -261,9 +261,6 @@ class Supervised(Task):
         if unknown:
             raise UserError(f"There are sample weights for {unknown}, but losses for {list(self._losses)} only.")
         return {name: _squeeze(given.get(name)) for name in self._names}
-
-    def _coefficient(self, name: str) -> float:
-        return self._loss_weights.get(name, 1.0)
 
     def _match_names(self, count: int) -> list[str]:
         """The names of a list of so many parts: of all outputs that the model has, or of those that have losses."""
@@ -334,7 +331,11 @@ def _build_term(loss: keras.losses.Loss, parts: dict[str, Any], coefficient: flo
         weights = parts.get("weights")
         if values.shape.num_elements() == 1 and weights is not None:
             values = tf.fill(tf.shape(weights), tf.reshape(values, []))  # as Keras weighs it
-        weights = _validate_weights_rank(weights, values.shape.rank)
+        if weights is not None and weights.shape.rank > values.shape.rank:
+            raise UserError(
+                f"sample_weight has the shape {weights.shape.as_list()}, but the losses have {values.shape.rank} axes. "
+                "Give one weight an example, [n], or one for each of its losses."
+            )
         return Term(values, weights, coefficient, loss.reduction, mask)
 
     held = {name: part for name, part in parts.items() if part is not None}
@@ -359,16 +360,6 @@ def _squeeze(weights: Any) -> tf.Tensor | None:
         return None
     weights = tf.cast(weights, tf.float32)
     return tf.squeeze(weights, -1) if weights.shape.rank == 2 and weights.shape[-1] == 1 else weights
-
-
-def _validate_weights_rank(weights: tf.Tensor | None, rank: int) -> tf.Tensor | None:
-    """Raises UserError if sample weights have more axes than the losses; returns the weights unchanged."""
-    if weights is not None and weights.shape.rank > rank:
-        raise UserError(
-            f"sample_weight has the shape {weights.shape.as_list()}, but the losses have {rank} axes. Give one weight "
-            "an example, [n], or one for each of its losses."
-        )
-    return weights
 
 
 def _apply_mask(weights: tf.Tensor | None, mask: tf.Tensor) -> tf.Tensor:

@@ -88,9 +88,9 @@ class ImageFolder(IndexedSource):
             [path for of_class in listed for path in of_class], self.labels, (*size, channels), method, fit
         )
         super().__init__(images, transform=self._scale_pixels, num_threads=max(4, len(os.sched_getaffinity(0))))
-        self._layers = Augmentation(augmentation, self.structure) if augmentation else None
-        if self._layers is not None:
-            self.augment = self._augment_images
+        if augmentation:
+            layers = Augmentation(augmentation, self.structure)
+            self.augment = lambda examples, seeds: self._scale_pixels(layers(examples, seeds))
 
     def reader(self, order: Order) -> StagedReader:
         """Reads pixels 0 … 255 where they are augmented, which scales them afterwards."""
@@ -105,11 +105,6 @@ class ImageFolder(IndexedSource):
         said = ", ".join(f"{name} {count:,}" for name, count in zip(self.classes[:8], counts[:8], strict=True))
         more = f", … {len(self.classes)} classes" if len(self.classes) > 8 else ""
         return [f"{self._root}: {self.num_examples:,} images; {said}{more}"]
-
-    def _augment_images(self, examples: Any, seeds: tf.Tensor) -> Any:
-        assert self._layers is not None
-        images, labels = self._layers(examples, seeds)
-        return images * self._scale, labels
 
     def _scale_pixels(self, examples: Any) -> Any:
         images, labels = examples

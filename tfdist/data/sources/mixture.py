@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -21,13 +22,14 @@ import tensorflow as tf
 from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Order, Reader, Source, describe_structure, example_seeds
 from tfdist.errors import UserError, is_whole_number
-from tfdist.settings.checks import COUNT, or_none
+from tfdist.settings.checks import COUNT, number, or_none
 
 # Keeps the orders of the sources apart from each other and from the run's own.
 _SEED_STRIDE = 1_000_003
 # Shares as fractions: times a position of the run they must stay below 2**63.
 MAX_PARTS = 10**6
 
+WEIGHT = number(0, sys.float_info.max)
 Weights = tuple[float, ...]
 
 
@@ -77,10 +79,11 @@ class Mixture(Source):
         begins = tuple(epoch * self.num_examples for epoch in self._weights)
         quotas = Quotas(begins, tuple(self._weights.values()))
         shares = quotas.shares()
-        reads = [
-            _build_running_reader(source, _build_order(order, index, share), self.structure)
-            for index, (source, share) in enumerate(zip(self._sources, shares, strict=True))
-        ]
+        reads = []
+        for index, (source, share) in enumerate(zip(self._sources, shares, strict=True)):
+            seed = None if order.seed is None else (order.seed + (index + 1) * _SEED_STRIDE) & 0x7FFFFFFF
+            own = Order(batch_size=max(1, round(order.batch_size * share)), seed=seed)
+            reads.append(_build_running_reader(source, own, self.structure))
 
         def read(positions: tf.Tensor, epoch: tf.Tensor) -> Any:
             chosen, ranks = quotas.locate(epoch * self.num_examples + positions)
@@ -107,15 +110,11 @@ def _check_weights(weights: Any, num_sources: int) -> dict[int, Weights]:
         )
     for each in given.values():
         fits = isinstance(each, Sequence) and not isinstance(each, str) and len(each) == num_sources
-        if not fits or not all(_is_weight(weight) for weight in each) or not sum(each):
+        if not fits or not all(map(WEIGHT.accepts, each)) or not sum(each):
             raise UserError(
                 f"Mixture.weights are {num_sources} numbers from 0 on, one a source and not all 0; received {each!r}."
             )
     return {epoch: tuple(map(float, given[epoch])) for epoch in sorted(given)}
-
-
-def _is_weight(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,11 +183,6 @@ def _compute_share(weights: Weights, index: int) -> Fraction:
     if index == len(weights) - 1 or not any(weights[index + 1 :]):
         return Fraction(1)
     return (Fraction(weights[index]) / rest).limit_denominator(MAX_PARTS)
-
-
-def _build_order(order: Order, index: int, share: float) -> Order:
-    seed = None if order.seed is None else (order.seed + (index + 1) * _SEED_STRIDE) & 0x7FFFFFFF
-    return Order(batch_size=max(1, round(order.batch_size * share)), seed=seed)
 
 
 def _build_running_reader(source: Source, order: Order, structure: Any) -> Callable[[tf.Tensor], Any]:

@@ -14,12 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data.tables.table_files import FLOAT, STRING
-from tfdist.errors import UserError
+from tfdist.errors import UserError, shorten_list
 
 if TYPE_CHECKING:
     import pyarrow
 
 ERROR, MEAN, CATEGORY = "error", "mean", "category"
+NUMBER_FILL = "'mean', or the number to fill in"
+MAX_SHOWN = 8  # values in a message
 FindPlace = Callable[[int], str]  # from the number of a row to where it is
 
 
@@ -115,8 +117,18 @@ def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: FittedColumns, desc
     values, is_refused = (t.numpy() for t in encoded)
     if is_refused.any():
         row = int(np.nonzero(is_refused)[0][0])
-        place = describe_row(row)
-        raise _missing_error(rule, place) if is_missing[row] else _unseen_error(rule, fitted, raw[row], place)
+        where = f"{describe_row(row)}: {rule.name!r} is"
+        if is_missing[row]:
+            fill = "'category' for an index of its own, or one of its values" if rule.is_category else NUMBER_FILL
+            raise UserError(
+                f"{where} missing. Write tfdist.Table.missing = {{{rule.name!r}: …}} with {fill}, or leave the row out "
+                "of the file."
+            )
+        known = shorten_list(list(map(repr, vocabulary(rule, fitted))), MAX_SHOWN)
+        raise UserError(
+            f"{where} {raw[row]!r}, which is not among its values {', '.join(known)}. Write "
+            "tfdist.Table.unseen = 'category' for an index of its own."
+        )
     return values
 
 
@@ -212,24 +224,6 @@ def num_indices(rule: Rule, fitted: FittedColumns) -> int:
     return len(vocabulary(rule, fitted)) + (rule.unseen == CATEGORY) + (rule.missing == CATEGORY)
 
 
-def _unseen_error(rule: Rule, fitted: FittedColumns, value: Any, place: str) -> UserError:
-    known = vocabulary(rule, fitted)
-    return UserError(
-        f"{place}: {rule.name!r} is {value!r}, which is not among its {len(known)} values {_format(known)}. Write "
-        "tfdist.Table.unseen = 'category' for an index of its own."
-    )
-
-
-def _missing_error(rule: Rule, place: str) -> UserError:
-    instead = "'mean', or the number to fill in"
-    if rule.is_category:
-        instead = "'category' for an index of its own, or one of its values"
-    return UserError(
-        f"{place}: {rule.name!r} is missing. Write tfdist.Table.missing = {{{rule.name!r}: …}} with {instead}, or "
-        "leave the row out of the file."
-    )
-
-
 def _to_numbers(column: Any) -> np.ndarray:
     """float64 [n], NaN where a value is missing."""
     import pyarrow
@@ -249,8 +243,3 @@ def _to_plain(column: Any) -> Any:
         kind = pyarrow.string()
     held = column.cast(kind)
     return held.combine_chunks() if hasattr(held, "combine_chunks") else held
-
-
-def _format(values: Sequence[Any]) -> str:
-    shown = ", ".join(repr(value) for value in values[:8])
-    return f"{shown}, …" if len(values) > 8 else shown

@@ -40,7 +40,7 @@ from tfdist.data.tables.table_files import (
     find_common_kinds,
     read_table,
 )
-from tfdist.errors import UserError, build_user_error, suggest
+from tfdist.errors import UserError, build_user_error, shorten_list, suggest
 from tfdist.settings.checks import one_of
 from tfdist.telemetry.records import build_damage_error
 
@@ -164,9 +164,8 @@ class Table(Source):
             missing = self._rows[name].null_count
             what = f"{name}: {rule.kind} → {rule.dtype}, {missing:,} missing ({rule.missing})"
             if rule.is_category:
-                known = [str(value) for value in vocabulary(rule, self.fitted)]
-                shown = ", ".join(known[:6]) + (", …" if len(known) > 6 else "")
-                what += f", indices 0 … {num_indices(rule, self.fitted) - 1} of {len(known)} values: {shown}"
+                known = shorten_list(list(map(str, vocabulary(rule, self.fitted))), 6)
+                what += f", indices 0 … {num_indices(rule, self.fitted) - 1} of the values {', '.join(known)}"
             if rule.is_standardized:
                 what += f", mean {self.fitted.means[name]:.4g}, deviation {self.fitted.deviations[name]:.4g}"
             lines.append(what)
@@ -264,7 +263,15 @@ def _build_rules(settings: _Settings, kinds: Mapping[str, str]) -> dict[str, Rul
       UserError: a setting names a column that is not used, or cannot be done with what a column holds.
     """
     inputs = settings.columns.input_names
-    for setting, names in _list_named_columns(settings).items():
+    named: dict[str, Any] = {
+        "categories": settings.categories,
+        "vocabularies": settings.vocabularies,
+        "missing": settings.missing if isinstance(settings.missing, Mapping) else (),
+        "standardize": () if isinstance(settings.standardize, bool) else settings.standardize,
+    }
+    for setting, names in named.items():
+        if not isinstance(names, list | tuple | Mapping):
+            raise UserError(f"Table.{setting} is {names!r}; write the names of columns in a list.")
         for name in names:
             if name not in settings.columns.names:
                 raise UserError(
@@ -281,19 +288,6 @@ def _build_rules(settings: _Settings, kinds: Mapping[str, str]) -> dict[str, Rul
                 "Write tfdist.Table.stack_inputs = False, and a model that takes a dict of inputs."
             )
     return rules
-
-
-def _list_named_columns(settings: _Settings) -> dict[str, Sequence[str]]:
-    named: dict[str, Any] = {
-        "categories": settings.categories,
-        "vocabularies": settings.vocabularies,
-        "missing": settings.missing if isinstance(settings.missing, Mapping) else (),
-        "standardize": () if isinstance(settings.standardize, bool) else settings.standardize,
-    }
-    for setting, names in named.items():
-        if isinstance(names, (str, bytes)) or not isinstance(names, (list, tuple, Mapping)):
-            raise UserError(f"Table.{setting} is {names!r}; write the names of columns in a list.")
-    return named
 
 
 def _build_rule(name: str, kind: str, settings: _Settings) -> Rule:

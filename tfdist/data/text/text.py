@@ -124,7 +124,9 @@ class TextLines(Source):
     def vocabulary(self) -> list[str]:
         """The words with the ids 2, 3, …, the frequent ones first; fitted the first time, unless `prepare` found it."""
         if self._vocabulary is None:
-            self._vocabulary = self._fit()
+            layer = keras.layers.TextVectorization(**self._settings)
+            layer.adapt(tf.data.Dataset.from_tensor_slices(self._fit_texts).batch(FIT_LINES))
+            self._vocabulary = [str(word) for word in layer.get_vocabulary(include_special_tokens=False)]
             self._fit_texts = []  # which may be other files, and need no memory any more
         return self._vocabulary
 
@@ -198,11 +200,6 @@ class TextLines(Source):
             "labels: "
             + ", ".join(f"{i} {n} ({c:,})" for i, (n, c) in enumerate(zip(self.labels, counts, strict=True))),
         ]
-
-    def _fit(self) -> list[str]:
-        layer = keras.layers.TextVectorization(**self._settings)
-        layer.adapt(tf.data.Dataset.from_tensor_slices(self._fit_texts).batch(FIT_LINES))
-        return [str(word) for word in layer.get_vocabulary(include_special_tokens=False)]
 
 
 def permute_by_length(lengths: np.ndarray, batch_size: int, window_batches: int, key: tuple[int, ...]) -> np.ndarray:
