@@ -22,8 +22,8 @@ from tfdist.data.sources.arrays import ArraySource
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import recompute_layers
 from tfdist.strategies.strategy import Strategy
-from tfdist.tasks.own_methods import OwnSteps
 from tfdist.tasks.supervised import Supervised
+from tfdist.tasks.task import OwnSteps
 from tfdist.training.loop.boundaries import Pace, Vote
 from tfdist.training.loop.learner import build_learner
 from tfdist.training.run.assembly import keep_arithmetic

@@ -16,7 +16,7 @@ from tfdist.checkpoint import catalog
 from tfdist.errors import DivergedError, OutOfMemoryError
 from tfdist.keras_patches.patches import Patches
 from tfdist.storage import files
-from tfdist.tasks.own_methods import OwnSteps
+from tfdist.tasks.task import OwnSteps
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult
 from tfdist.training.loop.learner import build_model, check_fit, check_metric_sums

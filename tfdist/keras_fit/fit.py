@@ -41,7 +41,7 @@ from tfdist.storage import files
 from tfdist.strategies.auto import choose_strategy, wrap_strategy
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.losses import check_one_class
-from tfdist.tasks.own_methods import overrides
+from tfdist.tasks.task import overrides
 from tfdist.telemetry.console.console import Console, write_line
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import CallbackError, find_backup

@@ -8,9 +8,8 @@ import keras
 
 from tfdist.errors import UserError
 from tfdist.tasks.keras_names import outputs_by_name
-from tfdist.tasks.own_methods import overrides
 from tfdist.tasks.supervised import Supervised
-from tfdist.tasks.task import Task, Term, WholeTerm
+from tfdist.tasks.task import Task, Term, WholeTerm, overrides
 from tfdist.training.loop.learner import ModelBuilder
 from tfdist.training.step.gradients import explain_errors
 

@@ -26,8 +26,7 @@ from tfdist.tasks.losses import (
     unwrap_loss,
     weigh_classes,
 )
-from tfdist.tasks.own_methods import refuse_own_steps
-from tfdist.tasks.task import MetricSpec, Task, Term, WholeTerm, symbolic_outputs, with_trailing_axes
+from tfdist.tasks.task import MetricSpec, Task, Term, WholeTerm, refuse_own_steps, symbolic_outputs, with_trailing_axes
 
 MetricBuilders = Sequence[Callable[[], keras.metrics.Metric] | str]
 ONLY_OUTPUT = "output"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import keras
 import tensorflow as tf
@@ -19,11 +19,14 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.strategies.strategy import num_replicas, replica_index
 from tfdist.strategies.sums import gather_rows
+from tfdist.user_code import where_defined
 
 ROWS = "rows"  # the divisor of a mean over the batch
 ONE = "one"  # the divisor of a sum
 MEANS = ("sum_over_batch_size", "mean")
 REDUCTIONS = (*MEANS, "mean_with_sample_weight", "sum", "none", None)
+# Methods of Keras's trainer; one that a model overrides is called, see training/step/own_step.py, or refused.
+STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +141,17 @@ class Task(abc.ABC):
         """
 
 
+class OwnSteps(Task):
+    """Placeholder task of a model that trains by its own steps, or without a loss; its `terms` fails."""
+
+    def inputs(self, examples: Any) -> Any:
+        """x of (x, y, sample_weight)."""
+        return keras.utils.unpack_x_y_sample_weight(examples)[0]
+
+    def terms(self, model: keras.Model, examples: Any, *, training: bool) -> NoReturn:
+        raise AssertionError("The model's own steps compute its losses.")
+
+
 class Objective(NamedTuple):
     """Sums over one replica's examples, by the divisor that they are to be divided by when all replicas have added.
 
@@ -215,6 +229,22 @@ def reduce_terms(
         _add_to(shown, ROWS, mean)
     weight = () if any(w is None for w in weights) else (tf.add_n(weights),)
     return Objective(numerators, divisors, shown, term_sums, weight)
+
+
+def overrides(model: keras.Model, method: str) -> bool:
+    """True where the model's class has another `method` than Keras's."""
+    return getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+def refuse_own_steps(model: keras.Model) -> None:
+    """Raises UserError where a task is to train a model that says by itself how it is trained."""
+    for method in STEPS:
+        if overrides(model, method):
+            where = where_defined(getattr(type(model), method))
+            raise UserError(
+                f"{type(model).__name__} has a {method} of its own{where}, which train.task would not call. Leave "
+                "train.task and train.optimizer out, and compile the model. Or take the method out."
+            )
 
 
 def symbolic_outputs(model: keras.Model) -> Any:

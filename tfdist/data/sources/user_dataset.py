@@ -98,7 +98,8 @@ class DatasetFunction(StreamSource):
         self._unbatch = unbatch
         self._policy = policy
         self.has_same_batches = policy == "data"
-        self._parameters = [name for name in ("epoch", "seed") if _has_parameter(function, name)]
+        self._takes = frozenset(inspect.signature(function).parameters)
+        self._parameters = [name for name in ("epoch", "seed") if name in self._takes]
         dataset = self._call_function(0, None)
         self._is_endless = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
         self.structure = _batched_structure(dataset)
@@ -168,12 +169,14 @@ class DatasetFunction(StreamSource):
         return tf.data.Dataset.range(first, tf.int64.max).flat_map(batches)
 
     def _call_function(self, epoch: int, seed: int | None, topology: Topology = ALL) -> tf.data.Dataset:
-        values = {"epoch": epoch, "seed": ((seed or 0) * _SEED_STRIDE + epoch) & 0x7FFFFFFF}
-        arguments: dict[str, Any] = {name: values[name] for name in self._parameters}
-        if _has_parameter(self._function, "input_context"):
-            arguments["input_context"] = tf.distribute.InputContext(
+        values = {
+            "epoch": epoch,
+            "seed": ((seed or 0) * _SEED_STRIDE + epoch) & 0x7FFFFFFF,
+            "input_context": tf.distribute.InputContext(
                 topology.num_workers, topology.worker_index, topology.num_replicas
-            )
+            ),
+        }
+        arguments = {name: value for name, value in values.items() if name in self._takes}
         options = tf.data.Options()
         options.deterministic = True
         with _global_seed(seed or 0):
@@ -263,13 +266,6 @@ def split_batches(
 
     turns = tf.data.Dataset.range(first_step * num_local, tf.int64.max)
     return tf.data.Dataset.zip(turns, batches).map(take_rows, num_parallel_calls=2, deterministic=True)
-
-
-def _has_parameter(function: Callable[..., Any], name: str) -> bool:
-    try:
-        return name in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
 
 
 def _batched_structure(dataset: tf.data.Dataset) -> Any:

@@ -16,8 +16,7 @@ from tfdist.data.sources.source import Source
 from tfdist.keras_patches.patches import Patches
 from tfdist.keras_patches.random_by_place import draw_for_rows
 from tfdist.strategies.strategy import Strategy, replica_index
-from tfdist.tasks.own_methods import OwnSteps
-from tfdist.tasks.task import ROWS, Objective, Task
+from tfdist.tasks.task import ROWS, Objective, OwnSteps, Task
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.boundaries import Pace, Vote, Votes
 from tfdist.training.loop.callbacks import Callbacks

@@ -22,8 +22,7 @@ from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.keras_patches.random_by_place import FixedShapes, record_fixed_shapes
 from tfdist.recipes.recompute import AUTO, choose_layers
 from tfdist.strategies.strategy import Strategy
-from tfdist.tasks.own_methods import STEPS, OwnSteps, overrides
-from tfdist.tasks.task import Task, symbolic_inputs
+from tfdist.tasks.task import STEPS, OwnSteps, Task, overrides, symbolic_inputs
 from tfdist.telemetry import heartbeat
 from tfdist.training.sharding.sharded_update import build_on_stages, build_sharded
 from tfdist.training.sharding.sharded_weights import gather_weights

@@ -22,8 +22,7 @@ from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.recompute import recompute_layers
 from tfdist.strategies.cluster import environment
 from tfdist.strategies.strategy import Strategy
-from tfdist.tasks.own_methods import OwnSteps
-from tfdist.tasks.task import Task
+from tfdist.tasks.task import OwnSteps, Task
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors, reported_by
 from tfdist.training.loop.boundaries import Boundaries

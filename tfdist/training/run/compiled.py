@@ -21,9 +21,8 @@ from tfdist.errors import UserError
 from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.keras_names import call_symbolically, outputs_by_name, resolve_metric
-from tfdist.tasks.own_methods import STEPS, OwnSteps, overrides
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, Unweighted, Weighted
-from tfdist.tasks.task import Task, symbolic_outputs
+from tfdist.tasks.task import STEPS, OwnSteps, Task, overrides, symbolic_outputs
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder, symbols_of
 from tfdist.training.step.state import Learner
 

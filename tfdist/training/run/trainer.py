@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.pipeline import dispose
-from tfdist.tasks.own_methods import OwnSteps
+from tfdist.tasks.task import OwnSteps
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.sampler import list_local_devices
 from tfdist.telemetry.console.console_text import TrainingPlan

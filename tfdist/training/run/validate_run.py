@@ -28,8 +28,7 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import choose_layers
 from tfdist.storage import files
 from tfdist.strategies.strategy import Strategy, Topology
-from tfdist.tasks.own_methods import OwnSteps
-from tfdist.tasks.task import Task
+from tfdist.tasks.task import OwnSteps, Task
 from tfdist.training.loop.callbacks import is_backup
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit, check_metric_sums
 from tfdist.training.recovery import survival
