@@ -127,9 +127,8 @@ class DatasetFunction(StreamSource):
             piece = plan.replica_slice(step, topology.first_replica + t % num_local)
             piece.pop("epoch")
             rows = piece.pop("positions") - step % plan.steps_per_epoch * plan.global_batch_size
-            return plan.fix_shapes(
-                {"examples": tf.nest.map_structure(lambda part: tf.gather(part, rows), batch), **piece}
-            )
+            examples = tf.nest.map_structure(lambda part: tf.gather(part, rows), batch)
+            return plan.fix_shapes({"examples": examples, **piece}, plan.width)
 
         batches = self._build_global_batches(plan, first_step)
         if num_local > 1:
