@@ -118,7 +118,7 @@ def step_times(name: str) -> list[Figure]:
         "recomputed": {"recompute": BLOCKS},
         "weights": {"sharding": "weights"},
         "microbatches": {"num_microbatches": own},
-        "canonical": {"num_microbatches": own, "in_order": True},
+        "canonical": {"num_parts": CANONICAL_REPLICAS},
     }
     pairs: list[tuple[str, str, float]] = [
         ("optimizer", "without", 1.05),

@@ -46,7 +46,7 @@ def build_training(
     recompute: Sequence[str] | None = None,
     sharding: str | None = None,
     num_microbatches: int = 1,
-    in_order: bool = False,
+    num_parts: int | None = None,
     tell: Callable[[str], None] | None = None,
     **step_settings: Any,
 ) -> tuple[Learner, Train]:
@@ -57,7 +57,7 @@ def build_training(
       workload: what to train.
       share: takes one part of so many of the global batch.
       recompute, sharding, num_microbatches: as the settings of these names.
-      in_order: sums as with `train.deterministic = N`, of which a replica has `num_microbatches`.
+      num_parts: sums as with `train.deterministic` of this number.
       tell: has XLA compile what is quickest, as `train.xla = "auto"` does in a long run, and gets what was chosen.
       **step_settings: of `TrainStep`.
     """
@@ -68,6 +68,7 @@ def build_training(
         num_replicas=strategy.topology.num_replicas,
         num_microbatches=num_microbatches,
         shuffle_seed=0,
+        num_parts=num_parts,
     )
     task = Supervised(loss=loss(), metrics=[metric])
     learner = build_learner(
@@ -85,11 +86,11 @@ def build_training(
 
     def build_step(xla: str) -> TrainStep:
         compiles_pass, compiles_update = COMPILED[xla]
-        local = LocalGradients(strategy, learner, task, plan, jit_compile=compiles_pass, in_order=in_order)
+        local = LocalGradients(strategy, learner, task, plan, jit_compile=compiles_pass)
         return TrainStep(strategy, learner, local, compiles_update=compiles_update, **step_settings)
 
     def train(step: TrainStep, num_steps: int) -> None:
-        with keep_arithmetic() if in_order else contextlib.nullcontext():
+        with keep_arithmetic() if num_parts else contextlib.nullcontext():
             totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Vote().tensor(), tf.zeros([3], tf.float64))
         _copy_to_host(totals.steps, totals.sums, *metrics.values())
 

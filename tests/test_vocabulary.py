@@ -31,7 +31,6 @@ ALLOWED = {
     "by_worker": "a list's order",
     "in_bytes": "a unit",
     "_in_multi_worker_mode": "TensorFlow's",
-    "_in_parts": "of canonical sums",
     "_in_replica": "a condition",
     "before_call": "a hook",
     "after_call": "a hook",

@@ -53,11 +53,11 @@ def pieces(plan: BatchPlan, step: int, replica: int) -> list[list[tuple[int, flo
     order = {"num_examples": plan.num_examples, "seed": plan.shuffle_seed}
     indices = permute(held["positions"], held["epoch"], **order).numpy().tolist()
     shares = held["shares"].numpy().tolist() if "shares" in held else [1.0] * len(indices)
-    size = len(indices) // plan.num_microbatches
+    size = len(indices) // plan.num_turns
     splits = held["splits"].numpy().tolist() if "splits" in held else [*range(0, len(indices) + 1, size)]
     assert plan.width in (None, len(indices))
-    assert (plan.num_microbatches == 1 or plan.width is not None) == ("splits" not in held)
-    assert len(splits) == plan.num_microbatches + 1 and splits[-1] == len(indices) == len(shares)
+    assert (plan.num_turns == 1 or plan.width is not None) == ("splits" not in held)
+    assert len(splits) == plan.num_turns + 1 and splits[-1] == len(indices) == len(shares)
     rows = list(zip(indices, shares, strict=True))
     return [rows[begin:end] for begin, end in itertools.pairwise(splits)]
 
@@ -128,6 +128,23 @@ def test_shuffling_gives_another_order_each_epoch_and_the_same_again_for_the_sam
     assert len({tuple(each) for each in [*orders, list(range(100))]}) == 4
     assert [order(dataclasses.replace(plan), epoch) for epoch in range(3)] == orders
     assert order(dataclasses.replace(plan, shuffle_seed=4), 0) not in orders
+
+
+def test_parts_are_the_same_for_any_number_of_replicas() -> None:
+    for num_examples, batch, num_parts in ((50, 8, 8), (53, 12, 5), (24, 24, 6), (9, 16, 7)):
+        settings = {"num_examples": num_examples, "global_batch_size": batch, "num_parts": num_parts}
+        for step in range(BatchPlan(num_replicas=1, **settings).steps_per_epoch):
+            parts = {}
+            for num_replicas in range(1, num_parts + 1):
+                plan = BatchPlan(num_replicas=num_replicas, **settings)
+                parts[num_replicas] = [
+                    part for replica, span in enumerate(plan.spans) for part in pieces(plan, step, replica)[: len(span)]
+                ]
+                assert max(map(len, plan.spans)) - min(map(len, plan.spans)) <= 1
+                assert [row for part in parts[num_replicas] for row, share in part if share] == [
+                    *range(step * batch, min((step + 1) * batch, num_examples))
+                ]
+                assert parts[num_replicas] == parts[1] and all(parts[1]) and len(parts[1]) == num_parts
 
 
 def test_without_shuffling_the_order_is_that_of_the_data() -> None:

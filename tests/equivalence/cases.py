@@ -59,7 +59,7 @@ class PaddedMirrored(Mirrored):
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "one_device": OneDevice,
     "mirrored2": lambda: Mirrored(num_cpu_devices=2),
-    "mirrored4": lambda: Mirrored(num_cpu_devices=4),
+    **{f"mirrored{n}": functools.partial(Mirrored, num_cpu_devices=n) for n in (3, 4, 5, 6)},
     "mirrored_gpus": Mirrored,
     "padded2": lambda: PaddedMirrored(num_cpu_devices=2),
     "multi_worker": MultiWorker,
@@ -772,7 +772,7 @@ STAGED: dict[str, dict[str, Any]] = {
     }.items()
 }
 
-# The same bits on one, two and four replicas.
+# The same bits on any number of replicas.
 CANONICAL: dict[str, dict[str, Any]] = {
     f"canonical_{name}": SHORT | {"train_data": digits, "epochs": 2, "deterministic": 8} | case
     for name, case in {
@@ -781,6 +781,11 @@ CANONICAL: dict[str, dict[str, Any]] = {
         "deep_convnet": DEEP_CONVNET | {"deterministic": 4},
         "attention": {"model": attentive_model, "optimizer": lambda: keras.optimizers.Lamb(3e-3)},
         "weights": {"train_data": weighted_digits, "sharding": "optimizer", "optimizer": clipped_adam},
+        "xla": {"model": dropout_model, "optimizer": clipped_adam, "xla": "pass"},
+        "microbatches": {"num_microbatches": 2, "deterministic": 6, "optimizer": clipped_adam},
+        "uneven": {"model": dropout_model, "train_data": lambda: digits(457), "task": counting},
+        "uneven_batch_norm": DEEP_CONVNET | {"train_data": lambda: digits(387), "drop_remainder": False},
+        "uneven_xla": {"train_data": lambda: digits(457), "sharding": "optimizer", "xla": "pass"},
     }.items()
 }
 

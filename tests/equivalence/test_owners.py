@@ -19,13 +19,18 @@ WITH_FOUR_REPLICAS = (
 WITH_BOTH_KINDS_OF_PROCESSES = (
     *("optimizer_adam_clipped", "optimizer_overflow", "optimizer_reduced_float16", "optimizer_large_embedding"),
     *("weights_attention_clipped", "tensors_large_embedding", "host_accumulation"),
-    *("canonical_dropout", "canonical_weights"),
+    *("canonical_dropout", "canonical_weights", "canonical_uneven"),
 )
 WITH_EITHER_KIND = (
     *("weights_attention_averaged", "tensors_groups", "optimizer_accumulation", "optimizer_batch_norm"),
     *("weights_attention_bfloat16", "tensors_attention_clipped", "optimizer_optimizer_lamb", "optimizer_ema"),
-    *("canonical_convolution", "canonical_deep_convnet"),
+    *("canonical_convolution", "canonical_deep_convnet", "canonical_uneven_xla", "canonical_uneven_batch_norm"),
 )
+WITH_ODD_REPLICAS = [
+    *(("mirrored3", case) for case in ("canonical_uneven", "canonical_uneven_batch_norm", "canonical_uneven_xla")),
+    *(("mirrored5", case) for case in ("canonical_uneven", "canonical_microbatches")),
+    *(("mirrored6", case) for case in ("canonical_uneven_batch_norm", "canonical_uneven_xla")),
+]
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +66,7 @@ def test_where_the_optimizers_state_is_changes_nothing(runs: Runs, strategy: str
         assert_close(ours, theirs, tolerance=TOLERANCE if case.endswith("_blocks") else SCATTERED_TOLERANCE)
 
 
-@pytest.mark.parametrize(("strategy", "case"), _with_strategies(CANONICAL))
+@pytest.mark.parametrize(("strategy", "case"), [*_with_strategies(CANONICAL), *WITH_ODD_REPLICAS])
 def test_canonical_replicas_give_one_devices_bits(runs: Runs, strategy: str, case: str) -> None:
     assert_same_bits(runs.weights(strategy, case), runs.weights("one_device", case))
     losses = [[p["loss"] for p in runs.points(each, case)] for each in (strategy, "one_device")]

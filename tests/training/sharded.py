@@ -2,7 +2,7 @@
 
     python -m training.sharded DIRECTORY STRATEGY SHARDING EPOCHS [dies | killed]
 
-STRATEGY: as in equivalence/cases.py, or mirrored3. SHARDING: as the setting, tensors, none, or canonical. EPOCHS: of
+STRATEGY: as in equivalence/cases.py. SHARDING: as the setting, tensors, none, or canonical. EPOCHS: of
 four, after which the run is left to be resumed. dies: in three starts a worker is killed while it saves: one before its
 part is noted, the chief while it has its own part and not all others, and the chief once the checkpoint is committed.
 killed: the chief is, once it has committed two checkpoints.
@@ -24,7 +24,6 @@ from training.trainings import run_program, train_base
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.writer import Part
-from tfdist.strategies.mirrored import Mirrored
 from tfdist.training.sharding.shards import SHARDINGS
 
 EPOCHS = 4
@@ -70,7 +69,7 @@ def die_once_two_are_committed() -> None:
 
 
 def main(directory: str, strategy_name: str, sharding: str, epochs: str, how: str = "") -> None:
-    strategy = Mirrored(num_cpu_devices=3) if strategy_name == "mirrored3" else STRATEGIES[strategy_name]()
+    strategy = STRATEGIES[strategy_name]()
     if how == "killed":
         die_once_two_are_committed()
     elif how == "dies":

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 import support
-from equivalence.cases import counting_model, digits
+from equivalence.cases import counting_model, deep_convnet_model
 from equivalence.runs import assert_close, assert_same_bits, load_weights
 from gcs.server import GcsServer
 from training.trainings import run
@@ -90,7 +90,7 @@ def test_canonical_replicas_give_the_same_bits_though_kills_change_their_number(
     tmp_path: pathlib.Path, still: Callable[..., pathlib.Path]
 ) -> None:
     moving = tmp_path / "moving"
-    for count, strategy in enumerate(("mirrored4", "multi_worker", "one_device"), start=1):
+    for count, strategy in enumerate(("mirrored4", "multi_worker", "mirrored3", "one_device"), start=1):
         assert started(moving, strategy, "canonical", 4, "killed").status
         assert list_checkpoints(str(moving / "checkpoints"))[-1].step == 4 * count
     trained(moving, "mirrored2", "canonical", 4)
@@ -152,13 +152,15 @@ def test_each_replica_holds_its_share() -> None:
             "train.sharding is 'weight'; write one of 'optimizer', 'host', 'weights', or a list of patterns",
         ),
         ({"sharding": "weights", "recompute": "auto"}, "train.recompute = 'auto' does not work with train.sharding ="),
-        ({"deterministic": 6}, "train.deterministic is 6; write True, False, or a power of two"),
-        ({"deterministic": 4, "train_data": lambda: digits(447)}, "needs batches in 4 equal parts, and the last batch"),
+        ({"deterministic": 1}, "train.deterministic is 1; write True, False, or a whole number of at least 2"),
+        ({"deterministic": 65}, "= 65 cuts a batch into 65 parts, and there are 64 examples of a batch. Write a"),
         (
-            {"deterministic": 4, "drop_remainder": True, "num_microbatches": 2},
-            "train.num_microbatches = 2 does not work with train.deterministic = 4. Leave one of the two out",
+            {"deterministic": 4, "num_microbatches": "auto"},
+            "train.num_microbatches = 'auto' does not work with train.deterministic = 4. Leave one of the two out",
         ),
-        ({"deterministic": 4, "drop_remainder": True, "model": counting_model}, "along. Take such a layer out"),
+        ({"deterministic": 4, "model": counting_model}, "along. Take such a layer out"),
+        ({"deterministic": 4, "xla": "on"}, "Write train.xla = 'pass'. Received: 'on'."),
+        ({"deterministic": 4, "xla": "pass", "model": deep_convnet_model}, "Write train.xla = 'off'. Received: 'pass'"),
         (
             {"deterministic": 4, "synchronize_batch_norm": False},
             "train.synchronize_batch_norm = False does not work with train.deterministic = 4. Leave one of the two out",

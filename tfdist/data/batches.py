@@ -2,7 +2,8 @@
 
 Invariant: global batch k is the places k · size, k · size + 1, … of the epoch's order. It, and how it is cut into
 microbatches, do not depend on the number of workers or replicas. Each replica takes its contiguous part of every
-microbatch; the parts differ by one example at most, and their shares add up to one an example.
+microbatch; the parts differ by one example at most, and their shares add up to one an example. In a plan of
+`num_parts` it takes some of these instead, whose rows do not depend on the number of replicas either.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UserError, build_user_error
@@ -55,6 +57,7 @@ class BatchPlan:
       shuffle_seed: of the order of the examples, another one each epoch; None keeps theirs.
       drop_remainder: leaves out the last batch of an epoch if it is smaller than the others.
       pad: gives every replica the same number of examples in every step, the missing ones with a share of zero.
+      num_parts: into how many parts a step's batch is cut, in place of microbatches; None: into microbatches.
 
     Raises:
       UserError: the batch cannot be split so, or is larger than the data when the remainder is dropped.
@@ -67,22 +70,11 @@ class BatchPlan:
     shuffle_seed: int | None = None
     drop_remainder: bool = False
     pad: bool = False
+    num_parts: int | None = None
 
     def __post_init__(self) -> None:
-        parts = self.num_replicas * self.num_microbatches
-        among = f"{self.num_replicas} replicas"
-        among += f" × {self.num_microbatches} microbatches" if self.num_microbatches > 1 else ""
-        if self.global_batch_size < parts:
-            raise UserError(
-                f"global_batch_size = {self.global_batch_size} cannot be split among {among}: every one needs an "
-                f"example. Write a multiple of {parts}, or use fewer of them."
-            )
-        if self.pad and self.global_batch_size % parts:
-            near = max(1, round(self.global_batch_size / parts)) * parts
-            raise UserError(
-                f"global_batch_size = {self.global_batch_size} cannot be split evenly among {among}, as a TPU needs "
-                f"it. Write a multiple of {parts}, such as {near}."
-            )
+        if self.num_parts is None:
+            check_split(self.global_batch_size, self.num_replicas, self.num_microbatches, even=self.pad)
         if self.num_examples < 1:
             raise build_user_error("The data holds no examples.", error_id="no-examples")
         if self.steps_per_epoch < 1:
@@ -104,19 +96,39 @@ class BatchPlan:
         return epochs * an_epoch + min(steps * self.global_batch_size, an_epoch)
 
     @property
-    def width(self) -> int | None:
-        """Examples of a replica in every step, in microbatches of one size; None where the sizes differ."""
-        is_full = self.pad or self.drop_remainder or self.num_examples % self.global_batch_size == 0
-        is_even = self.global_batch_size % (self.num_replicas * self.num_microbatches) == 0
-        return self.global_batch_size // self.num_replicas if is_full and is_even else None
+    def total_parts(self) -> int:
+        """Parts of a batch over all replicas."""
+        return self.num_parts or self.num_replicas * self.num_microbatches
 
-    def fix_shapes(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """A replica's rows, with their number as the static size of the first axis where it is `width`.
+    @property
+    def spans(self) -> list[range]:
+        """The parts of each replica, by number; the first replicas have one more where there is a rest."""
+        return [range(part[0], part[-1] + 1) for part in np.array_split(range(self.total_parts), self.num_replicas)]
+
+    @property
+    def num_turns(self) -> int:
+        """Parts that a replica computes one after the other, at most."""
+        return -(-self.total_parts // self.num_replicas)
+
+    @property
+    def part_size(self) -> int | None:
+        """Examples of a part; None where the sizes differ."""
+        is_full = self.pad or self.drop_remainder or self.num_examples % self.global_batch_size == 0
+        size, rest = divmod(self.global_batch_size, self.total_parts)
+        return size if is_full and not rest else None
+
+    @property
+    def width(self) -> int | None:
+        """Examples of a replica in every step, in parts of one size; None where the sizes differ."""
+        is_even = self.part_size is not None and self.total_parts % self.num_replicas == 0
+        return self.global_batch_size // self.num_replicas if is_even else None
+
+    def fix_shapes(self, batch: dict[str, Any], width: int | None) -> dict[str, Any]:
+        """A batch's rows, with their number as the static size of the first axis; None: it has none.
 
         What is traced with it may need less: TensorFlow keeps for the way back through a loop whatever it needs the
         shape of.
         """
-        width = self.width
         if width is None:
             return batch
 
@@ -130,22 +142,21 @@ class BatchPlan:
         """The examples of `replica` in the run's step number `step`, both int64 scalars.
 
         Returns:
-          positions: int64 [n], places in the epoch's order, microbatch after microbatch; never empty.
+          positions: int64 [n], places in the epoch's order, part after part; never empty.
           epoch: int64 scalar.
-          splits: int64 [num_microbatches + 1], where each microbatch begins; only with several whose sizes differ.
+          splits: int64 [num_turns + 1], where each part begins; only with several whose sizes differ.
           shares: float32 [n], how much of each example is this replica's; only where it is not 1 for all.
-          first_rows: int64 [num_microbatches], the place of each microbatch's first example in the global batch; only
-            where it depends on the step.
+          first_rows: int64 [num_turns], the place of each part's first example in the global batch; only where it
+            depends on the step.
         """
         steps_per_epoch = tf.constant(self.steps_per_epoch, tf.int64)
         epoch, step_in_epoch = step // steps_per_epoch, step % steps_per_epoch
         first = step_in_epoch * self.global_batch_size
         size = tf.minimum(tf.constant(self.global_batch_size, tf.int64), self.num_examples - first)
-        microbatches = self._split_microbatches(first, size)
         if self.pad:
-            return {"epoch": epoch, **self._slice_padded(first, microbatches, replica)}
-        of_size = {"may_be_short": self._has_short_microbatch, "are_even": self.width is not None}
-        return {"epoch": epoch, **self._slice_exactly(first, microbatches, replica, **of_size)}
+            return {"epoch": epoch, **self._slice_padded(first, size, replica)}
+        of_size = {"may_be_short": self._has_short_part, "are_even": self.width is not None}
+        return {"epoch": epoch, **self._slice_exactly(first, size, replica, **of_size)}
 
     def replica_slice_of_batch(self, size: tf.Tensor, replica: tf.Tensor) -> dict[str, tf.Tensor]:
         """The rows of `replica` in a batch of `size` examples, both int64 scalars; for batches of any size.
@@ -153,28 +164,28 @@ class BatchPlan:
         Returns:
           what `replica_slice` gives, but an epoch; positions are counted from the batch's first row.
         """
-        of_size = {"may_be_short": self.num_replicas * self.num_microbatches > 1, "are_even": False}
-        first = tf.constant(0, tf.int64)
-        return self._slice_exactly(first, self._split_microbatches(first, size), replica, **of_size)
+        of_size = {"may_be_short": self.total_parts > 1, "are_even": False}
+        return self._slice_exactly(tf.constant(0, tf.int64), size, replica, **of_size)
 
-    def find_first_row(self, batch: Mapping[str, Any], microbatch: int, replica: tf.Tensor) -> Any:
-        """The place in the global batch of the first row of a replica's part of a microbatch: int64 scalar, or 0."""
-        if self.num_replicas * self.num_microbatches == 1:
+    def find_first_row(self, batch: Mapping[str, Any], turn: int, replica: tf.Tensor) -> Any:
+        """The place in the global batch of the first row of one of a replica's parts: int64 scalar, or 0."""
+        if self.total_parts == 1:
             return 0
         if "first_rows" in batch:
-            return batch["first_rows"][microbatch]
-        part = self.global_batch_size // (self.num_replicas * self.num_microbatches)
-        return (microbatch * self.num_replicas + tf.cast(replica, tf.int64)) * part
+            return batch["first_rows"][turn]
+        replica = tf.cast(replica, tf.int64)
+        number = turn * self.num_replicas + replica if self.num_parts is None else replica * self.num_turns + turn
+        return number * (self.global_batch_size // self.total_parts)
 
     def _split_microbatches(self, first: tf.Tensor, size: tf.Tensor) -> list[Range]:
         edges = [first + size * i // self.num_microbatches for i in range(self.num_microbatches + 1)]
         return list(itertools.pairwise(edges))
 
     @property
-    def _has_short_microbatch(self) -> bool:
-        """True where an epoch's last batch has a microbatch with fewer examples than there are replicas."""
+    def _has_short_part(self) -> bool:
+        """True where an epoch's last batch has parts without an example of their own."""
         rest = self.num_examples % self.global_batch_size
-        return bool(rest) and not self.drop_remainder and rest // self.num_microbatches < self.num_replicas
+        return bool(rest) and not self.drop_remainder and rest < self.total_parts
 
     def _find_part(self, begin: tf.Tensor, end: tf.Tensor, replica: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The bounds of a replica's part of the microbatch [begin, end)."""
@@ -182,15 +193,21 @@ class BatchPlan:
         return begin + size * replica // self.num_replicas, begin + size * (replica + 1) // self.num_replicas
 
     def _slice_exactly(
-        self, first: tf.Tensor, microbatches: list[Range], replica: tf.Tensor, *, may_be_short: bool, are_even: bool
+        self, first: tf.Tensor, size: tf.Tensor, replica: tf.Tensor, *, may_be_short: bool, are_even: bool
     ) -> dict[str, tf.Tensor]:
         piece: dict[str, tf.Tensor] = {}
-        parts: Sequence[Range] = [self._find_part(begin, end, replica) for begin, end in microbatches]
-        if may_be_short:
+        parts: Sequence[Range]
+        if self.num_parts is not None:
+            parts, shares = zip(*self._deal_parts(first, size, replica, self.num_parts), strict=True)
+        elif may_be_short:
+            microbatches = self._split_microbatches(first, size)
             parts, shares = zip(*(self._share_part(begin, end, replica) for begin, end in microbatches), strict=True)
+        else:
+            parts = [self._find_part(begin, end, replica) for begin, end in self._split_microbatches(first, size)]
+        if may_be_short:
             sizes = [end - begin for begin, end in parts]
             piece["shares"] = tf.concat([tf.fill([n], share) for n, share in zip(sizes, shares, strict=True)], axis=0)
-        if self.num_replicas * self.num_microbatches > 1 and not are_even:
+        if self.total_parts > 1 and not are_even:
             piece["first_rows"] = tf.stack([begin - first for begin, _ in parts])
         if len(parts) > 1 and not are_even:
             sizes = tf.stack([end - begin for begin, end in parts])
@@ -214,8 +231,24 @@ class BatchPlan:
         part = tf.where(is_short, begin, part_begin), tf.where(is_short, last, part_end)
         return part, tf.where(is_short, share, 1.0)
 
-    def _slice_padded(self, first: tf.Tensor, microbatches: list[Range], replica: tf.Tensor) -> dict[str, tf.Tensor]:
-        parts = [self._find_part(begin, end, replica) for begin, end in microbatches]
+    def _deal_parts(
+        self, first: tf.Tensor, size: tf.Tensor, replica: tf.Tensor, num_parts: int
+    ) -> list[tuple[Range, tf.Tensor]]:
+        """A replica's parts of a batch, and their shares in the examples; of none, a part has one that does not count.
+
+        Replicas with one part less than others have an empty one behind theirs.
+        """
+        edges = tf.constant([(span.start, span.stop) for span in self.spans], tf.int64)[replica]
+        parts = []
+        for turn in range(self.num_turns):
+            number, stop = edges[0] + turn, edges[1]
+            begin, end = (first + size * tf.minimum(n, stop) // num_parts for n in (number, number + 1))
+            share = tf.where(end > begin, 1.0, 0.0)
+            parts.append(((begin, tf.where(number < stop, tf.maximum(end, begin + 1), end)), share))
+        return parts
+
+    def _slice_padded(self, first: tf.Tensor, size: tf.Tensor, replica: tf.Tensor) -> dict[str, tf.Tensor]:
+        parts = [self._find_part(begin, end, replica) for begin, end in self._split_microbatches(first, size)]
         width = self.global_batch_size // (self.num_microbatches * self.num_replicas)
         offsets = tf.range(width, dtype=tf.int64)
         positions = tf.concat([begin + offsets for begin, _ in parts], axis=0)
@@ -230,3 +263,24 @@ class BatchPlan:
 def select_rows(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Selects what of a replica's batch has a row for each example."""
     return {name: each for name, each in batch.items() if name in ("examples", "shares")}
+
+
+def check_split(global_batch_size: int, num_replicas: int, num_microbatches: int, *, even: bool) -> None:
+    """Checks that every replica gets an example of every microbatch of a full batch.
+
+    Raises:
+      UserError: it does not, or the parts are not `even` where they have to be.
+    """
+    parts = num_replicas * num_microbatches
+    among = f"{num_replicas} replicas" + (f" × {num_microbatches} microbatches" if num_microbatches > 1 else "")
+    if global_batch_size < parts:
+        raise UserError(
+            f"global_batch_size = {global_batch_size} cannot be split among {among}: every one needs an example. "
+            f"Write a multiple of {parts}, or use fewer of them."
+        )
+    if even and global_batch_size % parts:
+        near = max(1, round(global_batch_size / parts)) * parts
+        raise UserError(
+            f"global_batch_size = {global_batch_size} cannot be split evenly among {among}, as a TPU needs it. "
+            f"Write a multiple of {parts}, such as {near}."
+        )

@@ -4,10 +4,10 @@ In the first two, every replica gets a piece of all tensors from all replicas, a
 replicas, and the sums are gathered: the bytes of a ring. Invariant: every replica gets the same bits, a sum's owner
 included.
 
-**In one order** the bits do not depend on the number of replicas. What is summed are V parts, of which replica r of R
-has added up r, r + R, r + 2R … as a tree that adds the upper half of a list to its lower half. The replicas' sums are
-added in the same way: together it is one tree over the V parts, whatever R is. (Li et al., "EasyScale: Elastic Training
-with Consistent Accuracy", 2023, for PyTorch.)
+**In one order** the bits do not depend on the number of replicas. What is summed are V parts, the leaves of one binary
+tree. Each replica has some neighbours and adds them up as far as the tree goes; what it has then are a few nodes of the
+tree, from which the other sums are made. (Li et al., "EasyScale: Elastic Training with Consistent Accuracy", 2023, for
+PyTorch.)
 
 **In 16 bits** half as much travels, and is added up in float32. An addend is rounded once, and a sum once, whatever the
 number of replicas. What a sum s of x₁ … x_R may be off by is u · (|s| + Σ |xᵢ|), u = 2⁻⁸ in bfloat16 and 2⁻¹¹ in
@@ -20,8 +20,11 @@ rows alone, so gradients of what each computes from the whole add up to that of 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import tensorflow as tf
 
@@ -30,10 +33,13 @@ from tfdist.strategies.strategy import (
     Strategy,
     num_replicas,
     replica_index,
+    static_replica_index,
     sum_by_type,
     sum_repeated_rows,
     with_device,
 )
+
+T = TypeVar("T")
 
 BFLOAT16, FLOAT16 = "bfloat16", "float16"
 PRECISIONS = (BFLOAT16, FLOAT16)
@@ -42,35 +48,82 @@ HIGHEST = 2.0**14  # power of two of a scaled row's largest magnitude: twice tha
 EXPONENT = 0x7F800000  # the bits of a float32 that say its power of two
 
 
-def ordered_sum(strategy: Strategy, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The sum of each tensor over the replicas, a power of two of them, on every replica. In replica context.
+class Node(NamedTuple, Generic[T]):
+    """A node of the tree over the parts of a batch: the number of its first part, how many it has, and their sum."""
+
+    first: int
+    size: int
+    value: T
+
+
+def add_as_tree(nodes: Iterable[Node[T]], add: Callable[[T, T], T]) -> list[Node[T]]:
+    """Adds up nodes that lie side by side, each with its neighbour as soon as both are there: fewer are held at once.
+
+    Returns:
+      The nodes that are left, since their neighbours in the tree are not among `nodes`.
+    """
+    held: list[Node[T]] = []
+    for node in nodes:
+        held.append(node)
+        while len(held) > 1 and held[-2].size == held[-1].size and held[-2].first % (2 * node.size) == 0:
+            right, left = held.pop(), held.pop()
+            node = Node(left.first, 2 * left.size, add(left.value, right.value))
+            held.append(node)
+    return held
+
+
+def ordered_sum(strategy: Strategy, nodes: Sequence[Sequence[tf.Tensor]], spans: Sequence[range]) -> list[tf.Tensor]:
+    """The sum of each tensor over all parts, on every replica. In replica context.
 
     Args:
       strategy: connected.
-      tensors: floating, of static shapes.
+      nodes: floating tensors of static shapes, of each node that `add_as_tree` has left of this replica's parts.
+      spans: the parts of each replica.
     """
-    if strategy.topology.num_replicas == 1:
-        return list(tensors)
-    return sum_by_type(tensors, lambda same: _ordered_sum_of_one_type(strategy, same))
+    if len(spans) == 1:
+        return [functools.reduce(tf.add, values) for values in zip(*nodes, strict=True)]
+    stacks = [_stack_nodes(values, spans) for values in zip(*nodes, strict=True)]
+    return sum_by_type(stacks, lambda same: _sum_stacks(strategy, same, spans))
 
 
-def ordered_sum_of_vector(strategy: Strategy, vector: tf.Tensor) -> tf.Tensor:
-    """Sums one vector as `ordered_sum` does, so short that one collective to all is quicker than two."""
-    return _tree(strategy.all_gather(vector, name="short"), strategy.topology.num_replicas)
+def ordered_sum_of_vector(strategy: Strategy, parts: Sequence[tf.Tensor], spans: Sequence[range]) -> tf.Tensor:
+    """Sums a vector of each of this replica's parts, so short that one collective to all is quicker than two."""
+    own = spans[static_replica_index()]
+    nodes = add_as_tree(map(Node, own, itertools.repeat(1), parts), tf.add)
+    stack = _stack_nodes([node.value for node in nodes], spans)
+    received = strategy.all_gather(tf.reshape(stack, [-1]), name="short")
+    return _sum_nodes(tf.reshape(received, [len(spans), *tf.unstack(tf.shape(stack))]), spans)
 
 
-def _ordered_sum_of_one_type(strategy: Strategy, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    count, kind = strategy.topology.num_replicas, tensors[0].dtype.name
-    parts = strategy.all_to_all(join_rows(tensors, count), name=f"parts.{kind}")
-    return split_rows(strategy.all_gather(_tree(parts, count), name=f"sums.{kind}"), tensors)
+def _list_nodes(spans: Sequence[range]) -> list[list[Node[None]]]:
+    """The nodes that `add_as_tree` leaves of each replica's parts."""
+    return [add_as_tree((Node(part, 1, None) for part in span), lambda left, right: None) for span in spans]
 
 
-def _tree(rows: tf.Tensor, count: int) -> tf.Tensor:
-    """Sums `count` rows, a power of two, as a binary tree."""
-    while count > 1:
-        lower, upper = tf.split(rows, 2)
-        rows, count = lower + upper, count // 2
-    return rows[0]
+def _stack_nodes(values: Sequence[tf.Tensor], spans: Sequence[range]) -> tf.Tensor:
+    """One tensor of this replica's nodes, with zeros for those that others have more."""
+    room = max(map(len, _list_nodes(spans)))
+    return tf.stack([*values, *[tf.zeros_like(values[0])] * (room - len(values))])
+
+
+def _sum_stacks(strategy: Strategy, stacks: list[tf.Tensor], spans: Sequence[range]) -> list[tf.Tensor]:
+    """The sums over all nodes and replicas of `stacks` of one type."""
+    count, kind, room = len(spans), stacks[0].dtype.name, stacks[0].shape[0]
+    tensors = [[stack[number] for stack in stacks] for number in range(room)]
+    rows = tf.stack([join_rows(each, count) for each in tensors], axis=1)
+    received = strategy.all_to_all(tf.reshape(rows, [count, -1]), name=f"parts.{kind}")
+    total = _sum_nodes(tf.reshape(received, rows.shape), spans)
+    return split_rows(strategy.all_gather(total, name=f"sums.{kind}"), tensors[0])
+
+
+def _sum_nodes(received: tf.Tensor, spans: Sequence[range]) -> tf.Tensor:
+    """Sums what all replicas have of a vector, [replicas, nodes, n], up to the root of the tree."""
+    nodes = [
+        node._replace(value=received[replica, number])
+        for replica, some in enumerate(_list_nodes(spans))
+        for number, node in enumerate(some)
+    ]
+    return functools.reduce(tf.add, [node.value for node in add_as_tree(nodes, tf.add)])
 
 
 def pack_indices(sizes: Sequence[int], most: int) -> list[list[int]]:

@@ -77,7 +77,7 @@ class PrebatchedSource(StreamSource):
             return plan.replica_slice_of_batch(tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0], replica)
 
         batches = self._stream(max(0, first_step - self._begins_at))
-        if plan.num_replicas * plan.num_microbatches == 1:
+        if plan.total_parts == 1:
             return batches.map(lambda *batch: {"examples": batch})
         return split_batches(batches.map(lambda *batch: batch), topology, first_step, slice_batch)
 

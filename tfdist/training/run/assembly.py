@@ -21,7 +21,6 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.recompute import recompute_layers
 from tfdist.strategies.cluster import environment
-from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.task import OwnSteps, Task
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors, reported_by
@@ -117,16 +116,16 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     if learner.shards is None and not isinstance(task, OwnSteps):
         check_metric_sums(learner.model, task, source.structure, run.topology.num_replicas)
     bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables, patches)
-    in_order = settings.canonical_replicas is not None
-    if not in_order and not isinstance(task, OwnSteps):  # whose parts are the same for any number of workers
+    if plan.num_parts is None and not isinstance(task, OwnSteps):  # whose parts are the same for any number of workers
         plan = scale_microbatches(run, learner, plan)
         sizes = {"num_microbatches": plan.num_microbatches, "global_batch_size": plan.global_batch_size}
         if (note := microbatch_note(learner.model, **sizes)) is not None:
             run.note("microbatch_statistics", note)
-    if (note := shuffle_note(learner.model, plan.num_replicas * plan.num_microbatches)) is not None:
+    if (note := shuffle_note(learner.model, plan.total_parts)) is not None:
         run.note("shuffled_parts", note)
+    in_parts = plan.num_parts is not None
     wanted = settings.synchronize_batch_norm
-    synchronize(learner.model, run.strategy, patches, wanted=wanted, pads=settings.pads, in_parts=in_order)
+    synchronize(learner.model, run.strategy, patches, wanted=wanted, pads=plan.pad or in_parts, in_parts=in_parts)
     recompute_layers(learner.model, settings.recompute, patches)
     if settings.deterministic:
         patches.enter_context(keep_arithmetic())
@@ -302,15 +301,13 @@ def build_step(training: Training, xla: str | None = None) -> TrainStep:
     compiles_pass, compiles_update = COMPILED[xla]
     if isinstance(training.task, OwnSteps):
         return OwnTrainStep(run.strategy, learner, plan, find_whole_rows(plan, training.source))
-    check_divisible(learner.model, num_parts=plan.num_replicas * plan.num_microbatches)
-    in_order = settings.canonical_replicas is not None
+    check_divisible(learner.model, num_parts=plan.total_parts)
     if settings.canonical_replicas is not None:
-        averages = settings.swa_start is not None
-        _check_canonical(learner.model, run.strategy, settings.canonical_replicas, averages=averages)
+        _check_canonical(learner.model, settings, xla)
     return TrainStep(
         run.strategy,
         learner,
-        LocalGradients(run.strategy, learner, training.task, plan, jit_compile=compiles_pass, in_order=in_order),
+        LocalGradients(run.strategy, learner, training.task, plan, jit_compile=compiles_pass),
         log_gradient_norm=settings.log_gradient_norm,
         rate_factor=training.rate_factor,
         compiles_update=compiles_update,
@@ -410,12 +407,23 @@ def keep_arithmetic() -> Iterator[None]:
         tf.config.optimizer.set_experimental_options({name: before.get(name, True) for name in REASSOCIATING})
 
 
-def _check_canonical(model: keras.Model, strategy: Strategy, parts: int, *, averages: bool) -> None:
-    """Raises UserError where the bits would depend on the number of replicas; `averages`: as `train.swa_start` does."""
-    if averages and batch_norm_layers(model):
+def _check_canonical(model: keras.Model, settings: TrainSettings, xla: str) -> None:
+    """Raises UserError where the bits would depend on the number of replicas."""
+    parts, strategy = settings.deterministic, settings.strategy
+    if settings.swa_start is not None and batch_norm_layers(model):
         raise UserError(
             f"{DETERMINISM} = {parts} takes batch statistics over whole batches, and train.swa_start takes those of "
             f"the averaged weights by replica. Leave it out, or write {DETERMINISM} = True."
+        )
+    if COMPILED[xla][1]:
+        raise UserError(
+            f"{DETERMINISM} = {parts} gives several replicas of a process the bits of one, and XLA compiles the update "
+            f"of one alone. Write train.xla = 'pass'. Received: {xla!r}."
+        )
+    if xla != UNCOMPILED and any(layer.trainable for layer in batch_norm_layers(model)):
+        raise UserError(
+            f"{DETERMINISM} = {parts} takes batch statistics over whole batches, which XLA cannot compile. Write "
+            f"train.xla = 'off'. Received: {xla!r}."
         )
     layers = [layer for layer in batch_norm_layers(model) if type(layer) is keras.layers.BatchNormalization]
     statistics = [variable for layer in layers for variable in layer.non_trainable_variables]

@@ -84,8 +84,8 @@ SHARDING = Check(
     hint=WORDS.hint,
 )
 DETERMINISTIC = Check(
-    "True, False, or a power of two",
-    lambda value: isinstance(value, bool) or (is_whole_number(value, least=2) and value & (value - 1) == 0),
+    "True, False, or a whole number of at least 2",
+    lambda value: isinstance(value, bool) or is_whole_number(value, least=2),
 )
 START = Check(
     "a run directory, a checkpoint in it, or a .keras file; or a pair, ('runs/a', {'encoder/(.*)': 'backbone/\\\\1'})",
@@ -170,7 +170,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
     )
     seed: int = setting("of weights, order and dropout", SEED, 0)
     deterministic: bool | int = setting(
-        "the same bits twice on the same number of workers, at some cost in speed; a power of two: on 1, 2, 4 … "
+        "the same bits twice on the same number of workers, at some cost in speed; a number: on any number of "
         "replicas up to this",
         DETERMINISTIC,
         False,
@@ -267,7 +267,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
             (
                 self.canonical_replicas is not None,
                 parts,
-                ("xla", "num_microbatches", "synchronize_batch_norm", "reduce_precision"),
+                ("synchronize_batch_norm", "reduce_precision", *(["num_microbatches"] if self.splits else [])),
             ),
             (self.strategy.is_one_program, strategy, ("reduce_precision",)),
         )
@@ -335,17 +335,33 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         return self.strategy.needs_static_shapes or bool(self.split_layers)
 
     def plan(self, num_examples: int, num_replicas: int) -> BatchPlan:
-        """The batches of so many examples for so many replicas."""
-        plan = BatchPlan(
+        """The batches of so many examples for so many replicas.
+
+        Raises:
+          UserError: they, or those of `train.deterministic` with a number, cannot be cut so.
+        """
+        num_microbatches, num_parts = 1 if isinstance(self.num_microbatches, str) else self.num_microbatches, None
+        if self.canonical_replicas is not None:
+            num_microbatches, num_parts = 1, self.canonical_replicas * num_microbatches
+            for what, limit, wrong in (
+                ("replicas", num_replicas, num_replicas > num_parts),
+                ("examples of a batch", self.global_batch_size, self.global_batch_size < num_parts),
+            ):
+                if wrong:
+                    raise UserError(
+                        f"{DETERMINISM} = {self.deterministic} cuts a batch into {num_parts} parts, and there are "
+                        f"{limit} {what}. Write a number that fits, or {DETERMINISM} = True."
+                    )
+        return BatchPlan(
             num_examples=num_examples,
             global_batch_size=self.global_batch_size,
             num_replicas=num_replicas,
-            num_microbatches=1 if isinstance(self.num_microbatches, str) else self.num_microbatches,
+            num_microbatches=num_microbatches,
             shuffle_seed=self.seed if self.shuffle else None,
             drop_remainder=self.drop_remainder,
             pad=self.pads,
+            num_parts=num_parts,
         )
-        return plan if self.canonical_replicas is None else _in_parts(plan, self.canonical_replicas)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -380,23 +396,3 @@ class EvaluateSettings(TrainedSettings):
 
     data: DataFunction = setting("returns the examples", FUNCTION)
     strategy: Strategy = setting(COMPUTES, STRATEGY, make_default=auto.choose)
-
-
-def _in_parts(plan: BatchPlan, parts: int) -> BatchPlan:
-    """The plan with each batch in so many parts, of which a replica computes its share one after the other.
-
-    Raises:
-      UserError: the replicas, or the examples, cannot be shared so.
-    """
-    if parts % plan.num_replicas:
-        raise UserError(
-            f"{DETERMINISM} = {parts} is for 1, 2, 4 … up to {parts} replicas, and there are {plan.num_replicas}."
-        )
-    rest = 0 if plan.drop_remainder else plan.num_examples % plan.global_batch_size
-    for what, size in (("global_batch_size", plan.global_batch_size), ("the last batch of an epoch", rest)):
-        if size % parts:
-            raise UserError(
-                f"{DETERMINISM} = {parts} needs batches in {parts} equal parts, and {what} has {size} examples. Write "
-                "a multiple as train.global_batch_size, and train.drop_remainder = True."
-            )
-    return dataclasses.replace(plan, num_microbatches=parts // plan.num_replicas)

@@ -86,7 +86,7 @@ def can_compile(strategy: Strategy, learner: Learner, step: TrainStep, batch: An
 
     def on_replica(batch: Any) -> tf.Tensor:
         """A scalar that needs every gradient."""
-        by_divisor, objective = step.local(batch, counts=False)
+        by_divisor, objective = step.local(batch, counts=False)[0]
         gradients = [g for some in by_divisor.values() for g in some if g is not None]
         values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
         return tf.add_n([*objective.shown.values(), *(tf.cast(tf.reduce_sum(v), tf.float32) for v in values)])

@@ -71,7 +71,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     built = build_model(model, task, source.structure)
     metrics = MetricGroup(task.metric_specs())
     check_fit(built, task, source.structure, [metrics])
-    check_divisible(built, num_parts=training.num_replicas * training.num_microbatches)
+    check_divisible(built, num_parts=training.total_parts)
     for split, each in splits.items():
         if each.structure != source.structure:
             check_fit(built, task, each.structure, [metrics])
@@ -90,9 +90,9 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     note = microbatch_note(
         built, num_microbatches=training.num_microbatches, global_batch_size=training.global_batch_size
     )
-    if note is not None and settings.canonical_replicas is None:
+    if note is not None:
         tell(f"note: {note}")
-    if (note := shuffle_note(built, replicas * training.num_microbatches)) is not None:
+    if (note := shuffle_note(built, training.total_parts)) is not None:
         tell(f"note: {note}")
     tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
     own_values = sum(np.size(variable) for variable in made.variables)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -20,8 +20,8 @@ import tensorflow as tf
 from tfdist.data.batches import BatchPlan, select_rows
 from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.random_by_place import draw_for_rows
-from tfdist.strategies.strategy import Strategy, replica_index
-from tfdist.strategies.sums import ordered_sum_of_vector
+from tfdist.strategies.strategy import Strategy, replica_index, static_replica_index
+from tfdist.strategies.sums import Node, add_as_tree, ordered_sum_of_vector
 from tfdist.tasks.task import Objective, Task, reduce_terms
 from tfdist.training.sharding.sharded_weights import pieces
 from tfdist.training.step.layer_state import layer_losses, map_penalized, moving_variables
@@ -51,8 +51,6 @@ class LocalGradients:
       task: gives the loss.
       plan: how batches come cut.
       jit_compile: whether XLA compiles the pass.
-      in_order: adds up microbatches as a tree, so that no bit depends on how many of the parts of a batch are replicas
-        and how many microbatches (`ordered_sum`).
 
     Attributes:
       variables: that gradients are taken by, all that the model trains.
@@ -68,7 +66,6 @@ class LocalGradients:
         plan: BatchPlan,
         *,
         jit_compile: bool = False,
-        in_order: bool = False,
     ) -> None:
         self._strategy = strategy
         self._learner = learner
@@ -76,10 +73,9 @@ class LocalGradients:
         self._task = task
         self.variables = list(learner.model.trainable_variables)
         self.term_names = tuple(task.term_names())
-        self.in_order = in_order
-        self._meet = in_order and any(layer.trainable for layer in batch_norm_layers(learner.model))
-        self._plan = plan
-        num_parts = strategy.topology.num_replicas * plan.num_microbatches
+        self.plan = plan
+        self._meet = bool(plan.num_parts) and any(layer.trainable for layer in batch_norm_layers(learner.model))
+        num_parts = plan.total_parts
         self._is_compiled = jit_compile
         self._parts: dict[str, Any] = {"training": True, "num_parts": num_parts, "batch_size": plan.global_batch_size}
         self._is_scaled = learner.loss_scale is not None or learner.scale_factor != 1.0
@@ -88,15 +84,33 @@ class LocalGradients:
             tf.function(self._differentiate, jit_compile=True, autograph=False) if jit_compile else self._differentiate
         )
 
-    def __call__(self, batch: dict[str, Any], *, counts: bool = True) -> Sums:
-        """The sums over one local batch, as the pipeline gives it; in replica context. `counts`: metrics count it."""
+    def __call__(self, batch: dict[str, Any], *, counts: bool = True) -> list[Sums]:
+        """The sums over one local batch, as the pipeline gives it; in replica context.
+
+        Args:
+          batch: of one replica.
+          counts: whether metrics count it.
+
+        Returns:
+          One sum; with `num_parts` in the plan, those of the nodes that `add_as_tree` leaves of the replica's parts.
+        """
         passes = self._side_by_side(batch) if self._meet else self._compute_in_turn(batch)
         sums = (self._count_examples(part, found, counts=counts) for part, found in passes)
-        return _sum_as_tree(sums) if self.in_order else functools.reduce(_add_sums, sums)
+        if self.plan.num_parts is None:
+            return [functools.reduce(_add_sums, sums)]
+        nodes = (Node(number, 1, _dense(each)) for number, each in zip(self._own_parts, sums, strict=True))
+        return [node.value for node in add_as_tree(nodes, _add_sums)]
+
+    @property
+    def _own_parts(self) -> range:
+        """The numbers of the parts that this replica computes."""
+        if self.plan.num_parts is None:
+            return range(self.plan.num_microbatches)
+        return self.plan.spans[static_replica_index()]
 
     def _read_seeds(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """The states of the seed generators before the first microbatch, from which each of several draws."""
-        if self._plan.num_microbatches == 1:
+        """The states of the seed generators before the first part, from which each of several draws."""
+        if self.plan.num_turns == 1:
             return []
         states = [generator.state for generator in seed_generators(self._model)]
         return [(state, tf.identity(state.value)) for state in states]
@@ -104,27 +118,27 @@ class LocalGradients:
     def _cut_part(
         self, batch: dict[str, Any], index: int, seeds: Sequence[tuple[keras.Variable, tf.Tensor]] = ()
     ) -> dict[str, Any]:
-        """Cuts out a microbatch, with the place of its first row, and has it draw from these `seeds`."""
+        """Cuts out a part, with the place of its first row, and has it draw from these `seeds`."""
         for state, seed in seeds:
             state.assign(seed)
-        part = _microbatch(batch, index, self._plan.num_microbatches)
-        return {**part, "first_row": self._plan.find_first_row(batch, index, replica_index())}
+        part = _cut_rows(batch, index, self.plan)
+        return {**part, "first_row": self.plan.find_first_row(batch, index, replica_index())}
 
     def _compute_in_turn(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
-        """Yields microbatches, each with its sums, one after the other; those of a tree as `_order_by_halves` says."""
-        numbers, seeds = range(self._plan.num_microbatches), self._read_seeds()
+        """Yields parts, each with its sums, one after the other."""
+        seeds = self._read_seeds()
         before: list[tf.Tensor] = []
-        for i in _order_by_halves(numbers) if self.in_order else numbers:
+        for i in range(len(self._own_parts)):
             with tf.control_dependencies(before):
                 part = self._cut_part(batch, i, seeds)
             found = self._pass(part)
-            # One after the other, so that only one microbatch's activations are alive; or each at another stage.
+            # One after the other, so that only one part's activations are alive; or each at another stage.
             before = [] if self._strategy.stages else _tensors(found[0])
             yield part, found
 
     def _side_by_side(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
-        """Yields microbatches and passes, computed together, as layers need statistics of all; these move once."""
-        numbers = range(self._plan.num_microbatches)
+        """Yields parts and passes, computed together, as layers need statistics of all; these move once."""
+        numbers = range(len(self._own_parts))
         parts = [self._cut_part(batch, i) for i in numbers]
         moving = moving_variables(self._model)
 
@@ -133,19 +147,14 @@ class LocalGradients:
             with scope:
                 return self._pass(parts[number]), [scope.get_current_value(variable) for variable in moving]
 
-        found = side_by_side([functools.partial(compute_pass, number) for number in numbers], self._sum)
+        def add(vectors: list[tf.Tensor]) -> tf.Tensor:
+            return ordered_sum_of_vector(self._strategy, vectors, self.plan.spans)
+
+        found = side_by_side([functools.partial(compute_pass, number) for number in numbers], add)
         for variable, value in zip(moving, found[0][1], strict=True):
             if value is not None:
                 variable.assign(value)
-        for number in _order_by_halves(numbers):
-            yield parts[number], found[number][0]
-
-    def _sum(self, vectors: list[tf.Tensor]) -> tf.Tensor:
-        """The sum of what the microbatches of all replicas have, as `_sum_as_tree` and then `ordered_sum` add."""
-        while len(vectors) > 1:
-            half = len(vectors) // 2
-            vectors = [a + b for a, b in zip(vectors[:half], vectors[half:], strict=True)]
-        return ordered_sum_of_vector(self._strategy, vectors[0])
+        yield from zip(parts, [sums for sums, _ in found], strict=True)
 
     def _count_examples(self, part: dict[str, Any], sums: Sums, *, counts: bool) -> Sums:
         """The sums without what cannot be added up, once the metrics have seen it."""
@@ -157,7 +166,7 @@ class LocalGradients:
 
     def _differentiate(self, part: dict[str, Any]) -> Sums:
         shapes = self._learner.fixed_shapes
-        rows = find_rows(self._plan, part["examples"], part["first_row"], shapes, is_compiled=self._is_compiled)
+        rows = find_rows(self.plan, part["examples"], part["first_row"], shapes, is_compiled=self._is_compiled)
         with draw_for_rows(rows):
             return self._differentiate_rows(part)
 
@@ -243,49 +252,28 @@ def quotients(sums: Objective) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     return loss, terms
 
 
-def _sum_as_tree(parts: Iterable[Sums]) -> Sums:
-    """Returns the sum over microbatches, the upper half of them added to the lower half, and so on."""
-    held: list[tuple[int, Sums]] = []
-    for sums in parts:
-        level = 0
-        while held and held[-1][0] == level:
-            sums, level = _add_sums(held.pop()[1], sums), level + 1
-        held.append((level, _dense(sums)))
-    ((_, total),) = held
-    return total
-
-
 def _num_examples(part: dict[str, Any]) -> tf.Tensor:
     if "shares" in part:
         return tf.reduce_sum(part["shares"])
     return tf.cast(tf.shape(tf.nest.flatten(part["examples"])[0])[0], tf.float32)
 
 
-def _microbatch(batch: dict[str, Any], index: int, count: int) -> dict[str, Any]:
-    """Slice `index` of the `count` that the batch's `splits` mark, or that are of one size and need no marks."""
+def _cut_rows(batch: dict[str, Any], index: int, plan: BatchPlan) -> dict[str, Any]:
+    """The rows of one of the parts that the batch's `splits` mark, or that are of one size and need no marks."""
     rows = select_rows(batch)
-    if count == 1:
+    if plan.num_turns == 1:
         return rows
     if "splits" in batch:
         first, last = batch["splits"][index], batch["splits"][index + 1]
     else:
-        size = next(t.shape[0] for t in tf.nest.flatten(rows) if t.shape[0] is not None) // count
+        size = next(t.shape[0] for t in tf.nest.flatten(rows) if t.shape[0] is not None) // plan.num_turns
         first, last = size * index, size * (index + 1)
-    return tf.nest.map_structure(lambda t: t[first:last], rows)
+    return plan.fix_shapes(tf.nest.map_structure(lambda t: t[first:last], rows), plan.part_size)
 
 
 def _tensors(gradients: dict[str, list[Gradient]]) -> list[tf.Tensor]:
     """Returns the tensors that exist once a backward pass is over."""
     return [tensor for tensor in tf.nest.flatten(gradients, expand_composites=True) if tensor is not None]
-
-
-def _order_by_halves(numbers: Sequence[int]) -> list[int]:
-    """The order in which a tree of halves needs microbatches: each with that of the other half."""
-    if len(numbers) == 1:
-        return list(numbers)
-    middle = len(numbers) // 2
-    pairs = zip(_order_by_halves(numbers[:middle]), _order_by_halves(numbers[middle:]), strict=True)
-    return [number for pair in pairs for number in pair]
 
 
 def _dense(sums: Sums) -> Sums:

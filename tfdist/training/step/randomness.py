@@ -95,7 +95,7 @@ def find_rows(
       is_compiled: whether XLA compiles what is drawn.
     """
     is_compiled = is_compiled or plan.pad
-    if plan.num_replicas * plan.num_microbatches == 1 and not is_compiled:
+    if plan.total_parts == 1 and not is_compiled:
         return None
     first = next(each for each in tf.nest.flatten(examples) if each is not None)
     count = tf.shape(first, tf.int64)[0] if first.shape[0] is None else int(first.shape[0])

@@ -211,20 +211,21 @@ class TrainStep:
     def _reduced_gradients(self, batch: dict[str, Any]) -> tuple[list[Any], StepResult]:
         """One step up to the update; in replica context, on a local batch."""
         variables = self.local.variables
-        by_divisor, sums = self.local(batch)
-        own = [(name, i, g) for name, some in by_divisor.items() for i, g in enumerate(some) if g is not None]
-        used = {i for _, i, _ in own}
+        nodes = self.local(batch)
+        sums = nodes[0][1]
+        own = [(name, i) for name, some in nodes[0][0].items() for i, g in enumerate(some) if g is not None]
+        used = {i for _, i in own}
         self._learning = [v for i, v in enumerate(variables) if i in used]
         self.unused = [v.path for i, v in enumerate(variables) if i not in used]
-        scalars = tf.nest.flatten(sums)
-        began = read_clock(self._strategy, [*(g for _, _, g in own), *scalars])
-        summed, scalars, total = self._sum_gradients([g for _, _, g in own], [variables[i] for _, i, _ in own], scalars)
+        local = [([gradients[name][i] for name, i in own], tf.nest.flatten(rest)) for gradients, rest in nodes]
+        began = read_clock(self._strategy, [tensor for pair in local for some in pair for tensor in some])
+        summed, scalars, total = self._sum_gradients(local, [variables[i] for _, i in own])
         peer_seconds = read_clock(self._strategy, [*summed, *scalars]) - began
         if not self.update.takes_repeats:
             summed = [sum_repeated_rows(gradient) for gradient in summed]
         sums = tf.nest.pack_sequence_as(sums, scalars)
         found: dict[int, tf.Tensor | tf.IndexedSlices] = {}
-        for (name, i, _), gradient in zip(own, summed, strict=True):
+        for (name, i), gradient in zip(own, summed, strict=True):
             if name != MEAN:
                 gradient = multiply_gradient(gradient, self._factor(sums.divisors[name]))
             found[i] = sum_repeated_rows(add_gradients(found[i], gradient)) if i in found else gradient
@@ -236,11 +237,18 @@ class TrainStep:
         return gradients, StepResult(loss, terms, sums.divisors[ROWS], sums.weight, finite, peer_seconds, norm)
 
     def _sum_gradients(
-        self, gradients: list[Any], variables: list[keras.Variable], scalars: list[tf.Tensor]
+        self, local: Sequence[tuple[list[Any], list[tf.Tensor]]], variables: list[keras.Variable]
     ) -> tuple[list[Any], list[tf.Tensor], tf.Tensor | None]:
-        """The sums of gradients and scalars over the replicas, and of all gradients' elements where none has all."""
-        if self.local.in_order:
-            tensors = ordered_sum(self._strategy, [*_match_shapes(gradients, variables, rows=False), *scalars])
+        """The sums of gradients and scalars over the replicas, and of all gradients' elements where none has all.
+
+        Args:
+          local: this replica's gradients and scalars; with parts that are added in one order, those of each node.
+          variables: that the gradients are taken by.
+        """
+        gradients, scalars = local[0]
+        if self.local.plan.num_parts is not None:
+            nodes = [[*_match_shapes(some, variables, rows=False), *rest] for some, rest in local]
+            tensors = ordered_sum(self._strategy, nodes, self.local.plan.spans)
             return tensors[: len(gradients)], tensors[len(gradients) :], None
         if self._reduce_precision is not None:
             sent = _match_shapes(gradients, variables, rows=self._strategy.gathers_rows)

@@ -196,7 +196,7 @@ def check_same_batches(strategy: Strategy, source: Source, plan: BatchPlan, spli
     num_workers = strategy.topology.num_workers
     if num_workers == 1 or not source.has_same_batches:
         return
-    whole = dataclasses.replace(plan, num_replicas=1, num_microbatches=1)
+    whole = dataclasses.replace(plan, num_replicas=1, num_microbatches=1, num_parts=None)
     compare_batches(strategy, strategy.on_every_worker(lambda: summarize_batch(_read_first(source, whole))), split)
 
 
