@@ -14,8 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist.errors import UserError, is_whole_number
+from tfdist.errors import UserError
 from tfdist.recipes.recompute import match_layers
+from tfdist.settings.checks import COUNT
 
 LORA = "lora_"  # Keras calls an adapter's variables so
 
@@ -45,17 +46,15 @@ def adapted(
     Raises:
       UserError: an argument is something else, or a pattern names nothing that can be adapted.
     """
-    if not is_whole_number(rank):
-        raise UserError(f"lora.adapted.rank is {rank!r}; write a whole number from 1.")
+    COUNT("lora.adapted.rank", rank)
     made = model()
     if not isinstance(made, keras.Model) or not made.built:
         raise UserError("lora.adapted.model must give a built Keras model; give it inputs, or call it once.")
     inside = [layer for layer in made._flatten_layers(include_self=False) if layer.variables]
     whole = match_layers(inside, also, "lora.adapted.also")
     chosen = match_layers(inside, layers, "lora.adapted.layers")
-    fit = {id(layer): layer for layer in chosen if hasattr(layer, "enable_lora")}
     trained = {id(each) for layer in whole for each in layer._flatten_layers()}
-    fit = {key: layer for key, layer in fit.items() if key not in trained}
+    fit = {id(layer): layer for layer in chosen if hasattr(layer, "enable_lora") and id(layer) not in trained}
     if not fit:
         raise UserError(
             f"lora.adapted.layers = {list(layers)} names no layer that Keras can adapt: Dense, EinsumDense, Embedding, "

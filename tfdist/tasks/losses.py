@@ -46,11 +46,6 @@ def as_loss(given: Any, where: str) -> keras.losses.Loss | str:
     return given
 
 
-def unwrap_loss(loss: keras.losses.Loss) -> Loss:
-    """Returns what `as_loss` took, a function if it was one."""
-    return getattr(loss, "unwrapped", loss)
-
-
 def needs_whole_batch(loss: keras.losses.Loss) -> bool:
     """True where the losses of single examples depend on the others: Circle's, or one with such an attribute."""
     return isinstance(loss, keras.losses.Circle) or bool(getattr(loss, "needs_whole_batch", False))

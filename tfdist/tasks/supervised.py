@@ -23,7 +23,6 @@ from tfdist.tasks.losses import (
     keras_mask,
     needs_whole_batch,
     takes_class_numbers,
-    unwrap_loss,
     weigh_classes,
 )
 from tfdist.tasks.task import MetricSpec, Task, Term, WholeTerm, refuse_own_steps, symbolic_outputs, with_trailing_axes
@@ -208,7 +207,7 @@ class Supervised(Task):
                 return [metric for metric, _ in some]
             return {name: [metric for metric, output in some if output == name] for _, name in some}
 
-        losses = {name: unwrap_loss(loss) for name, loss in self._losses.items()}
+        losses = {name: getattr(loss, "unwrapped", loss) for name, loss in self._losses.items()}  # as they were given
         weights = {name: float(self._loss_weights.get(name, 1.0)) for name in self._losses if self._loss_weights}
         return {
             "loss": losses.get(ONLY_OUTPUT) if self._single else losses,

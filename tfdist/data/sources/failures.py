@@ -32,10 +32,6 @@ IDLE_SECONDS = 0.2
 MAX_SECONDS = 20.0
 
 
-class InterpreterEnds(Exception):
-    """A reader's call is refused, as the interpreter is about to go."""
-
-
 class PythonCallTracker:
     """Tracker of Python calls from pipelines, so that the interpreter waits for them at exit and refuses new ones."""
 
@@ -47,13 +43,13 @@ class PythonCallTracker:
 
     @contextlib.contextmanager
     def guard_call(self) -> Iterator[None]:
-        """Around each call; raises InterpreterEnds where none may begin any more."""
+        """Around each call; raises RuntimeError where none may begin any more."""
         with self._changed:
             self._made += 1
             closed = self._closed
             self._active += not closed
         if closed:
-            raise InterpreterEnds("The interpreter is ending.")
+            raise RuntimeError("The interpreter is ending.")
         try:
             yield
         finally:
