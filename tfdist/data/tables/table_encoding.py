@@ -124,9 +124,10 @@ def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: FittedColumns, desc
                 f"{where} missing. Write tfdist.Table.missing = {{{rule.name!r}: …}} with {fill}, or leave the row out "
                 "of the file."
             )
-        known = shorten_list(list(map(repr, vocabulary(rule, fitted))), MAX_SHOWN)
+        known = list(map(repr, vocabulary(rule, fitted)))
+        shown = ", ".join(shorten_list(known, MAX_SHOWN))
         raise UserError(
-            f"{where} {raw[row]!r}, which is not among its values {', '.join(known)}. Write "
+            f"{where} {raw[row]!r}, which is not among its {len(known)} values {shown}. Write "
             "tfdist.Table.unseen = 'category' for an index of its own."
         )
     return values
