@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import get_data_adapter
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -24,7 +23,7 @@ from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.prebatched import PrebatchedSource, missing_input_error
 from tfdist.data.sources.source import Source
 from tfdist.data.sources.user_dataset import batch_size as size_of_batches
-from tfdist.data.sources.user_dataset import find_batching
+from tfdist.data.sources.user_dataset import count_elements, find_batching
 from tfdist.errors import UserError
 from tfdist.keras_fit.python_batches import OneShotGenerator, PythonBatches, python_kind
 from tfdist.settings.checks import COUNT, or_none
@@ -207,10 +206,7 @@ def _count_batches(adapter: Any, given: Any, steps: int | None, name: str) -> tu
         assert steps is not None
         return steps, steps
     if isinstance(given, tf.data.Dataset):
-        found = int(given.cardinality())
-        if found == tf.data.UNKNOWN_CARDINALITY and steps is None:
-            found = int(given.reduce(np.int64(0), lambda count, *_: count + 1))
-            _LOG.warning("Counted %d batches by reading the whole dataset; %s = %d spares that.", found, name, found)
+        found = count_elements(given, "batches", name) if steps is None else int(given.cardinality())
         if not found:
             raise UserError(f"{'x' if name == 'steps_per_epoch' else 'validation_data'} holds no batch.")
         num_batches = found if found > 0 else None

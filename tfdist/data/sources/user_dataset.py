@@ -104,7 +104,10 @@ class DatasetFunction(StreamSource):
         self._is_endless = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
         self.structure = _batched_structure(dataset)
         self._is_counted = num_examples is None
-        self.num_examples = self._count(dataset) if num_examples is None else num_examples
+        if num_examples is None and self._is_endless:
+            raise UserError("The dataset has no end. Write for an epoch: tfdist.DatasetFunction.num_examples = N.")
+        setting = "tfdist.DatasetFunction.num_examples"
+        self.num_examples = num_examples or count_elements(dataset, "examples", setting)
 
     def describe(self) -> list[str]:
         """Describes how the dataset resumes, and how workers share the examples."""
@@ -188,17 +191,14 @@ class DatasetFunction(StreamSource):
             "return arrays are data functions by themselves."
         )
 
-    def _count(self, dataset: tf.data.Dataset) -> int:
-        if self._is_endless:
-            raise UserError("The dataset has no end. Write for an epoch: tfdist.DatasetFunction.num_examples = N.")
-        known = int(dataset.cardinality())
-        if known != tf.data.UNKNOWN_CARDINALITY:
-            return known
-        count = int(self._call_function(0, None).reduce(np.int64(0), lambda n, *_: n + 1))
-        _LOG.warning(
-            "Counted %d examples by reading all; tfdist.DatasetFunction.num_examples = %d spares that.", count, count
-        )
-        return count
+
+def count_elements(dataset: tf.data.Dataset, noun: str, setting: str) -> int:
+    """Counts a dataset's elements, by reading all if need be; a warning says which setting spares that. -1: no end."""
+    count = int(dataset.cardinality())
+    if count == tf.data.UNKNOWN_CARDINALITY:
+        count = int(dataset.reduce(np.int64(0), lambda n, *_: n + 1))
+        _LOG.warning("Counted %d %s by reading the whole dataset; %s = %d spares that.", count, noun, setting, count)
+    return count
 
 
 @contextlib.contextmanager

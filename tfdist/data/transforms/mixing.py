@@ -32,6 +32,7 @@ class _Mixer(Mapped):
     """
 
     _salt = 0
+    _takes_images = False
 
     def __init__(self, data: Callable[[], Any] | Source, *, alpha: float = 0.2, num_classes: int | None = None) -> None:
         super().__init__(data)
@@ -48,7 +49,8 @@ class _Mixer(Mapped):
         x, y = parts
         if not x.dtype.is_floating or not x.shape[1:].is_fully_defined():
             raise UserError(f"{name} mixes floats of one shape; x is {x.dtype.name}{x.shape.as_list()}. Cast it.")
-        self.check_inputs(x)
+        if self._takes_images and x.shape.rank != 4:
+            raise UserError(f"{name} takes images, [n, height, width, channels]; x is {x.shape.as_list()}.")
         if self._num_classes is None:
             if not y.dtype.is_floating:
                 raise UserError(
@@ -61,9 +63,6 @@ class _Mixer(Mapped):
                 f"{name}.num_classes is for y of whole numbers, [n]; the data gives {y.dtype.name}{y.shape.as_list()}."
             )
         return x, tf.TensorSpec([None, self._num_classes], tf.float32)
-
-    def check_inputs(self, x: tf.TensorSpec) -> None:
-        """Raises UserError where such inputs cannot be mixed."""
 
     @abc.abstractmethod
     def mix_inputs(
@@ -141,11 +140,7 @@ class CutMix(_Mixer):
     """
 
     _salt = 0x3A12
-
-    def check_inputs(self, x: tf.TensorSpec) -> None:
-        """Raises UserError where x is not images."""
-        if x.shape.rank != 4:
-            raise UserError(f"CutMix takes images, [n, height, width, channels]; x is {x.shape.as_list()}.")
+    _takes_images = True
 
     def mix_inputs(
         self, x: tf.Tensor, partner: tf.Tensor, share: tf.Tensor, seeds: tf.Tensor
