@@ -105,12 +105,6 @@ class IndexedSource(Source):
 
         return StagedReader(fetch_examples, self._decode)
 
-    def describe(self) -> list[str]:
-        """Counts the examples, and says who reads them."""
-        where = f", in {self._num_threads} threads" if self._num_threads else ""
-        where = f", in {self._num_processes} processes" if self._num_processes else where
-        return [f"{self._name}: {self.num_examples:,} examples by number{where}"]
-
     def _read(self, indices: np.ndarray) -> list[np.ndarray]:
         """The arrays of these examples, in the order of the flat structure."""
         numbers = [int(index) for index in indices]
