@@ -20,7 +20,7 @@ from keras.optimizers import schedules as of_keras
 from keras.optimizers.schedules import LearningRateSchedule
 
 from tfdist.errors import UserError
-from tfdist.recipes.lengths import Length, RunLength, parse_length
+from tfdist.recipes.lengths import RunLength, parse_length
 from tfdist.settings.checks import COUNT, Check, number, one_of
 
 Rate: TypeAlias = "LearningRateSchedule | float"
@@ -82,19 +82,14 @@ def _with_lengths(base: Any, *counted: str) -> Any:
         def __init__(self, *arguments: Any, **named: Any) -> None:
             given = signature.bind(self, *arguments, **named)
             self._given = {name: value for name, value in given.arguments.items() if name != "self"}
-            self._lengths = {name: self._read(name) for name in counted if name in self._given}
-
-        def _read(self, name: str) -> Length | list[Length]:
-            setting, value = f"{base.__name__}.{name}", self._given[name]
-            if isinstance(value, list | tuple):
-                return [parse_length(setting, each) for each in value]
-            return parse_length(setting, value)
+            self._lengths = {  # of a boundary each, or one
+                name: keras.tree.map_structure(functools.partial(parse_length, f"{base.__name__}.{name}"), value)
+                for name, value in self._given.items()
+                if name in counted
+            }
 
         def _adapt_to_run(self, run: RunLength) -> None:
-            def steps(lengths: Length | list[Length]) -> Any:
-                return [each.steps(run) for each in lengths] if isinstance(lengths, list) else lengths.steps(run)
-
-            numbers = {name: steps(lengths) for name, lengths in self._lengths.items()}
+            numbers = keras.tree.map_structure(lambda length: length.steps(run), self._lengths)
             try:
                 base.__init__(self, **(self._given | numbers))
             except (ValueError, TypeError) as error:
