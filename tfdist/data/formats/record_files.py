@@ -37,7 +37,7 @@ MIN_BLOCK_RECORDS = 8
 MAX_BLOCK_RECORDS = 256
 HEADER_BYTES = 12
 # Read at a time while headers are looked for; of an object a request costs as much as some megabytes.
-LOCAL_AHEAD_BYTES, REMOTE_AHEAD_BYTES = 1 << 16, 1 << 22
+LOCAL_AHEAD_BYTES, REMOTE_AHEAD_BYTES = 1 << 13, 1 << 22
 FOOTER_BYTES = 4
 INDEX_VERSION = "tfrecord 3"
 _HEADER = struct.Struct("<QI")
