@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfdist.config.graph import map_references
+from tfdist.errors import UserError
 
 NAME = "RUN_DIR"
 _TEXT = f"%{NAME}"
@@ -20,21 +21,18 @@ def is_within(macro: str) -> bool:
     return macro == NAME or macro.startswith(f"{NAME}/")
 
 
-def is_used(value: Any) -> bool:
-    """Whether a value holds a text that begins with %RUN_DIR."""
-    found: list[str] = []
-    map_references(value, lambda text: found.append(text) if _is_path(text) else None, str)
-    return bool(found)
+def substitute(value: Any, run_dir: str | None) -> Any:
+    """The value, with every text in it that begins with %RUN_DIR become a path.
 
+    Raises:
+      UserError: there is such a text, and no run directory.
+    """
 
-def substitute(value: Any, run_dir: str) -> Any:
-    """The value, with every text in it that begins with %RUN_DIR become a path."""
-    return map_references(value, lambda text: _path(text, run_dir) if _is_path(text) else text, str)
+    def substitute_text(text: str) -> str:
+        if text != _TEXT and not text.startswith(f"{_TEXT}/"):
+            return text
+        if run_dir is None:
+            raise UserError(f"{_TEXT} is used, and this command has no run directory.")
+        return f"{run_dir.rstrip('/')}{text.removeprefix(_TEXT)}" if text != _TEXT else run_dir
 
-
-def _is_path(text: str) -> bool:
-    return text == _TEXT or text.startswith(f"{_TEXT}/")
-
-
-def _path(text: str, run_dir: str) -> str:
-    return f"{run_dir.rstrip('/')}{text.removeprefix(_TEXT)}" if text != _TEXT else run_dir
+    return map_references(value, substitute_text, str)
