@@ -26,7 +26,7 @@ from gin import config as gin_config
 from gin.config_parser import ImportStatement
 
 from tfdist import user_code
-from tfdist.config import files_and_modules, formatting, graph, run_dir_macro
+from tfdist.config import files_and_modules, formatting, graph
 from tfdist.config.functions import Function, describe
 from tfdist.config.gin_names import Context, RegisteredContext, forget_registrations
 from tfdist.config.graph import CONSTANT, MACRO, Call, Graph, Reference, Setting, StatementSource
@@ -86,7 +86,7 @@ class Config:
           UserError: something that the run needs has no value. Whatever the called code raises comes through as it is.
         """
         self.check(root_name)
-        bindings = {call: run_dir_macro.substitute(given, run_dir) for call, given in self._gin_bindings.items()}
+        bindings = {call: graph.substitute_run_dir(given, run_dir) for call, given in self._gin_bindings.items()}
         with _gin_state(bindings, self._operative), gin_config.config_scope(None):
             return use(self._roots[root_name].wrapper())
 
@@ -214,7 +214,7 @@ def _gin_state(
 
 
 def _is_constant(name: str) -> bool:
-    return run_dir_macro.is_within(name) or bool(gin_config._CONSTANTS.matching_selectors(name))
+    return graph.is_run_dir(name) or bool(gin_config._CONSTANTS.matching_selectors(name))
 
 
 class _Loader:
@@ -310,7 +310,7 @@ class _Loader:
     def _resolve(self, reference: Reference, file: int) -> Reference:
         if reference.target == MACRO and reference.scope not in self._macros:
             name = "/".join(reference.scope)
-            if run_dir_macro.is_within(name):
+            if graph.is_run_dir(name):
                 return Reference(CONSTANT, (name,), True)
             constants = gin_config._CONSTANTS.matching_selectors(name)
             if len(constants) > 1:
@@ -379,7 +379,7 @@ def _gin_bindings(settings: Sequence[Setting]) -> dict[tuple[str, str], dict[str
 
 
 def _gin_value(reference: Reference) -> gin_config.ConfigurableReference | str:
-    if reference.target == CONSTANT and run_dir_macro.is_within(reference.scope[0]):
+    if reference.target == CONSTANT and graph.is_run_dir(reference.scope[0]):
         return f"%{reference.scope[0]}"  # which `Config.run` makes a path
     return gin_config.ConfigurableReference("/".join([*reference.scope, reference.target]), reference.evaluate)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from gin.config_parser import ImportStatement, IncludeStatement
 
-from tfdist.config import files_and_modules, run_dir_macro
-from tfdist.config.graph import MACRO, StatementSource, references
+from tfdist.config import files_and_modules
+from tfdist.config.graph import MACRO, RUN_DIR, StatementSource, references
 from tfdist.config.syntax import Assignment, parse
 from tfdist.errors import UserError, suggest
 
@@ -148,8 +148,8 @@ def _syntax_hint(message: str, line: str) -> str:
     }
     if line.lstrip().startswith("%"):
         return "cannot read this. A macro is defined without the '%': NAME = VALUE."
-    if f"%{run_dir_macro.NAME}/" in line and message in ("Malformatted scope or selector.", "Expected newline."):
-        hints[message] = f"A path of more than letters, digits, _ and . has quotes: '%{run_dir_macro.NAME}/…'."
+    if f"%{RUN_DIR}/" in line and message in ("Malformatted scope or selector.", "Expected newline."):
+        hints[message] = f"A path of more than letters, digits, _ and . has quotes: '%{RUN_DIR}/…'."
     return f"cannot read this: {message} {hints.get(message, '')}".rstrip()
 
 
@@ -174,14 +174,14 @@ def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str]
         modules will define, so only what resembles a known name is refused.
     """
     definitions = {s.content.macro: s for s in statements if isinstance(s.content, Assignment) and s.content.macro}
-    if own := definitions.get((run_dir_macro.NAME,)):
-        raise own.source.error(f"the macro {run_dir_macro.NAME} is given by --run_dir. Give yours another name.")
+    if own := definitions.get((RUN_DIR,)):
+        raise own.source.error(f"the macro {RUN_DIR} is given by --run_dir. Give yours another name.")
     own_modules = [s for s in statements if isinstance(s.content, ImportStatement) and _is_own(s.content.module)]
     for statement in statements:
         for name in _macros_in(statement):
             if name in definitions or is_constant("/".join(name)):
                 continue
-            near = suggest("/".join(name), ["gin.REQUIRED", run_dir_macro.NAME, *map("/".join, definitions)])
+            near = suggest("/".join(name), ["gin.REQUIRED", RUN_DIR, *map("/".join, definitions)])
             if imported or near or not own_modules:
                 define = f" Define it in a gin file: {'/'.join(name)} = …"
                 strategy = " Remove the line: without it the strategy is what fits." if name[-1] == "STRATEGY" else ""

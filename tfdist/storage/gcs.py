@@ -12,29 +12,14 @@ import errno
 import fnmatch
 import os
 import re
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion
 from tfdist.storage.gcs_requests import TIMEOUT, Attempts, client, persist, split_path
 from tfdist.storage.gcs_transfers import delete, delete_all, download, look_up, upload
 
-_TENSORFLOW_LIMITS = {
-    "GCS_RETRY_CONFIG_MAX_RETRIES": "3",  # 10 if unset
-    "GCS_RETRY_CONFIG_INIT_DELAY_TIME_US": "100000",  # a second if unset, doubled with every retry
-    "GCS_REQUEST_CONNECTION_TIMEOUT_SECS": "5",  # 120 if unset
-}
 _READ_TRIES = 8
-
-
-def limit_retries(environment: MutableMapping[str, str]) -> None:
-    """Lets TensorFlow's own gs://, which data sets of users and of TFDS may read, fail within seconds, not minutes.
-
-    TensorFlow reads these variables once, while it is imported: set later, they change nothing. Limits that the user
-    set stay.
-    """
-    for name, value in _TENSORFLOW_LIMITS.items():
-        environment.setdefault(name, value)
 
 
 class GcsFiles:

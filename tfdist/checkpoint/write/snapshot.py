@@ -84,9 +84,8 @@ class SnapshotBuffer:
         Raises UserError for arrays that cannot be stored, MemoryError when there is no room.
         """
         begun = time.perf_counter()
-        has_waited = not self._is_free.is_set()
         self._is_free.wait()
-        waited_seconds = time.perf_counter() - begun if has_waited else 0.0
+        waited_seconds = time.perf_counter() - begun
         buffer = self._allocate(arrays)
         buffer.fill(arrays, self._threads)
         self._is_free.clear()
