@@ -8,6 +8,7 @@ shows the user name and password of a URL, nor has it control characters, which 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard
@@ -184,6 +185,12 @@ def missing_extra(package: str, extra: str, purpose: str) -> UserError:
         f"{purpose} needs the package {package!r}, which is not installed. Run: pip install 'tfdist[{extra}]'",
         error_id="missing-package",
     )
+
+
+def check_package(module: str, package: str, extra: str, purpose: str) -> None:
+    """Raises UserError where an optional dependency is not installed, whose module is not imported."""
+    if importlib.util.find_spec(module) is None:
+        raise missing_extra(package, extra, purpose)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

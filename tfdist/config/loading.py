@@ -121,7 +121,8 @@ class Config:
         """`text()` and, for the functions that runs of this configuration have called, the defaults they used."""
         with gin_config._OPERATIVE_CONFIG_LOCK:
             called = {call: dict(parameters) for call, parameters in self._operative.items()}
-        reached = self._list_reachable_targets()
+        starts = [Call(root.selector) for root in self._roots.values()]
+        reached = {call.target for call, _ in Graph(self._used, shadowing=True).walk(starts)} - {MACRO, CONSTANT}
         defaults = {}
         for (scope, target), parameters in sorted(called.items()):
             within = tuple(scope.split("/")) if scope else ()
@@ -141,10 +142,6 @@ class Config:
     def configured_roots(self) -> set[str]:
         """The roots that some statement gives a value."""
         return {name for name, root in self._roots.items() if any(s.target == root.selector for s in self._settings)}
-
-    def _list_reachable_targets(self) -> set[str]:
-        starts = [Call(root.selector) for root in self._roots.values()]
-        return {call.target for call, _ in Graph(self._used, shadowing=True).walk(starts)} - {MACRO, CONSTANT}
 
 
 def load(

@@ -176,7 +176,9 @@ def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str]
     definitions = {s.content.macro: s for s in statements if isinstance(s.content, Assignment) and s.content.macro}
     if own := definitions.get((RUN_DIR,)):
         raise own.source.error(f"the macro {RUN_DIR} is given by --run_dir. Give yours another name.")
-    own_modules = [s for s in statements if isinstance(s.content, ImportStatement) and _is_own(s.content.module)]
+    known = ("__gin__", *files_and_modules.FRAMEWORKS)
+    imports = [s.content for s in statements if isinstance(s.content, ImportStatement)]
+    own_modules = [each for each in imports if each.module.split(".")[0] not in known]
     for statement in statements:
         for name in _macros_in(statement):
             if name in definitions or is_constant("/".join(name)):
@@ -202,7 +204,3 @@ def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str]
 def _macros_in(statement: Statement) -> list[tuple[str, ...]]:
     value = statement.content.value if isinstance(statement.content, Assignment) else None
     return [reference.scope for reference in references(value) if reference.target == MACRO]
-
-
-def _is_own(module: str) -> bool:
-    return module.split(".")[0] not in ("__gin__", *files_and_modules.FRAMEWORKS)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfdist.errors import UserError, format_first_line, missing_extra
+from tfdist.errors import UserError, check_package, format_first_line
 from tfdist.launch.horovod_workers import serve_rendezvous
 from tfdist.launch.plan import Plan
 from tfdist.launch.processes import OUT_OF_MEMORY, Worker
@@ -206,10 +206,9 @@ def _connect(working_dir: str | None) -> Iterator[Any]:
     Raises:
       UserError: Ray is not installed, or no cluster can be reached.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise missing_extra("ray", "ray", "A run on Ray") from error
+    check_package("ray", "ray", "ray", "A run on Ray")
+    import ray
+
     address = environment.current().get(ADDRESS, "")
     if tf_config.address_mistake(address):
         raise UserError(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tfdist.data.formats.image_folder import find_classes, list_images
-from tfdist.errors import UserError, missing_extra
+from tfdist.errors import UserError, check_package
 from tfdist.new.description import DataDescription, DataRequest, draw_test_mask
 
 NUM_SAMPLED = 32
@@ -58,10 +58,9 @@ def inspect(request: DataRequest) -> DataDescription:
 
 def _shape(paths: list[Path]) -> tuple[int, int, int]:
     """[height, width, channels] that suit most of some images."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise missing_extra("pillow", "images", "Reading images") from error
+    check_package("PIL", "pillow", "images", "Reading images")
+    from PIL import Image, UnidentifiedImageError
+
     sizes, gray = [], []
     for path in paths[:: max(1, len(paths) // NUM_SAMPLED)]:
         try:

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources.source import Preprocessing, Source
-from tfdist.errors import UserError, missing_extra
+from tfdist.errors import UserError, check_package
 from tfdist.serving import run_export
 from tfdist.serving.inputs import InputsAlone, name_outputs, without_compilation
 from tfdist.serving.serving_settings import EXPORTS, ExportSettings
@@ -62,7 +62,8 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
         model = build_model(builder, task, source.structure)
         put_weights(run, model, found)
         inputs = _draw_examples(source, task, settings.num_examples)
-        expected = _compute_outputs(model, inputs)
+        outputs = name_outputs(model, tf.nest.map_structure(tf.constant, inputs))
+        expected = {name: keras.ops.convert_to_numpy(value) for name, value in outputs.items()}
         exports = {}
         is_quantized = False
         for kind in sorted(
@@ -107,11 +108,8 @@ def validate_export(settings: ExportSettings, run_dir: str, tell: Callable[[str]
 def check_packages(settings: ExportSettings) -> None:
     """Raises UserError where a package is missing that a format needs."""
     if "onnx" in settings.formats:
-        try:
-            import onnxruntime  # noqa: F401
-            import tf2onnx  # noqa: F401
-        except ImportError as error:
-            raise missing_extra("tf2onnx", "onnx", "export.formats = ['onnx']") from error
+        for module in ("onnxruntime", "tf2onnx"):
+            check_package(module, "tf2onnx", "onnx", "export.formats = ['onnx']")
 
 
 def _draw_examples(source: Source, task: InputsAlone, count: int) -> Any:
@@ -128,11 +126,6 @@ def _name_inputs(nest: Any) -> Arrays:
         return dict(sorted(nest.items()))
     flat = tf.nest.flatten(nest)
     return {"inputs" if len(flat) == 1 else f"inputs_{i}": each for i, each in enumerate(flat)}
-
-
-def _compute_outputs(model: keras.Model, inputs: Any) -> Arrays:
-    given = name_outputs(model, tf.nest.map_structure(tf.constant, inputs))
-    return {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in given.items()}
 
 
 def _write_export(

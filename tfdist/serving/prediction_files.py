@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.errors import UserError, missing_extra
+from tfdist.errors import UserError, check_package
 from tfdist.storage import files
 from tfdist.telemetry.json_text import from_json, to_json
 from tfdist.telemetry.records import Warn, read_record
@@ -60,10 +60,7 @@ WRITERS: dict[str, Callable[[Mapping[str, np.ndarray]], bytes]] = {
 def check_format(name: str) -> None:
     """Raises UserError where a package is missing that writes this format."""
     if name == "parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError as error:
-            raise missing_extra("pyarrow", "tables", "predict.format = 'parquet'") from error
+        check_package("pyarrow", "pyarrow", "tables", "predict.format = 'parquet'")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,10 @@ class GcsFiles:
 
     def exists(self, path: str) -> bool:
         """Whether an object has that name, or any lies below it."""
-        return self.is_dir(path) or self._is_file(path)
+        try:
+            return self.is_dir(path) or bool(look_up(path))
+        except (FileNotFoundError, IsADirectoryError):
+            return False
 
     def is_dir(self, path: str) -> bool:
         """Whether any object lies below that name; a bucket is a directory also when it is empty."""
@@ -122,13 +125,6 @@ class GcsFiles:
             with open(os.path.join(source, name), "rb") as file:
                 self.write_atomic(f"{path}/{name}", file.read())
         delete_all([f"{path}/{name}" for name in self._list_below(path) if name not in names])
-
-    def _is_file(self, path: str) -> bool:
-        try:
-            look_up(path)
-        except (FileNotFoundError, IsADirectoryError):
-            return False
-        return True
 
     def _match_names(self, path: str, head: str, component: str) -> Iterator[str]:
         """The names in a directory that match; hidden ones only where that is asked for, as in a shell."""

@@ -7,10 +7,9 @@ Invariant: a search that exists is consistent. Each is the settings of its oracl
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from typing import TYPE_CHECKING, ClassVar
 
-from tfdist.errors import UserError, missing_extra
+from tfdist.errors import UserError, check_package
 from tfdist.settings.checks import COUNT, number, or_none, whole_number
 from tfdist.settings.declaration import Settings, setting
 from tfdist.tuning.search.space import Space
@@ -97,8 +96,7 @@ class Bayesian(Search):
 
     def validate(self, *, max_trials: int | None, epochs: int | None) -> None:
         super().validate(max_trials=max_trials, epochs=epochs)
-        if importlib.util.find_spec("sklearn") is None:
-            raise missing_extra("scikit-learn", "tuner", self.NAME)
+        check_package("sklearn", "scikit-learn", "tuner", self.NAME)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
