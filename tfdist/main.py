@@ -202,13 +202,11 @@ def run(given: flags.FlagValues) -> None:
       TfdistError: what the user should read, with the exit status.
     """
     from tfdist.config import loading
-    from tfdist.storage import gcs
     from tfdist.telemetry.account import time_account
 
     time_account.begin_with_process()
     heartbeat_path = os.environ.pop(heartbeat.VARIABLE, None)  # not for the processes that this one starts
     heartbeat.begin(heartbeat_path if given.mode != "tune" else None)
-    gcs.limit_retries(os.environ)
     keep_compiled(given)
     if given.mode == "plan":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the step is traced on the CPU

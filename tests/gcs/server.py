@@ -35,12 +35,11 @@ SLOW_PIECE = 1 << 16  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """A request that came, the kind of its fault, and the bytes of the answer."""
+    """A request that came, and the kind of its fault."""
 
     method: str
     target: str
     fault: str | None
-    num_answered: int = 0
 
 
 class GcsServer:
@@ -147,7 +146,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         owner = self.server.owner
         fault = owner.faults.meet(self.command, self.path)
         kind = fault.kind if fault else None
-        asked = Asked(self.command, self.path, kind)
         try:
             body = self._read_body(fault)
             whole = kind not in (faults.RESET_UPLOAD, faults.STALL_UPLOAD)
@@ -158,10 +156,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             elif whole:
                 answer = owner.answer(request)
             lost = not whole or kind == faults.LOST_REPLY
-            if whole:
-                asked = dataclasses.replace(asked, num_answered=len(answer.body))
         finally:  # before the client can know, so that it finds itself counted
-            owner.record(asked)
+            owner.record(Asked(self.command, self.path, kind))
         if lost:
             if kind == faults.STALL_UPLOAD:
                 owner.closing.wait(fault.seconds)

@@ -91,10 +91,10 @@ def test_a_buffer_is_filled_or_the_file_is_too_short(root: str, large: np.ndarra
     path = files.join(root, "file")
     files.write_new(path, [large])
     buffer = np.zeros(LARGE_BYTES // 4, "<i4")
-    files.read_into(path, buffer, first=1)
-    assert np.array_equal(buffer.view(np.uint8), large[1 : 1 + buffer.nbytes])
+    files.read_into(path, buffer)
+    assert np.array_equal(buffer.view(np.uint8), large[: buffer.nbytes])
     with pytest.raises(OSError, match="short") as raised:
-        files.read_into(path, buffer, first=LARGE_BYTES - 10)
+        files.read_into(path, np.zeros(LARGE_BYTES + 10, np.uint8))
     assert raised.value.filename == path
     with pytest.raises(FileNotFoundError):
         files.read_into(files.join(root, "missing"), buffer)

@@ -60,7 +60,7 @@ def load_newest(directory: str, *, tell: EventLog, wanted: Callable[[str], bool]
             continue
         entry.check_format()
         try:
-            return _load(entry, verify=True, wanted=wanted)
+            return _load(entry, wanted)
         except DamagedCheckpoint as error:
             tell.warning(
                 "checkpoint_passed_over",
@@ -71,15 +71,15 @@ def load_newest(directory: str, *, tell: EventLog, wanted: Callable[[str], bool]
     return None
 
 
-def load(path: str, *, verify: bool = True, wanted: Callable[[str], bool] = lambda name: True) -> State:
+def load(path: str, *, wanted: Callable[[str], bool] = lambda name: True) -> State:
     """The state in one checkpoint's directory, with the tensors that are `wanted`.
 
     Raises:
       UserError: `path` is no checkpoint.
-      DamagedCheckpoint: naming the file and what was wrong; without `verify` only what is cheap to see.
+      DamagedCheckpoint: naming the file and what was wrong.
       OSError: the store does not answer.
     """
-    return _load(read_entry(path), verify=verify, wanted=wanted)
+    return _load(read_entry(path), wanted)
 
 
 def match_tensors(tensors: Mapping[str, np.ndarray], wanted: TensorSpecs, *, partial: bool) -> dict[str, np.ndarray]:
@@ -115,11 +115,11 @@ def list_differences(tensors: Mapping[str, np.ndarray], wanted: TensorSpecs) -> 
     return lines
 
 
-def _load(entry: Entry, *, verify: bool, wanted: Callable[[str], bool]) -> State:
+def _load(entry: Entry, wanted: Callable[[str], bool]) -> State:
     if entry.manifest is None:
         raise DamagedCheckpoint(f"{entry.problem} ({entry.path})")
     try:
-        files = read_files(entry.path, entry.manifest, verify=verify, wanted=lambda name: wanted(whole_name(name)))
+        files = read_files(entry.path, entry.manifest, wanted=lambda name: wanted(whole_name(name)))
         tensors = join_slices(files)
     except DamagedCheckpoint as error:
         raise DamagedCheckpoint(f"{error} ({entry.path})") from error

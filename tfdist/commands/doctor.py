@@ -156,11 +156,9 @@ class Doctor:
 
     def _check_devices(self) -> int | None:
         """Imports TensorFlow, reports its devices; returns the number of GPUs, None if the import fails."""
-        from tfdist.storage import gcs
         from tfdist.telemetry.console.quiet import quiet_import, quiet_tensorflow
 
         os.environ["KERAS_BACKEND"] = "tensorflow"
-        gcs.limit_retries(os.environ)
         quiet_tensorflow(os.environ)
         try:
             with quiet_import(os.environ):

@@ -6,9 +6,10 @@ nothing of gin's own state; called by `tfdist.config.loading` only.
 
 from __future__ import annotations
 
+import itertools
 import math
 import pprint
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist.config.functions import Function
@@ -52,11 +53,8 @@ def config_text(
     """Gin text with the settings, grouped by function, macros first, then the defaults that a run has used."""
     lines = ["# What a run is configured with: loading this file again configures the same run.", *imports]
     for chosen, used in ((settings, ""), (defaults, ": defaults that the run has used")):
-        group = None
-        for setting in _sort(chosen, functions):
-            if group != (group := _group(setting, functions)):
-                lines += ["", f"# {group}{used}"]
-            lines.append(_statement(setting, functions))
+        for group, some in _group(chosen, functions):
+            lines += ["", f"# {group}{used}", *(_statement(setting, functions) for setting in some)]
     return "\n".join(lines) + "\n"
 
 
@@ -66,18 +64,19 @@ def _statement(setting: Setting, functions: Mapping[str, Function]) -> str:
     return left + text.replace("\n", "\n" + " " * len(left))
 
 
-def _group(setting: Setting, functions: Mapping[str, Function]) -> str:
-    if setting.target == MACRO:
-        return "Macros"
-    return "/".join([*setting.scope, functions[setting.target].name])
+def _group(settings: Iterable[Setting], functions: Mapping[str, Function]) -> Iterator[tuple[str, Iterator[Setting]]]:
+    """The settings by function, macros first."""
 
-
-def _sort(settings: Iterable[Setting], functions: Mapping[str, Function]) -> list[Setting]:
     def order(setting: Setting) -> tuple[bool, str, str, str]:
         name = functions[setting.target].name
         return setting.target != MACRO, name, "/".join(setting.scope), setting.parameter
 
-    return sorted(settings, key=order)
+    def name_group(setting: Setting) -> str:
+        if setting.target == MACRO:
+            return "Macros"
+        return "/".join([*setting.scope, functions[setting.target].name])
+
+    return itertools.groupby(sorted(settings, key=order), name_group)
 
 
 def explanation(settings: Sequence[Setting], used: Sequence[Setting], functions: Mapping[str, Function]) -> str:
@@ -101,19 +100,18 @@ def explanation(settings: Sequence[Setting], used: Sequence[Setting], functions:
     def table(chosen: Iterable[Setting]) -> list[str]:
         """Lines of the settings, by function."""
         lines: list[str] = []
-        group = None
-        for setting in _sort(chosen, functions):
-            if group != (group := _group(setting, functions)):
-                lines += ["", group]
-            name, text = rows[id(setting)]
-            origin = [setting.source.location]
-            for earlier in reversed(by_key[setting.key][:-1]):
-                origin.append(f"overrides {rows[id(earlier)][1]} of {earlier.source.location}")
-            line = f"  {name:<{widths[0]}} = {text:<{widths[1]}}"
-            column = 2 + widths[0] + 3 + widths[1]
-            if len(line) <= column:
-                line += f"  {origin.pop(0)}"
-            lines += [line.rstrip(), *(f"{'':{column}}  {note}" for note in origin)]
+        column = 2 + widths[0] + 3 + widths[1]
+        for group, some in _group(chosen, functions):
+            lines += ["", group]
+            for setting in some:
+                name, text = rows[id(setting)]
+                origin = [setting.source.location]
+                for earlier in reversed(by_key[setting.key][:-1]):
+                    origin.append(f"overrides {rows[id(earlier)][1]} of {earlier.source.location}")
+                line = f"  {name:<{widths[0]}} = {text:<{widths[1]}}"
+                if len(line) <= column:
+                    line += f"  {origin.pop(0)}"
+                lines += [line.rstrip(), *(f"{'':{column}}  {note}" for note in origin)]
         return lines
 
     kept = {setting.key for setting in used}

@@ -37,11 +37,6 @@ class Function:
     builds: str
     units: Mapping[str, str]
 
-    @property
-    def required_parameters(self) -> list[str]:
-        """The parameters without a default."""
-        return [name for name, default in self.parameters.items() if default is NO_DEFAULT]
-
 
 def describe(called: Callable[..., Any], *, name: str, identity: str) -> Function:
     """Reads the signature of a function or class.

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gin import config as gin_config
-from gin import config_parser, selector_map
+from gin import selector_map
+from gin.config_parser import ImportStatement
 
 from tfdist.config import files_and_modules
-from tfdist.config.statements import Import, Statement
 from tfdist.errors import UserError, build_user_error, suggest
 
 # gin's version is pinned. Of its private names this module uses _REGISTRY, _INVERSE_REGISTRY and _inverse_lookup of
@@ -23,10 +23,14 @@ WITHOUT_IMPORT = ("keras", "tfdist")
 
 
 class Context(gin_config.ParseContext):
-    """The meaning of names in one file: its imports, the roots, and gin's own."""
+    """The meaning of names in one file: its imports, the roots, and gin's own.
+
+    Args:
+      imported_elsewhere: the line and the place of imports in other files, by the names that they bind.
+    """
 
     def __init__(
-        self, roots: Mapping[str, gin_config.Configurable], imported_elsewhere: Mapping[str, Statement]
+        self, roots: Mapping[str, gin_config.Configurable], imported_elsewhere: Mapping[str, tuple[str, str]]
     ) -> None:
         super().__init__()
         self._enable_dynamic_registration()
@@ -47,29 +51,29 @@ class Context(gin_config.ParseContext):
             self._symbol_source.setdefault(name, statement)
         self._ambiguous |= {n: lines for n, lines in other._ambiguous.items() if n not in self._ambiguous}
 
-    def run_import(self, statement: Import) -> None:
+    def run_import(self, statement: ImportStatement) -> None:
         """Makes the name that an import binds known; raises UserError where it cannot be imported or is taken."""
         if statement.module.startswith("__gin__."):
-            if str(statement) != "from __gin__ import dynamic_registration":
+            if statement.format() != "from __gin__ import dynamic_registration":
                 raise UserError(
-                    f"gin has nothing for {str(statement)!r}. Write 'from __gin__ import dynamic_registration'."
+                    f"gin has nothing for {statement.format()!r}. Write 'from __gin__ import dynamic_registration'."
                 )
             return
-        if statement.bound_name in (*self._roots, "gin"):
+        name = statement.bound_name()
+        if name in (*self._roots, "gin"):
             raise UserError(
-                f"the name {statement.bound_name!r} has a meaning of its own in every gin file. "
-                f"Import the module under another: '{statement} as my_{statement.bound_name}'."
+                f"the name {name!r} has a meaning of its own in every gin file. "
+                f"Import the module under another: '{statement.format()} as my_{name}'."
             )
-        parsed = config_parser.ImportStatement(statement.module, statement.is_from, statement.alias, None)
-        files_and_modules.import_module(str(statement), statement.module)
-        self.process_import(parsed)
-        self._ambiguous.pop(statement.bound_name, None)
+        files_and_modules.import_module(statement.format(), statement.module)
+        self.process_import(statement)
+        self._ambiguous.pop(name, None)
 
     def find(self, selector: str) -> gin_config.Configurable:
         """The function or class that `module.function` names, registered with gin if it was not yet."""
         first, *rest = selector.split(".")
         if first not in self._symbol_table and first in WITHOUT_IMPORT:
-            self.run_import(Import(first, is_from=False, alias=None))
+            self.run_import(ImportStatement(first, is_from=False, alias=None, location=None))
         if first not in self._symbol_table:
             raise build_user_error(self._explain_not_imported(selector), error_id="unknown-name")
         if first in self._ambiguous:
@@ -89,11 +93,11 @@ class Context(gin_config.ParseContext):
 
     def _explain_not_imported(self, selector: str) -> str:
         name = selector.split(".")[0]
-        elsewhere = self._imported_elsewhere.get(name)
-        if elsewhere:
+        if name in self._imported_elsewhere:
+            line, location = self._imported_elsewhere[name]
             advice = (
-                f" Add the line {str(elsewhere.content)!r}, as {elsewhere.source.location} does: an import holds in "
-                "its own file and in those that include it."
+                f" Add the line {line!r}, as {location} does: an import holds in its own file and in those that "
+                "include it."
             )
         elif line := files_and_modules.guess_import(name):
             advice = f" Add the line {line!r}."

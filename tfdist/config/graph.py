@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist.config.functions import Function
+from tfdist.config.functions import NO_DEFAULT, Function
 from tfdist.errors import UserError, build_user_error, suggest
 
 MACRO = "gin.macro"
 CONSTANT = "gin.constant"
+# `%RUN_DIR` and `'%RUN_DIR/{epoch:02d}.keras'`: the run's directory in a value. In a configuration it stays as it is
+# written, so that config.gin and a run's identity do not depend on where the run lies.
+RUN_DIR = "RUN_DIR"
 _MAX_LINE = 200  # characters of a line in a message
 
 Scope = tuple[str, ...]
@@ -91,6 +94,29 @@ def references(value: Any) -> list[Reference]:
     found: list[Reference] = []
     map_references(value, lambda reference: found.append(reference))
     return found
+
+
+def is_run_dir(macro: str) -> bool:
+    """Whether `macro`, without its %, is the run directory or a path below it."""
+    return macro == RUN_DIR or macro.startswith(f"{RUN_DIR}/")
+
+
+def substitute_run_dir(value: Any, run_dir: str | None) -> Any:
+    """The value, with every text in it that begins with %RUN_DIR become a path.
+
+    Raises:
+      UserError: there is such a text, and no run directory.
+    """
+
+    def substitute_text(text: str) -> str:
+        if not (text.startswith("%") and is_run_dir(text[1:])):
+            return text
+        if run_dir is None:
+            raise UserError(f"%{RUN_DIR} is used, and this command has no run directory.")
+        below = text.removeprefix(f"%{RUN_DIR}")
+        return f"{run_dir.rstrip('/')}{below}" if below else run_dir
+
+    return map_references(value, substitute_text, str)
 
 
 class Graph:
@@ -250,7 +276,8 @@ def check_complete(settings: Sequence[Setting], functions: Mapping[str, Function
         if call.target in (MACRO, CONSTANT):
             continue
         bound = {s.parameter for s in graph.settings_of(call) if s.target == call.target}
-        missing = [name for name in functions[call.target].required_parameters if name not in bound]
+        parameters = functions[call.target].parameters
+        missing = [name for name, default in parameters.items() if default is NO_DEFAULT and name not in bound]
         if missing:
             names = [f"{functions[call.target].name}.{parameter}" for parameter in missing]
             verb = "has no value" if len(names) == 1 else "have no values"

@@ -1,8 +1,7 @@
 """The configuration: reads gin files, checks all that can be checked before a run, and calls a root with it.
 
 Invariant: a mistake of the user is a `UserError` that names the statement, and those that need no TensorFlow to be seen
-(files, syntax, misspelt macros) are raised before anything is imported. gin is imported here, in `syntax` and in
-`gin_names` alone. Called by `tfdist.main` and by tuning's trials.
+(files, syntax, misspelt macros) are raised before anything is imported. Called by `tfdist.main` and by tuning's trials.
 
 What differs from plain gin: dynamic registration is always on; the roots have plain names (`train.epochs`) in every
 file; a `--gin_param` may use whatever the files import; `@f(a=1)` gives a call its arguments in place; a setting that
@@ -24,23 +23,15 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from gin import config as gin_config
-from gin import config_parser
+from gin.config_parser import ImportStatement
 
 from tfdist import user_code
-from tfdist.config import files_and_modules, formatting, graph, run_dir_macro, syntax
+from tfdist.config import files_and_modules, formatting, graph
 from tfdist.config.functions import Function, describe
 from tfdist.config.gin_names import Context, RegisteredContext, forget_registrations
 from tfdist.config.graph import CONSTANT, MACRO, Call, Graph, Reference, Setting, StatementSource
-from tfdist.config.statements import (
-    MODULES_IN,
-    PARAMS,
-    Assignment,
-    Import,
-    Reader,
-    Statement,
-    check_macros,
-    name_source,
-)
+from tfdist.config.statements import MODULES_IN, PARAMS, Reader, Statement, check_macros, name_source
+from tfdist.config.syntax import INLINE, Assignment
 from tfdist.errors import UserError, build_user_error, suggest
 
 # gin's version is pinned. Of its private names this module uses, in gin.config:
@@ -95,7 +86,7 @@ class Config:
           UserError: something that the run needs has no value. Whatever the called code raises comes through as it is.
         """
         self.check(root_name)
-        bindings = _substitute_run_directory(self._gin_bindings, run_dir)
+        bindings = {call: graph.substitute_run_dir(given, run_dir) for call, given in self._gin_bindings.items()}
         with _gin_state(bindings, self._operative), gin_config.config_scope(None):
             return use(self._roots[root_name].wrapper())
 
@@ -130,7 +121,8 @@ class Config:
         """`text()` and, for the functions that runs of this configuration have called, the defaults they used."""
         with gin_config._OPERATIVE_CONFIG_LOCK:
             called = {call: dict(parameters) for call, parameters in self._operative.items()}
-        reached = self._list_reachable_targets()
+        starts = [Call(root.selector) for root in self._roots.values()]
+        reached = {call.target for call, _ in Graph(self._used, shadowing=True).walk(starts)} - {MACRO, CONSTANT}
         defaults = {}
         for (scope, target), parameters in sorted(called.items()):
             within = tuple(scope.split("/")) if scope else ()
@@ -150,10 +142,6 @@ class Config:
     def configured_roots(self) -> set[str]:
         """The roots that some statement gives a value."""
         return {name for name, root in self._roots.items() if any(s.target == root.selector for s in self._settings)}
-
-    def _list_reachable_targets(self) -> set[str]:
-        starts = [Call(root.selector) for root in self._roots.values()]
-        return {call.target for call, _ in Graph(self._used, shadowing=True).walk(starts)} - {MACRO, CONSTANT}
 
 
 def load(
@@ -190,8 +178,8 @@ def read_statements(*, gin_files: Sequence[str], gin_params: Sequence[str]) -> d
     found: dict[str, str] = {}
     for statement in _read(gin_files, gin_params).statements:
         content = statement.content
-        if isinstance(content, Import):
-            found[f"import {content.bound_name}"] = str(content)
+        if isinstance(content, ImportStatement):
+            found[f"import {content.bound_name()}"] = content.format()
         elif isinstance(content, Assignment) and content.parameter is not None:
             name = "/".join((*content.scope, content.function))
             found[f"{name}.{content.parameter}".rstrip(".")] = formatting.value_text(content.value, str)
@@ -200,7 +188,7 @@ def read_statements(*, gin_files: Sequence[str], gin_params: Sequence[str]) -> d
 
 def _read(gin_files: Sequence[str], gin_params: Sequence[str]) -> Reader:
     """All statements, macros checked as far as can be without an import."""
-    reader = Reader(syntax.parse)
+    reader = Reader()
     for name in gin_files:
         reader.read_file(name)
     reader.read_params(gin_params)
@@ -222,19 +210,8 @@ def _gin_state(
         vars(gin_config).update(before)
 
 
-def _substitute_run_directory(
-    bindings: dict[tuple[str, str], dict[str, Any]], run_dir: str | None
-) -> dict[tuple[str, str], dict[str, Any]]:
-    """Returns gin's bindings with %RUN_DIR replaced; raises UserError where it is used and there is none."""
-    if not run_dir_macro.is_used(list(bindings.values())):
-        return bindings
-    if run_dir is None:
-        raise UserError(f"%{run_dir_macro.NAME} is used, and this command has no run directory.")
-    return {call: run_dir_macro.substitute(given, run_dir) for call, given in bindings.items()}
-
-
 def _is_constant(name: str) -> bool:
-    return run_dir_macro.is_within(name) or bool(gin_config._CONSTANTS.matching_selectors(name))
+    return graph.is_run_dir(name) or bool(gin_config._CONSTANTS.matching_selectors(name))
 
 
 class _Loader:
@@ -287,8 +264,8 @@ class _Loader:
 
     def _run_imports(self) -> None:
         files_and_modules.search_modules_in(self._directories)
-        imports = [(s, s.content) for s in self._statements if isinstance(s.content, Import)]
-        elsewhere = {content.bound_name: statement for statement, content in imports}
+        imports = [(s, s.content) for s in self._statements if isinstance(s.content, ImportStatement)]
+        elsewhere = {content.bound_name(): (content.format(), s.source.location) for s, content in imports}
         for file in sorted(self._included, reverse=True):  # an included file comes after the file that includes it
             context = self._contexts[file] = Context(self._roots, elsewhere)
             visible = [f for f in self._included if f != PARAMS] if file == PARAMS else self._included[file]
@@ -330,7 +307,7 @@ class _Loader:
     def _resolve(self, reference: Reference, file: int) -> Reference:
         if reference.target == MACRO and reference.scope not in self._macros:
             name = "/".join(reference.scope)
-            if run_dir_macro.is_within(name):
+            if graph.is_run_dir(name):
                 return Reference(CONSTANT, (name,), True)
             constants = gin_config._CONSTANTS.matching_selectors(name)
             if len(constants) > 1:
@@ -354,7 +331,7 @@ class _Loader:
 
     def _name_targets(self) -> tuple[tuple[str, ...], dict[str, str]]:
         """The imports of the written configuration, and the name that each target has with them."""
-        on = config_parser.ImportStatement("__gin__.dynamic_registration", True, None, None)
+        on = ImportStatement("__gin__.dynamic_registration", True, None, None)
         manager = gin_config.ImportManager([on])
         manager.names |= {*self._roots, "gin"}
         imported = {statement for context in self._contexts.values() for statement in context.imports}
@@ -382,7 +359,7 @@ class _Loader:
 
 def _leave_uncalled(value: Any) -> Any:
     """`@f(a=1)` as the function with this argument, where a setting takes a function that is called later."""
-    has_arguments = isinstance(value, Reference) and any(part.startswith(syntax.INLINE) for part in value.scope[-1:])
+    has_arguments = isinstance(value, Reference) and any(part.startswith(INLINE) for part in value.scope[-1:])
     return dataclasses.replace(value, evaluate=False) if has_arguments else value
 
 
@@ -399,7 +376,7 @@ def _gin_bindings(settings: Sequence[Setting]) -> dict[tuple[str, str], dict[str
 
 
 def _gin_value(reference: Reference) -> gin_config.ConfigurableReference | str:
-    if reference.target == CONSTANT and run_dir_macro.is_within(reference.scope[0]):
+    if reference.target == CONSTANT and graph.is_run_dir(reference.scope[0]):
         return f"%{reference.scope[0]}"  # which `Config.run` makes a path
     return gin_config.ConfigurableReference("/".join([*reference.scope, reference.target]), reference.evaluate)
 

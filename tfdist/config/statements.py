@@ -1,7 +1,6 @@
 """Reads gin files and params into statements, and checks what can be seen in them without importing anything.
 
-Invariant: statements come in the order in which they apply, an included file's in the place of its `include`. Knows
-nothing of gin: `tfdist.config.loading`, which reads by it, passes the function that parses a text.
+Invariant: statements come in the order in which they apply, an included file's in the place of its `include`.
 """
 
 from __future__ import annotations
@@ -13,10 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tfdist.config import files_and_modules, run_dir_macro
-from tfdist.config.graph import MACRO, StatementSource, references
+from gin.config_parser import ImportStatement, IncludeStatement
+
+from tfdist.config import files_and_modules
+from tfdist.config.graph import MACRO, RUN_DIR, StatementSource, references
+from tfdist.config.syntax import Assignment, parse
 from tfdist.errors import UserError, suggest
 
 _MAX_WORD = 60  # characters of a value in a message
@@ -27,61 +28,12 @@ PARAMS = 0  # the `file` of all statements that came as a --gin_param
 
 
 @dataclass(frozen=True)
-class Import:
-    """`import module`, or `from package import module`, maybe `as` an alias."""
-
-    module: str
-    is_from: bool
-    alias: str | None
-
-    @property
-    def bound_name(self) -> str:
-        """The name that the import makes known."""
-        parts = self.module.split(".")
-        return self.alias or parts[-1 if self.is_from else 0]
-
-    def __str__(self) -> str:
-        package, _, module = self.module.rpartition(".")
-        text = f"from {package} import {module}" if self.is_from else f"import {self.module}"
-        return f"{text} as {self.alias}" if self.alias else text
-
-
-@dataclass(frozen=True)
-class Include:
-    """`include 'FILE'`."""
-
-    file: str
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """`scope/function.parameter = value`, or the macro `scope/function = value` when the parameter is empty.
-
-    A block's head, `scope/function:`, is one with the parameter None.
-    """
-
-    scope: tuple[str, ...]
-    function: str
-    parameter: str | None
-    value: Any
-
-    @property
-    def macro(self) -> tuple[str, ...] | None:
-        """The scopes and the name of the macro that the assignment defines; None where it sets a parameter."""
-        return (*self.scope, self.function) if self.parameter == "" else None
-
-
-@dataclass(frozen=True)
 class Statement:
     """A parsed statement, its source, and its file; a file that is included twice counts as two."""
 
-    content: Import | Include | Assignment
+    content: ImportStatement | IncludeStatement | Assignment
     source: StatementSource
     file: int
-
-
-# Parses a text to what its statements hold, each with its line number and that line.
-Parse = Callable[[str], Iterator[tuple[Import | Include | Assignment, int, str]]]
 
 
 @contextmanager
@@ -102,11 +54,10 @@ class Reader:
       included: the files that each file includes itself, in their order.
     """
 
-    def __init__(self, parse: Parse) -> None:
+    def __init__(self) -> None:
         self.statements: list[Statement] = []
         self.directories: list[Path] = []
         self.included: dict[int, list[int]] = {PARAMS: []}
-        self._parse = parse
         self._num_files = 0
         self._open: list[str] = []
 
@@ -162,10 +113,10 @@ class Reader:
     def _add(self, text: str, source_of: Callable[[int, str], StatementSource], file: int, path: Path | None) -> None:
         last = 0
         try:
-            for content, last, line in self._parse(text):
+            for content, last, line in parse(text):
                 source = source_of(last, line)
-                if isinstance(content, Include):
-                    self._include(content.file, source, file, path)
+                if isinstance(content, IncludeStatement):
+                    self._include(content.filename, source, file, path)
                 else:
                     self.statements.append(Statement(content, source, file))
         except SyntaxError as error:
@@ -197,8 +148,8 @@ def _syntax_hint(message: str, line: str) -> str:
     }
     if line.lstrip().startswith("%"):
         return "cannot read this. A macro is defined without the '%': NAME = VALUE."
-    if f"%{run_dir_macro.NAME}/" in line and message in ("Malformatted scope or selector.", "Expected newline."):
-        hints[message] = f"A path of more than letters, digits, _ and . has quotes: '%{run_dir_macro.NAME}/…'."
+    if f"%{RUN_DIR}/" in line and message in ("Malformatted scope or selector.", "Expected newline."):
+        hints[message] = f"A path of more than letters, digits, _ and . has quotes: '%{RUN_DIR}/…'."
     return f"cannot read this: {message} {hints.get(message, '')}".rstrip()
 
 
@@ -223,14 +174,16 @@ def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str]
         modules will define, so only what resembles a known name is refused.
     """
     definitions = {s.content.macro: s for s in statements if isinstance(s.content, Assignment) and s.content.macro}
-    if own := definitions.get((run_dir_macro.NAME,)):
-        raise own.source.error(f"the macro {run_dir_macro.NAME} is given by --run_dir. Give yours another name.")
-    own_modules = [s for s in statements if isinstance(s.content, Import) and _is_own(s.content.module)]
+    if own := definitions.get((RUN_DIR,)):
+        raise own.source.error(f"the macro {RUN_DIR} is given by --run_dir. Give yours another name.")
+    known = ("__gin__", *files_and_modules.FRAMEWORKS)
+    imports = [s.content for s in statements if isinstance(s.content, ImportStatement)]
+    own_modules = [each for each in imports if each.module.split(".")[0] not in known]
     for statement in statements:
         for name in _macros_in(statement):
             if name in definitions or is_constant("/".join(name)):
                 continue
-            near = suggest("/".join(name), ["gin.REQUIRED", run_dir_macro.NAME, *map("/".join, definitions)])
+            near = suggest("/".join(name), ["gin.REQUIRED", RUN_DIR, *map("/".join, definitions)])
             if imported or near or not own_modules:
                 define = f" Define it in a gin file: {'/'.join(name)} = …"
                 strategy = " Remove the line: without it the strategy is what fits." if name[-1] == "STRATEGY" else ""
@@ -251,7 +204,3 @@ def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str]
 def _macros_in(statement: Statement) -> list[tuple[str, ...]]:
     value = statement.content.value if isinstance(statement.content, Assignment) else None
     return [reference.scope for reference in references(value) if reference.target == MACRO]
-
-
-def _is_own(module: str) -> bool:
-    return module.split(".")[0] not in ("__gin__", *files_and_modules.FRAMEWORKS)

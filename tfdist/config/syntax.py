@@ -9,17 +9,36 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from gin import config_parser
+from gin.config_parser import ImportStatement, IncludeStatement
 
 from tfdist.config.graph import MACRO, Reference, references
-from tfdist.config.statements import Assignment, Import, Include
 from tfdist.errors import is_unicode
 
 # gin's version is pinned. Of its private names this module uses what _Parser takes from ConfigParser.
 _MAX_NESTING = 50  # brackets and calls within each other
 INLINE = "with_"  # begins the scope that holds the arguments of `@f(a=1)`
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """`scope/function.parameter = value`, or the macro `scope/function = value` when the parameter is empty.
+
+    A block's head, `scope/function:`, is one with the parameter None.
+    """
+
+    scope: tuple[str, ...]
+    function: str
+    parameter: str | None
+    value: Any
+
+    @property
+    def macro(self) -> tuple[str, ...] | None:
+        """The scopes and the name of the macro that the assignment defines; None where it sets a parameter."""
+        return (*self.scope, self.function) if self.parameter == "" else None
 
 
 class _Delegate(config_parser.ParserDelegate):
@@ -118,18 +137,15 @@ class _Parser(config_parser.ConfigParser):
         return "/".join([*scope, function])
 
 
-def parse(text: str) -> Iterator[tuple[Import | Include | Assignment, int, str]]:
+def parse(text: str) -> Iterator[tuple[ImportStatement | IncludeStatement | Assignment, int, str]]:
     """The statements of a text, each with the number and the content of its line; raises SyntaxError."""
     parser = _Parser(text)
     while (parsed := parser.parse_statement()) is not None:
         place = parsed.location.line_num, parsed.location.line_content
         yield from ((argument, *place) for argument in parser.inline)
         parser.inline.clear()
-        content: Import | Include | Assignment
-        if isinstance(parsed, config_parser.ImportStatement):
-            content = Import(parsed.module, parsed.is_from, parsed.alias)
-        elif isinstance(parsed, config_parser.IncludeStatement):
-            content = Include(parsed.filename)
+        if isinstance(parsed, ImportStatement | IncludeStatement):
+            content = parsed._replace(location=None)  # the same import in two files is one
         else:
             scope = tuple(parsed.scope.split("/")) if parsed.scope else ()
             is_head = isinstance(parsed, config_parser.BlockDeclaration)

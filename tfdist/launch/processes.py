@@ -66,8 +66,8 @@ class Process(Worker):
         self.heartbeat = heartbeat
         self._status: int | None = None
         self._polling = threading.Lock()  # several threads ask on Ray, and one of them reaps
-        self._popen = subprocess.Popen(
-            bound_to_parent(command, cpus),
+        self._popen = subprocess.Popen(  # by a child that does not outlive this process
+            [sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), ",".join(map(str, cpus)), *command],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -103,11 +103,6 @@ class Process(Worker):
         while (status := self.poll()) is None:
             os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
         return status
-
-
-def bound_to_parent(command: Sequence[str], cpus: Sequence[int] = ()) -> list[str]:
-    """`command`, to be run by a child of this process that must not outlive it, on these CPUs alone if any."""
-    return [sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), ",".join(map(str, cpus)), *command]
 
 
 def send_to_group(pid: int, signal_number: int) -> None:

@@ -62,7 +62,8 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
         model = build_model(builder, task, source.structure)
         put_weights(run, model, found)
         inputs = _draw_examples(source, task, settings.num_examples)
-        expected = _compute_outputs(model, inputs)
+        outputs = name_outputs(model, tf.nest.map_structure(tf.constant, inputs))
+        expected = {name: keras.ops.convert_to_numpy(value) for name, value in outputs.items()}
         exports = {}
         is_quantized = False
         for kind in sorted(
@@ -125,11 +126,6 @@ def _name_inputs(nest: Any) -> Arrays:
         return dict(sorted(nest.items()))
     flat = tf.nest.flatten(nest)
     return {"inputs" if len(flat) == 1 else f"inputs_{i}": each for i, each in enumerate(flat)}
-
-
-def _compute_outputs(model: keras.Model, inputs: Any) -> Arrays:
-    given = name_outputs(model, tf.nest.map_structure(tf.constant, inputs))
-    return {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in given.items()}
 
 
 def _write_export(

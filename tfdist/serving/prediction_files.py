@@ -94,7 +94,6 @@ class PredictionFiles:
         self._about = from_json(to_json(dict(about) | {"format": kind, "steps_per_file": steps_per_file}))
         self._sizes: list[int] = []
         self._held: list[Mapping[str, np.ndarray]] = []
-        self._num_examples = 0
 
     def resume_or_clear(self, warn: Warn) -> int:
         """Returns how many finished files to resume after; clears a directory whose predictions have other settings."""

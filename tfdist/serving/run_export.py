@@ -27,14 +27,9 @@ def run_saved_model(path: str, inputs: dict[str, Any], signature: str = "serving
 def run_litert(path: str, inputs: dict[str, Any]) -> dict[str, Any]:
     """The outputs of the default signature, one example after the other."""
     import numpy as np
+    import tensorflow as tf
 
-    try:
-        from ai_edge_litert.interpreter import Interpreter
-    except ImportError:  # TensorFlow has the same interpreter still
-        import tensorflow
-
-        Interpreter = tensorflow.lite.Interpreter  # noqa: N806
-    runner = Interpreter(model_path=path).get_signature_runner()
+    runner = tf.lite.Interpreter(model_path=path).get_signature_runner()
     given = rename_inputs(inputs, list(runner.get_input_details()))
     count = len(next(iter(inputs.values())))
     rows = [runner(**{name: value[i : i + 1] for name, value in given.items()}) for i in range(count)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -40,11 +40,6 @@ def iterate_views(parts: Iterable[Buffer]) -> Iterator[memoryview]:
       TypeError: a part has no bytes that lie in one piece.
     """
     return (view for part in parts if (view := memoryview(part).cast("B")).nbytes)
-
-
-def count_bytes(parts: Sequence[memoryview]) -> int:
-    """The size of all parts together."""
-    return sum(part.nbytes for part in parts)
 
 
 def crc32c(*parts: Buffer) -> int:

@@ -38,8 +38,8 @@ def read_range(path: StrPath, first: int, count: int) -> bytes:
     return bytes(memoryview(content)[:found])
 
 
-def read_into(path: StrPath, buffer: Buffer, *, first: int = 0) -> None:
-    """Fills a writable buffer with the bytes from `first` on; the quick way to read much.
+def read_into(path: StrPath, buffer: Buffer) -> None:
+    """Fills a writable buffer with a file's first bytes; the quick way to read much.
 
     On `gs://` several ranges are read at once, all of one generation of the object, whose checksum is not verified.
 
@@ -48,9 +48,9 @@ def read_into(path: StrPath, buffer: Buffer, *, first: int = 0) -> None:
       OSError: it ends before the buffer is full. What the buffer holds is then undefined.
     """
     view = memoryview(buffer).cast("B")
-    found = _store(path).read_into(os.fspath(path), view, first)
+    found = _store(path).read_into(os.fspath(path), view, 0)
     if found < view.nbytes:
-        text = f"it ends at byte {first + found:,}, {view.nbytes - found:,} short"
+        text = f"it ends at byte {found:,}, {view.nbytes - found:,} short"
         raise OSError(errno.EIO, text, os.fspath(path))
 
 

@@ -12,29 +12,14 @@ import errno
 import fnmatch
 import os
 import re
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion, count_bytes
-from tfdist.storage.gcs_requests import TIMEOUT, client, persist, split_path
+from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion
+from tfdist.storage.gcs_requests import TIMEOUT, Attempts, client, persist, split_path
 from tfdist.storage.gcs_transfers import delete, delete_all, download, look_up, upload
 
-_TENSORFLOW_LIMITS = {
-    "GCS_RETRY_CONFIG_MAX_RETRIES": "3",  # 10 if unset
-    "GCS_RETRY_CONFIG_INIT_DELAY_TIME_US": "100000",  # a second if unset, doubled with every retry
-    "GCS_REQUEST_CONNECTION_TIMEOUT_SECS": "5",  # 120 if unset
-}
 _READ_TRIES = 8
-
-
-def limit_retries(environment: MutableMapping[str, str]) -> None:
-    """Lets TensorFlow's own gs://, which data sets of users and of TFDS may read, fail within seconds, not minutes.
-
-    TensorFlow reads these variables once, while it is imported: set later, they change nothing. Limits that the user
-    set stay.
-    """
-    for name, value in _TENSORFLOW_LIMITS.items():
-        environment.setdefault(name, value)
 
 
 class GcsFiles:
@@ -65,20 +50,22 @@ class GcsFiles:
         """Uploads an object that must not exist; returns its size in bytes. Raises FileExistsError."""
         parts = list(parts)
         upload(path, parts, replaces=0, checksum=crc32c)
-        return count_bytes(parts)
+        return sum(part.nbytes for part in parts)
 
     def exists(self, path: str) -> bool:
         """Whether an object has that name, or any lies below it."""
-        return self.is_dir(path) or self._is_file(path)
+        try:
+            return self.is_dir(path) or bool(look_up(path))
+        except (FileNotFoundError, IsADirectoryError):
+            return False
 
     def is_dir(self, path: str) -> bool:
         """Whether any object lies below that name; a bucket is a directory also when it is empty."""
         prefix = _prefix(path)
         try:
-            page = next(_pages(path, prefix, page_size=1))
+            return bool(_list_names(path, prefix, most=1)) or not prefix
         except FileNotFoundError:
             return False
-        return not prefix or bool(page)
 
     def stat(self, path: str) -> FileVersion:
         """Returns the size and generation of an object. Raises FileNotFoundError, and IsADirectoryError."""
@@ -139,13 +126,6 @@ class GcsFiles:
                 self.write_atomic(f"{path}/{name}", file.read())
         delete_all([f"{path}/{name}" for name in self._list_below(path) if name not in names])
 
-    def _is_file(self, path: str) -> bool:
-        try:
-            look_up(path)
-        except (FileNotFoundError, IsADirectoryError):
-            return False
-        return True
-
     def _match_names(self, path: str, head: str, component: str) -> Iterator[str]:
         """The names in a directory that match; hidden ones only where that is asked for, as in a shell."""
         for name in _filter_visible(self._list_level(path, head)):
@@ -159,36 +139,32 @@ class GcsFiles:
     def _list_below(self, path: str, head: str = "", delimiter: str | None = None) -> list[str]:
         prefix = _prefix(path)
         with contextlib.suppress(FileNotFoundError):  # no such bucket
-            pages = _pages(path, prefix + head, delimiter=delimiter)
-            return [below for page in pages for found in page if (below := found.removeprefix(prefix))]
+            names = _list_names(path, prefix + head, delimiter=delimiter)
+            return [below for name in names if (below := name.removeprefix(prefix))]
         return []
 
 
-def _pages(
-    path: str, prefix: str, *, delimiter: str | None = None, page_size: int | None = None
-) -> Iterator[list[str]]:
-    """The names of objects, and of directories with a `/` behind, page by page; each page is tried again by itself."""
-    token: str | None = None
+def _list_names(path: str, prefix: str, *, delimiter: str | None = None, most: int | None = None) -> list[str]:
+    """The names of objects, and of directories with a `/` behind, of all pages."""
+    attempts = Attempts(path)
 
-    def request_page() -> tuple[list[str], str | None]:
+    def request_pages() -> list[str]:
         listing: Any = client().list_blobs(
             split_path(path)[0],
             prefix=prefix,
             delimiter=delimiter,
-            page_token=token,
-            page_size=page_size,
+            max_results=most,
             fields="items(name),prefixes,nextPageToken",
             retry=None,
             timeout=TIMEOUT,
         )
-        page = next(iter(listing.pages))
-        return [*(found.name for found in page), *listing.prefixes], listing.next_page_token
+        names = []
+        for page in listing.pages:
+            attempts.record_progress()
+            names += [found.name for found in page]
+        return [*names, *listing.prefixes]
 
-    while True:
-        names, token = persist(path, request_page)
-        yield names
-        if token is None:
-            return
+    return persist(path, request_pages, attempts)
 
 
 def _prefix(path: str) -> str:

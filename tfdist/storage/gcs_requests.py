@@ -79,12 +79,12 @@ def split_path(path: str) -> tuple[str, str]:
     return bucket, name
 
 
-def make_blob(path: str, generation: int | None = None) -> Any:
+def make_blob(path: str) -> Any:
     """The library's `Blob` of a path; nothing is asked for yet."""
     bucket, name = split_path(path)
     if not name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    return client().bucket(bucket).blob(name, generation=generation)
+    return client().bucket(bucket).blob(name)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
-from tfdist.storage.contents import count_bytes, crc32c
+from tfdist.storage.contents import crc32c
 from tfdist.storage.gcs_requests import (
     PARALLEL,
     TIMEOUT,
@@ -139,7 +139,7 @@ class _Multipart:
         self._pieces = [memoryview(head.encode()), *parts, memoryview(f"\r\n--{boundary}--".encode())]
 
     def __len__(self) -> int:
-        return count_bytes(self._pieces)
+        return sum(piece.nbytes for piece in self._pieces)
 
     def __iter__(self) -> Iterator[memoryview]:
         for piece in self._pieces:

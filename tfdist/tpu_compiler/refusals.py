@@ -34,7 +34,7 @@ class NoRoomError(UserError):
 def explain(text: str, model: keras.Model, topology: str) -> UserError:
     """The error for what TensorFlow or the compiler says of a step that it does not compile."""
     node = _NODE.search(text)
-    where = f"{_find_layer(node[1], _list_layers(model)) if node else ''}{_find_line(text)}"
+    where = f"{_find_layer(node[1], model) if node else ''}{_find_line(text)}"
     if unsupported := _UNSUPPORTED.search(text):
         operation, name, more = unsupported.groups()
         if name == "batch":
@@ -60,12 +60,9 @@ def explain(text: str, model: keras.Model, topology: str) -> UserError:
     return UserError(f"A TPU ({topology}) cannot run the step{where}: {reason}")
 
 
-def _list_layers(model: keras.Model) -> set[str]:
-    return {layer.name for layer in model._flatten_layers(include_self=False)}
-
-
-def _find_layer(node: str, names: set[str]) -> str:
+def _find_layer(node: str, model: keras.Model) -> str:
     """The innermost layer whose name is in the name of a graph's node, as " of the layer 'NAME'"."""
+    names = {layer.name for layer in model._flatten_layers(include_self=False)}
     for part in reversed(node.split("/")):
         plain = part if part in names else re.sub(r"_\d+$", "", part)  # Keras numbers the calls of a layer
         if plain in names:

@@ -14,9 +14,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.errors import UserError, is_whole_number
+from tfdist.errors import UserError
 from tfdist.storage import contents
 from tfdist.telemetry.json_text import from_json
+from tfdist.telemetry.records import as_type
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -86,8 +87,9 @@ def decode(data: bytes) -> Manifest:
                 f"{NAME} is of format {str(version)[:20]}; this tfdist reads format {FORMAT}. Use the one that wrote "
                 "it."
             )
-        manifest = Manifest(**{**fields, "files": tuple(StoredFile(**file) for file in fields["files"])})
-        _check(manifest)
+        manifest = as_type(Manifest, fields)
+        _check(manifest, fields)
+        manifest = dataclasses.replace(manifest, files=tuple(manifest.files))
         if packed := [file.packing for file in manifest.files if file.packing != UNPACKED]:
             raise UserError(f"Its files are packed as {str(packed[0])[:20]!r}. Use the tfdist that wrote it.")
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -95,24 +97,21 @@ def decode(data: bytes) -> Manifest:
     return manifest
 
 
-def _check(manifest: Manifest) -> None:
+def _check(manifest: Manifest, fields: Mapping[str, Any]) -> None:
     """Raises ValueError for fields that no writer writes: the checksum shows only that the file is whole."""
     counts = [manifest.step, manifest.num_tensors, manifest.num_tensor_bytes]
     for file in manifest.files:
-        if not isinstance(file.name, str) or not _FILE_NAME.fullmatch(file.name) or file.name == NAME:
+        if not _FILE_NAME.fullmatch(file.name) or file.name == NAME:
             raise ValueError(f"it names {file.name!r}, which is no name of a file in the checkpoint's directory")
         counts += [file.num_bytes, file.crc32c]
         if file.num_bytes == 0:
             raise ValueError(f"{file.name} is empty, and holds tensors")
     if len({file.name for file in manifest.files}) != len(manifest.files):
         raise ValueError("it names a file twice")
-    if not all(is_whole_number(count, least=0) and count <= _MOST_BYTES for count in counts):
-        raise ValueError("one of its sizes or counts is no whole number")
-    mappings = [manifest.identity, manifest.metrics, manifest.values]
-    if not all(isinstance(each, dict) for each in mappings) or not isinstance(manifest.created, str):
-        raise ValueError("one of its parts is missing")
-    if not all(isinstance(value, int | float) for value in manifest.metrics.values()):
-        raise ValueError("one of its metrics is no number")
+    if not all(0 <= count <= _MOST_BYTES for count in counts):
+        raise ValueError("one of its sizes or counts is too large, or below 0")
+    if dataclasses.asdict(manifest) != fields:
+        raise ValueError("it has fields that no manifest has")
 
 
 def to_plain(value: Any, path: str = "") -> Any:

@@ -4,21 +4,18 @@ Invariant: what `plan_files` lays out is a valid safetensors file
 (https://github.com/huggingface/safetensors#format): eight bytes with the header's length, the header in JSON, then the
 tensors without holes. The data begins at a multiple of 64 bytes, as does every tensor whose size is such a multiple;
 the others begin at a multiple of their item's size. Size and CRC32C of every file are found right on the very bytes
-that become the arrays, before any of them is handed out, unless another has verified them for the caller. The snapshot
-plans with this, catalog and restore read with it.
+that become the arrays, before any of them is handed out. The snapshot plans with this, catalog and restore read with
+it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
-import functools
-import itertools
 import json
 import math
 import mmap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -97,50 +94,12 @@ def plan_files(specs: Iterable[TensorSpec], *, max_file_bytes: int) -> list[File
 
 def read(data: memoryview) -> dict[str, np.ndarray]:
     """The tensors of a whole file as arrays over `data`; raises DamagedCheckpoint when it is no such file."""
-    with _refuse_damage():
-        spans = _locate_tensors(data)
-        return {name: _make_array(data[first:end], entry) for name, (entry, first, end) in spans.items()}
-
-
-def read_wanted(read: Callable[[int, int], memoryview], wanted: Callable[[str], bool]) -> dict[str, np.ndarray | None]:
-    """The wanted tensors of a file, by name, and None for each of the others.
-
-    Args:
-      read: gives so many of its bytes from a place on; of tensors that lie side by side it is asked together.
-      wanted: whether a tensor is.
-
-    Raises:
-      DamagedCheckpoint: it is no such file.
-    """
-    with _refuse_damage():
-        spans = _locate_tensors(read(0, 8 + int.from_bytes(read(0, 8), "little")))
-    found: dict[str, np.ndarray | None] = dict.fromkeys(spans)
-    in_order = sorted(spans, key=lambda name: spans[name][1:])
-    for is_wanted, names in itertools.groupby(in_order, wanted):
-        if is_wanted:
-            group = list(names)
-            start = spans[group[0]][1]
-            data = read(start, spans[group[-1]][2] - start)
-            with _refuse_damage():
-                for name in group:
-                    entry, first, end = spans[name]
-                    found[name] = _make_array(data[first - start : end - start], entry)
-    return found
-
-
-@contextlib.contextmanager
-def _refuse_damage() -> Iterator[None]:
     try:
-        yield
+        begin = 8 + int.from_bytes(data[:8], "little")
+        entries = from_json(bytes(data[8:begin]))
+        return {name: _make_array(data[begin:], each) for name, each in entries.items() if name != "__metadata__"}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DamagedCheckpoint(f"it is not a safetensors file: {error}") from error
-
-
-def _locate_tensors(data: memoryview) -> dict[str, tuple[dict[str, Any], int, int]]:
-    """Reads from a file's first bytes each tensor's entry by name, and where its content begins and ends."""
-    begin = 8 + int.from_bytes(data[:8], "little")
-    entries = {name: each for name, each in from_json(bytes(data[8:begin])).items() if name != "__metadata__"}
-    return {name: (each, *(begin + offset for offset in each["data_offsets"])) for name, each in entries.items()}
 
 
 def _plan_file(specs: list[TensorSpec]) -> FilePlan:
@@ -168,7 +127,8 @@ def _type_name(spec: TensorSpec) -> str:
 
 
 def _make_array(data: memoryview, entry: dict[str, Any]) -> np.ndarray:
-    array = np.frombuffer(data, np.uint8).view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    first, end = entry["data_offsets"]
+    array = np.frombuffer(data[first:end], np.uint8).view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
     array.flags.writeable = False
     return array
 
@@ -177,7 +137,7 @@ _MOST_THREADS = 8
 
 
 def read_files(
-    path: str, manifest: Manifest, *, verify: bool = True, wanted: Callable[[str], bool] = lambda name: True
+    path: str, manifest: Manifest, *, wanted: Callable[[str], bool] = lambda name: True
 ) -> dict[str, np.ndarray]:
     """The tensors of the checkpoint at `path` that are `wanted`, not to be written to.
 
@@ -187,22 +147,18 @@ def read_files(
     """
     threads = ThreadPoolExecutor(max(1, min(_MOST_THREADS, len(manifest.files))), "tfdist-restore")
     with threads:
-        read = [threads.submit(_read_file, path, file, verify, wanted) for file in manifest.files]
+        read = [threads.submit(_read_file, path, file, wanted) for file in manifest.files]
         tensors = {name: array for future in read for name, array in future.result().items()}
     if len(tensors) != manifest.num_tensors:
         raise DamagedCheckpoint(f"its files hold {len(tensors):,} tensors instead of {manifest.num_tensors:,}")
     return {name: array for name, array in tensors.items() if array is not None}
 
 
-def _read_file(
-    path: str, file: StoredFile, verify: bool, wanted: Callable[[str], bool]
-) -> dict[str, np.ndarray | None]:
+def _read_file(path: str, file: StoredFile, wanted: Callable[[str], bool]) -> dict[str, np.ndarray | None]:
     """Reads a file's tensors by name; None for each that is not wanted."""
     try:
-        if not verify and files.is_remote(path):
-            return read_wanted(functools.partial(_read_range, path, file), wanted)
         data = _read_bytes(files.join(path, file.name), file.num_bytes)
-        if verify and (found := crc32c(data)) != file.crc32c:
+        if (found := crc32c(data)) != file.crc32c:
             raise DamagedCheckpoint(f"its checksum is {found:08x} instead of {file.crc32c:08x}")
         tensors = read(data)
         kept = {name: array for name, array in tensors.items() if wanted(name)}
@@ -223,14 +179,6 @@ def _copy_array(array: np.ndarray) -> np.ndarray:
     copy = array.copy()
     copy.flags.writeable = False
     return copy
-
-
-def _read_range(path: str, file: StoredFile, first: int, count: int) -> memoryview:
-    if first + count > file.num_bytes:
-        raise DamagedCheckpoint(f"its header speaks of {first + count:,} bytes, and it has {file.num_bytes:,}")
-    data = np.empty(count, np.uint8)
-    files.read_into(files.join(path, file.name), data, first=first)
-    return data.data
 
 
 def _read_bytes(path: str, num_bytes: int) -> memoryview:

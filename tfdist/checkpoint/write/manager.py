@@ -211,7 +211,8 @@ class CheckpointManager:
         found = list_checkpoints(self._directory)
         self._entries = [entry for entry in found if not entry.is_leftover]
         leftovers = [entry.path for entry in found if entry.is_leftover]
-        self._to_remove = [path for path in leftovers if not self._part.owns(path)]  # where another worker may write
+        own = self._part.start  # where another worker may write already
+        self._to_remove = [path for path in leftovers if not path.rpartition("-")[2].startswith(own)]
         self._is_started = True
         if self._to_remove:
             self._tell.info("checkpoint_leftovers_found", paths=list(self._to_remove))

@@ -54,7 +54,8 @@ class HostBuffer:
         """Copies arrays of the planned names, types and shapes."""
         large, small = [], []
         for name, array in arrays.items():
-            destination, source = self._destinations[name], _view_bytes(array)
+            destination = self._destinations[name]
+            source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)  # a copy only of one that lies in pieces
             if source.nbytes <= _SMALL_BYTES:
                 small.append((destination, source))
                 continue
@@ -123,18 +124,10 @@ class SnapshotBuffer:
 
 def _view_tensor(source: Any) -> np.ndarray:
     if isinstance(source, np.ndarray | np.generic):
-        return _to_native_order(np.asarray(source))
+        array = np.asarray(source)
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     value = getattr(source, "value", source)
     source = source if callable(value) else value  # a Keras variable holds TensorFlow's
     if hasattr(source, "read_value"):
         source = (source.values[0] if hasattr(source, "values") else source).value()
     return np.asarray(source)
-
-
-def _to_native_order(array: np.ndarray) -> np.ndarray:
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-
-
-def _view_bytes(array: np.ndarray) -> np.ndarray:
-    """The items as bytes; a copy only of an array that does not lie in one piece."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -53,10 +53,6 @@ class Part:
         """The path of the checkpoint that is the start's `number`th, the same on every worker."""
         return files.join(directory, f"step-{step:012d}-{self.start}{number:04x}")
 
-    def owns(self, path: str) -> bool:
-        """Whether the checkpoint at a path is of this start."""
-        return path.rpartition("-")[2].startswith(self.start)
-
     @property
     def prefix(self) -> str:
         """The beginning of its data files' names."""

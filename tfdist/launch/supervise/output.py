@@ -52,7 +52,9 @@ class Output:
             *lines, rest = re.split(rb"\r?\n|\r(?!$)", rest + chunk)
             if rest and (not chunk or len(rest) > _LONGEST_LINE_BYTES):
                 lines, rest = [*lines, rest], b""
-            self._pass_on(lines, stream, worker)
+            with self._lock:
+                for line in lines:
+                    self._write(stream, b"[worker %d] " % worker + line.rstrip(b"\r") + b"\n")
 
         return feed
 
@@ -61,11 +63,6 @@ class Output:
         for pump in self._pumps:
             pump.join(timeout_seconds)
         self._pumps = [pump for pump in self._pumps if pump.is_alive()]
-
-    def _pass_on(self, lines: list[bytes], stream: int, worker: int) -> None:
-        with self._lock:
-            for line in lines:
-                self._write(stream, b"[worker %d] " % worker + line.rstrip(b"\r") + b"\n")
 
     def _write(self, stream: int, data: bytes) -> None:
         while data and (file_descriptor := self._file_descriptors.get(stream)) is not None:

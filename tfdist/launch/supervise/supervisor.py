@@ -89,33 +89,28 @@ class LaunchJournal:
 
     report: Callable[[str], None]
     worker: int = 0  # the first of those that are supervised
+    run_dir: str | None = None
     _lines: list[str] = dataclasses.field(default_factory=list)
 
-    def add(
+    def log(
         self, level: Level, event: str, *, worker: int | None = None, step: int | None = None, **details: object
     ) -> None:
-        """Adds an event of this moment, which `store` writes."""
+        """Writes an event of this moment, behind those that could not be written before."""
+        from tfdist.storage import files
         from tfdist.telemetry.events import event_line
         from tfdist.telemetry.facts import Event
-
-        self._lines.append(event_line(Event(name=event, level=level, worker=worker, step=step, details=details)))
-
-    def store(self, run_dir: str | None) -> None:
-        """Writes the added events to those of the run directory, if there is one."""
-        if run_dir is None or not self._lines:
-            return
-        from tfdist.storage import files
         from tfdist.telemetry.run_directory import RunDirectory
 
+        self._lines.append(event_line(Event(name=event, level=level, worker=worker, step=step, details=details)))
         try:
-            if not files.is_dir(run_dir):
+            if self.run_dir is None or not files.is_dir(self.run_dir):
                 return
-            with contextlib.closing(files.open_log(RunDirectory(run_dir).worker_events(self.worker))) as log:
+            with contextlib.closing(files.open_log(RunDirectory(self.run_dir).worker_events(self.worker))) as log:
                 for line in self._lines:
                     log.write_line(line)
             self._lines.clear()
         except (OSError, UserError) as error:
-            self.report(f"The events of {run_dir} could not be written: {error}")
+            self.report(f"The events of {self.run_dir} could not be written: {error}")
 
 
 Start = Callable[[Plan, Output], contextlib.AbstractContextManager[Sequence[Worker]]]
@@ -145,7 +140,6 @@ class Supervisor:
     deadlines: Deadlines
     restarts: Restarts
     slots: WorkerSlots
-    run_dir: str | None = None
 
     def __post_init__(self) -> None:
         self.journal = LaunchJournal(self.output.report, worker=self.plan.first_index)
@@ -159,7 +153,7 @@ class Supervisor:
             if (status := self._wait_for_slots()) is not None:
                 return status
             if again is not None:
-                self.journal.add(
+                self.journal.log(
                     "info",
                     "restarted",
                     step=self.restarts.newest_step,
@@ -167,13 +161,12 @@ class Supervisor:
                     num_workers=len(self.plan.slots),
                     places=self.plan.slot_numbers,
                 )
-                self.journal.store(self.run_dir)
             with self.start(self.plan, self.output) as workers:
                 watch = Watch(workers, self.signals, self.output.report, self.deadlines, self.slots.have_changed)
                 outcome = watch.run()
             again = None
             report_outcome(outcome, self.output)
-            self.run_dir = outcome.exit_info.get("run_dir", self.run_dir)
+            self.journal.run_dir = outcome.exit_info.get("run_dir", self.journal.run_dir)
             if self._continues_elsewhere(outcome):
                 continue
             has_left = outcome.exit_info.get("left_after_saving") or outcome.exit_info.get("left_unsaved")
@@ -214,14 +207,13 @@ class Supervisor:
             if not has_left or outcome.worker is None:
                 return False
             self.slots.withdrawn.add(self.plan.slots[outcome.worker])
-        self.journal.add(
+        self.journal.log(
             "info",
             "hosts_changed",
             step=outcome.step,
             message="The workers have left for other hosts to continue.",
             hosts=list(self.plan.slots),
         )
-        self.journal.store(self.run_dir)
         return True
 
     def _decide(self, outcome: StartOutcome) -> Restart | GiveUp:
@@ -237,7 +229,7 @@ class Supervisor:
     def _record_failure(self, outcome: StartOutcome) -> None:
         reading = outcome.vital.reading if outcome.vital else None
         how = f"hung: {outcome.hang.why}" if outcome.hang else f"ended with {describe(outcome.status)}"
-        self.journal.add(
+        self.journal.log(
             "warning",
             "worker_hung" if outcome.hang else "worker_failed",
             worker=outcome.worker,
@@ -256,8 +248,7 @@ class Supervisor:
     def _end(self, decision: GiveUp) -> None:
         if decision.event is not None:
             self.output.report(decision.reason)
-            self.journal.add("error", decision.event, step=self.restarts.newest_step, message=decision.reason)
-        self.journal.store(self.run_dir)
+            self.journal.log("error", decision.event, step=self.restarts.newest_step, message=decision.reason)
 
     def _wait_for_restart(self, again: Restart, noticed: float) -> int | None:
         """Waits until a restart is due, counted from `noticed`; returns an exit status if a signal ends the run."""
@@ -268,8 +259,7 @@ class Supervisor:
         when = f" {again.seconds:g} s after the failure" if again.seconds else ""
         message = f"Starting again{when} (restart {again.number}){words}."
         self.output.report(message)
-        self.journal.add("info", "restart_backoff", message=message, restart=again.number, seconds=again.seconds)
-        self.journal.store(self.run_dir)
+        self.journal.log("info", "restart_backoff", message=message, restart=again.number, seconds=again.seconds)
         while time.monotonic() < ends:
             if (status := self._pause()) is not None:
                 return status

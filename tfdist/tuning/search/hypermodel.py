@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tfdist import user_code
-from tfdist.errors import TfdistError, UserError, build_user_error
+from tfdist.errors import TfdistError, UserError, build_user_error, check_package
 from tfdist.settings.checks import FUNCTION
 from tfdist.storage import files
 from tfdist.strategies.strategy import Strategy
@@ -23,7 +23,7 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import load_record
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.train_settings import TrainedSettings, TrainSettings
-from tfdist.tuning.search.space import SETTING, import_keras_tuner
+from tfdist.tuning.search.space import SETTING
 
 if TYPE_CHECKING:
     import keras_tuner
@@ -48,7 +48,10 @@ class HyperModel:
     """
 
     def __init__(self, model: Any, values: Mapping[str, Any]) -> None:
-        kind = import_keras_tuner("A model with hyperparameters").HyperModel
+        check_package("keras_tuner", "keras-tuner", "tuner", "A model with hyperparameters")
+        import keras_tuner
+
+        kind = keras_tuner.HyperModel
         made: Any = model() if inspect.isclass(model) else model
         self._hypermodel = made if isinstance(made, kind) else None
         if self._hypermodel is not None and type(made).fit is not kind.fit:

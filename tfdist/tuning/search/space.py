@@ -236,7 +236,10 @@ class Space:
 
     def hyperparameters(self) -> keras_tuner.HyperParameters:
         """The parameters as KerasTuner's HyperParameters; raises UserError where it is not installed."""
-        made = import_keras_tuner("--mode=tune").HyperParameters()
+        check_package("keras_tuner", "keras-tuner", "tuner", "--mode=tune")
+        import keras_tuner
+
+        made = keras_tuner.HyperParameters()
         made.merge([parameter.build(path, self._conditions(parameter)) for path, parameter in self._parameters.items()])
         made.merge(self._found)
         return made
@@ -299,14 +302,6 @@ class Space:
         for parent, allowed in self._parameters[path].under.items():
             values |= self._parents_of(parent) | {parent: allowed[0]}
         return values
-
-
-def import_keras_tuner(purpose: str) -> Any:
-    """Imports KerasTuner; raises UserError where it is not installed."""
-    check_package("keras_tuner", "keras-tuner", "tuner", purpose)
-    import keras_tuner
-
-    return keras_tuner
 
 
 def statements(values: Mapping[str, Any]) -> list[str]:
