@@ -1,4 +1,4 @@
-"""`python -m tfdist.doctor --compile_for=v5e:2x4 --gin_file=…`: has the TPU's own compiler compile an experiment.
+"""`tfdist doctor --compile_for=v5e:2x4 --gin_file=…`: has the TPU's own compiler compile an experiment.
 
 Invariant: nothing is trained and no TPU is asked for; a program that a TPU cannot run is one message that names the
 layer or operation, and exit status 2.

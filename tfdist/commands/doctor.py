@@ -1,4 +1,4 @@
-"""`python -m tfdist.doctor`: looks at a machine, and at the others of its cluster, before money is spent.
+"""`tfdist doctor`: looks at a machine, and at the others of its cluster, before money is spent.
 
 Run on all machines at once, with the environment and the gin files of the run, it connects the workers as the run
 does, compares their versions, code and configuration, and measures the all-reduce between them. Run alone it says whom
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist import command_line
-from tfdist.command_line import exit_status_of, flags
+from tfdist.command_line import flags
 from tfdist.doctor import findings as say
 from tfdist.doctor import worker_facts as facts_of
 from tfdist.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding, ok_finding
@@ -54,11 +54,6 @@ flags.DEFINE_multi_string(
 )
 flags.DEFINE_bool("largest_batch", False, "with --compile_for: also find the largest that fits", flag_values=FLAGS)
 flags.DEFINE_bool("json", False, "print one JSON object instead of text", flag_values=FLAGS)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
-    return exit_status_of(lambda: run(arguments))
 
 
 def run(arguments: Sequence[str]) -> int:

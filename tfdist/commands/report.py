@@ -1,4 +1,4 @@
-"""`python -m tfdist.report RUN [RUN …]`: shows runs on a page, or those below a directory in the terminal.
+"""`tfdist report RUN [RUN …]`: shows runs on a page, or those below a directory in the terminal.
 
 Invariant: what a user did wrong ends with one message and exit status 2. TensorFlow is not imported.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfdist import command_line
-from tfdist.command_line import exit_status_of, flags
+from tfdist.command_line import flags
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
@@ -25,11 +25,6 @@ side by side. RUN is a run directory, local or gs://, of a training or a sweep, 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string("output", None, f"the page of several runs; {COMPARISON} by default", flag_values=FLAGS)
 flags.DEFINE_bool("list", False, "print a table of the runs below a directory", flag_values=FLAGS)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
-    return exit_status_of(lambda: run(arguments), trusts_the_disk=False)
 
 
 def run(arguments: Sequence[str]) -> None:
