@@ -30,22 +30,20 @@ class LogSink:
         self._path = path
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor: int | None = os.open(path, flags, 0o666)
-        with self._locked(fcntl.LOCK_EX):  # what is half written has no writer: a power cut left it
-            size = os.fstat(self._descriptor).st_size
-            if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-                os.write(self._descriptor, b"\n")
+        with self._locked(fcntl.LOCK_EX) as descriptor:  # what is half written has no writer: a power cut left it
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                os.write(descriptor, b"\n")
 
     def write_line(self, line: str) -> None:
         """Adds `line`, which holds no line break; raises ValueError when it does."""
-        if self._descriptor is None:
-            raise ValueError("the log is closed")
         if "\n" in line:
             raise ValueError(f"a log line holds no line break. Received: {line!r}")
         data = f"{line}\n".encode()
         try:
-            with self._locked(fcntl.LOCK_SH):
+            with self._locked(fcntl.LOCK_SH) as descriptor:
                 while data:  # one turn, unless the disk is full: then the next write tells why
-                    data = data[os.write(self._descriptor, data) :]
+                    data = data[os.write(descriptor, data) :]
         except OSError as error:
             error.filename = self._path
             raise
@@ -57,11 +55,13 @@ class LogSink:
             self._descriptor = None
 
     @contextlib.contextmanager
-    def _locked(self, kind: int) -> Iterator[None]:
+    def _locked(self, kind: int) -> Iterator[int]:
         """Holds a lock of the file: shared while a line is written, since another process sees a part of its bytes."""
+        if self._descriptor is None:
+            raise ValueError("the log is closed")
         fcntl.flock(self._descriptor, kind)
         try:
-            yield
+            yield self._descriptor
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
