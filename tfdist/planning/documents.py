@@ -26,7 +26,7 @@ from tfdist.planning.estimate import (
     MeasuredRun,
     PlannedTraining,
 )
-from tfdist.telemetry.console.console_text import in_bytes
+from tfdist.telemetry.console.console_text import align_columns, in_bytes
 from tfdist.training.run.train_settings import TrainSettings
 
 CLASSES = {
@@ -223,8 +223,6 @@ def format_page(best: Sequence[Estimate], training: PlannedTraining) -> str:
     first = best[0]
     step, number, choice = first.step, first.choice.num_microbatches, first.choice
     groups = ", ".join(f"{name} {count:,}" for name, count in step.parameters.items())
-    rows = [HEADERS, *map(_row, best)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         f"{sum(step.parameters.values()):,} parameters ({groups})",
         f"a replica: weights {in_bytes(step.parameter_bytes)}, optimizer {in_bytes(step.slot_bytes)}, gradients "
@@ -232,7 +230,7 @@ def format_page(best: Sequence[Estimate], training: PlannedTraining) -> str:
         f"a step of it: {step.flops * number:.3g} flops, {in_bytes(step.bytes_moved * number)} moved, "
         f"{in_bytes(step.reduced_bytes if first.group.count > 1 else 0)} reduced; {training.total_steps:,} steps",
         "",
-        *("  ".join(map(str.rjust, row, widths)).rstrip() for row in rows),
+        align_columns([HEADERS, *map(_row, best)], HEADERS),
         "",
         f"plan: {first.group}, {first.strategy}, {choice.precision}, "
         f"{number} microbatch{'es' if number > 1 else ''} of {choice.rows} examples"

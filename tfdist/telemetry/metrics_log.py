@@ -130,7 +130,8 @@ class MetricsLog(Metrics):
                 raise
             self._summaries = None
             reason = " ".join(str(getattr(error, "message", error)).split())
-            self._events.warn_of_loss(f"{self._run.tensorboard} gets no more summaries, and the run continues: {reason}")
+            lost = f"{self._run.tensorboard} gets no more summaries"
+            self._events.warn_of_loss(f"{lost}, and the run continues: {reason}")
 
 
 class Summaries:
@@ -209,6 +210,8 @@ def store_summaries(directory: str, name: str, summaries: Sequence[Any], *, time
     writer = RecordWriter(content)
     writer.write(Event(wall_time=time, file_version="brain.Event:2").SerializeToString())
     for summary in summaries:
-        writer.write(Event(wall_time=time, step=0, summary=summary).SerializeToString())
+        event = Event(wall_time=time, step=0)
+        event.summary.ParseFromString(summary.SerializeToString())  # it may be TensorFlow's own class
+        writer.write(event.SerializeToString())
     files.make_dirs(directory)
     files.write_atomic(files.join(directory, PREFIX + name), content.getvalue())
