@@ -53,13 +53,8 @@ def run(options: flags.FlagValues) -> int:
             raise
         except Exception as error:
             raise loaded.user_error(error) or error from None
-    write = _format_json if options.json else _format_text
-    print(write(found), flush=True)
+    print(json.dumps([each.to_dict() for each in found], indent=2) if options.json else _format_text(found), flush=True)
     return EXIT_DONE
-
-
-def _format_json(steps: Sequence[Any]) -> str:
-    return json.dumps([each.to_dict() for each in steps], indent=2)
 
 
 def _format_text(steps: Sequence[Any]) -> str:

@@ -32,19 +32,15 @@ def run(arguments: Sequence[str]) -> None:
     given, run_dirs = command_line.parse_with_operands(FLAGS, arguments, about=ABOUT)
     if not run_dirs:
         raise UserError(f"No run given. Write, for example: {PROGRAM} runs/digits")
-    if given.list:
-        _print_list(run_dirs)
-    else:
+    if not given.list:
         print(_write(run_dirs, given.output))
-
-
-def _print_list(directories: Sequence[str]) -> None:
+        return
     from tfdist.report.listing import list_runs
     from tfdist.telemetry.facts import now
 
-    if len(directories) != 1:
-        raise UserError(f"--list takes one directory; received {' '.join(directories)!r}.")
-    print(list_runs(directories[0], now()))
+    if len(run_dirs) != 1:
+        raise UserError(f"--list takes one directory; received {' '.join(run_dirs)!r}.")
+    print(list_runs(run_dirs[0], now()))
 
 
 def _write(run_dirs: Sequence[str], output: str | None) -> str:

@@ -57,8 +57,19 @@ def build_document(
 ) -> dict[str, Any]:
     """Builds the content of plan.json."""
     first = best[0]
-    checkpoint = _describe_checkpoint(first, training)
-    distributed = _describe_distribution(first)
+    checkpoint = {
+        "state_bytes": first.step.state_bytes,
+        "every_seconds": first.interval_seconds,
+        "cost_seconds": FIRST_COST if training.policy is not None else None,
+        "rule": "Young's interval, which train.checkpoint = 'auto' keeps to by itself",
+    }
+    distributed = {
+        "strategy": first.strategy,
+        "num_workers": first.num_workers,
+        "num_replicas": first.group.count,
+        "sharding": first.choice.sharding,
+        "shards_optimizer": first.choice.sharding == OPTIMIZER,
+    }
     return {
         "version": 1,
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -173,16 +184,6 @@ def _describe_batch(each: Estimate, training: PlannedTraining) -> dict[str, Any]
     }
 
 
-def _describe_distribution(each: Estimate) -> dict[str, Any]:
-    return {
-        "strategy": each.strategy,
-        "num_workers": each.num_workers,
-        "num_replicas": each.group.count,
-        "sharding": each.choice.sharding,
-        "shards_optimizer": each.choice.sharding == OPTIMIZER,
-    }
-
-
 def _describe_resources(each: Estimate) -> dict[str, Any]:
     return {
         "device": each.group.device.kind,
@@ -202,15 +203,6 @@ def _describe_rdma(each: Estimate) -> dict[str, Any]:
         "note": "Empty values are this cluster's own: the network interface of the workers' addresses."
         if between
         else "Nothing has to be set.",
-    }
-
-
-def _describe_checkpoint(each: Estimate, training: PlannedTraining) -> dict[str, Any]:
-    return {
-        "state_bytes": each.step.state_bytes,
-        "every_seconds": each.interval_seconds,
-        "cost_seconds": FIRST_COST if training.policy is not None else None,
-        "rule": "Young's interval, which train.checkpoint = 'auto' keeps to by itself",
     }
 
 
