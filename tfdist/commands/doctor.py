@@ -65,8 +65,15 @@ def run(arguments: Sequence[str]) -> int:
         return compile_for.run(options)
     doctor = Doctor(options, os.environ)
     doctor.examine()
-    print(json.dumps(doctor.as_json(), indent=2) if options.json else doctor.last_words(), flush=True)
-    return say.exit_status(doctor.findings)
+    host, status = socket.gethostname(), say.exit_status(doctor.findings)
+    if options.json:
+        found = [vars(each) for each in doctor.findings]
+        report = {"host": host, "worker": doctor.worker, "exit_status": status, "findings": found}
+        print(json.dumps(report, indent=2), flush=True)
+    else:
+        name = f"worker {doctor.worker} ({host}): " if doctor.strategy else ""
+        print(name + say.summary(doctor.findings), flush=True)
+    return status
 
 
 class Doctor:
@@ -87,20 +94,6 @@ class Doctor:
             for each in findings:
                 text = say.format_finding(each, terminal_width(sys.stdout) or say.WIDTH)
                 print(paint(text, COLORED_AS[each.level], sys.stdout), flush=True)
-
-    def last_words(self) -> str:
-        """The summary, with the worker's name where there are several."""
-        name = f"worker {self.worker} ({socket.gethostname()}): " if self.strategy else ""
-        return name + say.summary(self.findings)
-
-    def as_json(self) -> dict[str, Any]:
-        """The findings for machines."""
-        return {
-            "host": socket.gethostname(),
-            "worker": self.worker,
-            "exit_status": say.exit_status(self.findings),
-            "findings": [vars(each) for each in self.findings],
-        }
 
     def examine(self) -> None:
         """Runs all checks and reports their findings."""

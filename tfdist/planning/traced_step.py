@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.data.pipeline import PREFETCHED_STEPS
 from tfdist.planning.liveness import Buffer, MemoryTracer
-from tfdist.tpu_compiler.program import trace_programs
+from tfdist.tpu_compiler.program import count_bytes, trace_programs
 from tfdist.training.run.train_settings import TrainSettings
 from tfdist.tuning.search import hypermodel
 
@@ -121,16 +121,16 @@ def trace_step(
             rows=rows,
             recomputes=changed.recompute is not None,
             parameters=_count_parameters(model),
-            parameter_bytes=sum(map(_count_bytes, model.variables)),
-            slot_bytes=sum(map(_count_bytes, optimizer.variables)),
-            gradient_bytes=sum(map(_count_bytes, model.trainable_variables)),
+            parameter_bytes=sum(map(count_bytes, model.variables)),
+            slot_bytes=sum(map(count_bytes, optimizer.variables)),
+            gradient_bytes=sum(map(count_bytes, model.trainable_variables)),
             tensor_bytes=tracer.peak,
-            batch_bytes=sum(map(_count_bytes, tf.nest.flatten(batch))),
+            batch_bytes=sum(map(count_bytes, tf.nest.flatten(batch))),
             num_operations=len(graph.get_operations()) + tracer.num_loop_operations,
             process_bytes=grown,
             flops=tracer.flops,
             bytes_moved=tracer.bytes_moved,
-            reduced_bytes=sum(_count_bytes(each.inputs[0]) for each in reductions),
+            reduced_bytes=sum(count_bytes(each.inputs[0]) for each in reductions),
             num_examples=programs.num_examples,
             uncertain=tuple(sorted(tracer.unknown)),
         )
@@ -144,7 +144,3 @@ def _count_parameters(model: Any) -> dict[str, int]:
         if count:
             found[layer.name.rstrip("0123456789").rstrip("_")] += count
     return dict(found)
-
-
-def _count_bytes(values: Any) -> int:
-    return math.prod(values.shape) * tf.as_dtype(values.dtype).size

@@ -61,6 +61,14 @@ def load_record(path: str, kind: type[T]) -> T | None:
         raise build_damage_error(path, str(error)) from error
 
 
+def load_if_whole(path: str, kind: type[T]) -> T | None:
+    """`load_record` for who only looks: None for a damaged file, too."""
+    try:
+        return load_record(path, kind)
+    except DamagedFileError:
+        return None
+
+
 def build_damage_error(path: str, why: str) -> DamagedFileError:
     """The error for a file that is not what its writer leaves."""
     file = _file_of(path)

@@ -17,7 +17,7 @@ from tfdist.requirements import find_version, installed_tensorflow
 from tfdist.storage import files
 from tfdist.telemetry.facts import now
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.records import DamagedFileError, Warn, load_record, read_record
+from tfdist.telemetry.records import Warn, load_if_whole, load_record, read_record
 from tfdist.telemetry.run_directory import RunDirectory
 
 TRAIN, TUNE = "train", "tune"
@@ -129,10 +129,7 @@ def read_starts(directory: RunDirectory, warn: Warn) -> Starts:
 
 def find_checkpoint_dir(path: str) -> str | None:
     """Where the last start of the run in `path` kept its checkpoints, where that is not in `path` itself."""
-    try:
-        found = load_record(RunDirectory(path).starts, Starts)
-    except DamagedFileError:  # of which whoever takes the directory warns
-        return None
+    found = load_if_whole(RunDirectory(path).starts, Starts)  # who takes the directory warns of a damaged one
     return None if found is None else found.checkpoint_dir
 
 

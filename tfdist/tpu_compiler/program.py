@@ -82,9 +82,9 @@ class Programs:
         return {
             "local_batch_size": _count_rows(batch),
             "num_parameters": sum(math.prod(variable.shape) for variable in self.model.variables),
-            "parameter_bytes": sum(map(_count_bytes, self.model.variables)),
-            "slot_bytes": sum(map(_count_bytes, self.optimizer.variables if kind == TRAIN else [])),
-            "batch_bytes": sum(_count_bytes(tensor) for tensor in tf.nest.flatten(batch)),
+            "parameter_bytes": sum(map(count_bytes, self.model.variables)),
+            "slot_bytes": sum(map(count_bytes, self.optimizer.variables if kind == TRAIN else [])),
+            "batch_bytes": sum(count_bytes(tensor) for tensor in tf.nest.flatten(batch)),
         }
 
 
@@ -119,5 +119,6 @@ def _repeat_rows(batch: dict[str, Any], count: int) -> dict[str, Any]:
     return {**batch, **tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), select_rows(batch))}
 
 
-def _count_bytes(values: keras.Variable | tf.Tensor) -> int:
+def count_bytes(values: keras.Variable | tf.Tensor) -> int:
+    """The size of a variable or tensor."""
     return math.prod(values.shape) * tf.as_dtype(values.dtype).size
