@@ -1,8 +1,8 @@
 """The console on a terminal and in a notebook: a bar for the run, and above it lines for epochs that are over.
 
-Invariant: the terminal is drawn five times a second at most and by the calling thread, so the bar
-takes some 0.2 % of a core and no thread of its own. It fills what its text leaves of the terminal's width; rich cuts
-what a narrow terminal has no room for.
+Invariant: the terminal is drawn five times a second at most and by the calling thread, so the bar takes some 0.2 % of a
+core and no thread of its own. It fills what its text leaves of the terminal's width; rich cuts what a narrow terminal
+has no room for.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class ProgressBarConsole(PlainConsole):
                 bar.stop()
 
     def _show_progress(self, progress: Progress, seconds_left: float | None) -> None:
-        assert self._bar is not None, "it has started"
+        if self._bar is None:
+            return
         text = progress_line(self._plan, progress, seconds_left)
         done = progress.step if self._plan.total_steps else progress.step_in_epoch
         self._column.bar_width = max(self._terminal.width - len(text) - 1, _MIN_BAR_WIDTH)
