@@ -65,8 +65,7 @@ def predict_memory(*cell: str) -> list[Figure]:
     settings = build_settings(*cell)
     assert isinstance(settings.num_microbatches, int)
     rows = settings.global_batch_size // settings.num_microbatches
-    threads = len(os.sched_getaffinity(0))
-    step = trace_step(settings, rows=rows, num_microbatches=settings.num_microbatches, num_threads=threads)
+    step = trace_step(settings, rows=rows, num_microbatches=settings.num_microbatches)
     told = step.host_bytes / 2**20
     return [Figure("predicted", told, None, (told, told), told, told, "MB")]
 

@@ -3,7 +3,7 @@
 `Popen` is `subprocess.Popen`. Where its command is this Python with one of tfdist's commands that train, a script of
 this repository, or a program that imports TensorFlow and does not ask what is imported, and its environment differs
 from `support.clean_environment()` only in what is read after the imports, the process is a fork of a server, which has
-imported TensorFlow, Keras and tfdist and used none of them. What a launcher, a sweep, tfdist.new or a benchmark starts
+imported TensorFlow, Keras and tfdist and used none of them. What a launcher, a sweep, tfdist new or a benchmark starts
 in turn is forked by a server of its own: the fork server of `multiprocessing` too. So has each Python of `INSTALLED`,
 those of other environments with tfdist in them. All else is started as ever.
 
@@ -50,7 +50,7 @@ READ_LATE = (
 )
 PACKAGE = importlib.util.find_spec("tfdist")
 CHILD = Path(((PACKAGE and PACKAGE.submodule_search_locations) or [""])[0], "launch", "child.py")
-STARTERS = ("tfdist.launch", "tfdist.new")
+STARTERS = ("tfdist.launch",)
 STARTING_VERBS = ("launch", "new", "sweep")
 SCRIPTS = ("train.py", "snippet.py")  # of the pages of docs/
 BENCHMARKS = REPOSITORY / "benchmarks"

@@ -33,7 +33,7 @@ from tuning.sweeps import arguments as sweep_arguments
 from tfdist import main
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.commands import report as report_command
+from tfdist.commands import verbs
 from tfdist.errors import EXIT_IN_USE, UserError
 from tfdist.experiment import evaluate, train
 from tfdist.report import run_data
@@ -569,7 +569,7 @@ class Typed:
             p.setattr(exporting, "_run_in_process", lambda kind, path, inputs, _: run_export.RUNS[kind](path, inputs))
             if mode in ("report", "list"):
                 of = [str(directory)] if mode == "report" else ["--list", str(pathlib.Path(directory).parent)]
-                return report_command.main(of), printed.getvalue()
+                return verbs.run(["report", *of]), printed.getvalue()
             return main.main(self.arguments(mode, directory, *more)), printed.getvalue()
 
     def arguments(self, mode: str, directory: str | pathlib.Path, *more: str) -> list[str]:
@@ -826,7 +826,7 @@ def test_a_sweep_finds_the_same_or_names_its_journal(swept: pathlib.Path, tmp_pa
     shutil.copytree(swept, directory)
     (directory / "result.json").unlink()
     put(directory / "sweep.jsonl", damage)
-    assert report_command.main([str(directory)]) in (0, 2)
+    assert verbs.run(["report", str(directory)]) in (0, 2)
     before = tree(directory)
     with running(sweep_arguments(swept.parent / "tiny.gin", directory, *GRID), tmp_path / "log") as chief:
         status = chief.end()

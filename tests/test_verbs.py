@@ -300,10 +300,10 @@ def test_the_same_line_on_each_host_makes_one_cluster(
 
 
 def test_settings_are_listed_by_name_and_as_a_gin_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert settings_list.main(["train.epochs", "tune.max_*"]) == 0
+    assert verbs.run(["settings", "train.epochs", "tune.max_*"]) == 0
     shown = capsys.readouterr().out
     assert "train.epochs = " in shown and "tune.max_trials" in shown and "evaluate." not in shown
-    assert settings_list.main(["--print_config"]) == 0
+    assert verbs.run(["settings", "--print_config"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(line.startswith("# ") or not line for line in lines)
     names = {each.name for each in settings_list.list_settings()}

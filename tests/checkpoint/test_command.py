@@ -1,4 +1,4 @@
-"""`python -m tfdist.checkpoint` lists and verifies real checkpoints, and names what is damaged."""
+"""`tfdist checkpoint` lists and verifies real checkpoints, and names what is damaged."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tfdist.checkpoint import catalog
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.restore import State
 from tfdist.commands import checkpoint as command
+from tfdist.commands import verbs
 from tfdist.storage import contents
 
 
@@ -43,12 +44,12 @@ def damage(run_dir: pathlib.Path, step: int) -> pathlib.Path:
 
 
 def test_list_shows_the_newest_first(run_dir: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["list", str(run_dir)]) == 0
+    assert verbs.run(["checkpoint", "list", str(run_dir)]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["step", "created", "size", "files", "metrics"]
     assert [line.split()[0] for line in lines] == ["40", "30", "20", "10"]
     assert lines[2].endswith("acc=0.9")
-    assert command.main(["list", str(run_dir / "checkpoints")]) == 0  # which may be given itself
+    assert verbs.run(["checkpoint", "list", str(run_dir / "checkpoints")]) == 0  # which may be given itself
     assert capsys.readouterr().out.splitlines() == [header, *lines]
 
 
@@ -59,7 +60,7 @@ def test_a_strangers_checkpoint_gives_the_terminal_no_orders(
     manager = new_manager(tmp_path / "checkpoints")
     manager.save(State(1, {evil: np.zeros(3)}, {evil: {evil: evil}}), metrics={evil: 1.0})
     manager.close()
-    assert command.main(["list", str(tmp_path)]) == 0
+    assert verbs.run(["checkpoint", "list", str(tmp_path)]) == 0
     shown = capsys.readouterr()
     assert "\x1b" not in shown.out + shown.err and "\\x1b[2Ja" in shown.out
 
@@ -68,8 +69,8 @@ def test_list_tells_unfinished_and_damaged_ones(run_dir: pathlib.Path, capsys: p
     (unfinished,) = (run_dir / "checkpoints").glob("step-*40-*")
     (unfinished / "manifest.json").unlink()
     damage(run_dir, 20)
-    assert command.main(["list", str(run_dir)]) == 0  # which reads no data
-    assert command.main(["list", str(run_dir), "--verify"]) == command.EXIT_DAMAGED
+    assert verbs.run(["checkpoint", "list", str(run_dir)]) == 0  # which reads no data
+    assert verbs.run(["checkpoint", "list", str(run_dir), "--verify"]) == command.EXIT_DAMAGED
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert lines["40"].endswith("unfinished")
     assert lines["30"].endswith("ok")
@@ -91,7 +92,7 @@ def test_list_tells_unfinished_and_damaged_ones(run_dir: pathlib.Path, capsys: p
 def test_what_is_wrong_is_one_message_and_status_2(
     arguments: list[str], expected: str, run_dir: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main([str(run_dir) if each == "RUN" else each for each in arguments]) == 2
+    assert verbs.run(["checkpoint", *(str(run_dir) if each == "RUN" else each for each in arguments)]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ")
     assert captured.err.count("\n") == 1
@@ -103,8 +104,8 @@ def test_the_command_does_not_import_tensorflow(run_dir: pathlib.Path, tmp_path:
     script = tmp_path / "run.py"
     script.write_text(
         "import sys, tfdist\n"
-        "from tfdist.commands.checkpoint import main\n"
-        f"assert main(['list', {str(run_dir)!r}, '--verify']) == 0\n"
+        "from tfdist.commands import verbs\n"
+        f"assert verbs.run(['checkpoint', 'list', {str(run_dir)!r}, '--verify']) == 0\n"
         "assert not {'tensorflow', 'keras', 'gin'} & set(sys.modules)\n"
     )
     support.run_python([script]).check()
@@ -121,6 +122,6 @@ def test_a_manifest_of_somebody_else_reads_nothing_outside_of_its_checkpoint(
     for name in ("../outside", str(run_dir / "checkpoints" / "outside")):
         body = text.replace(first.name.encode(), name.encode())
         (checkpoint / manifests.NAME).write_bytes(body + b',"manifest_crc32c":"%08x"}\n' % contents.crc32c(body))
-        assert command.main(["list", str(run_dir), "--verify"]) == command.EXIT_DAMAGED
+        assert verbs.run(["checkpoint", "list", str(run_dir), "--verify"]) == command.EXIT_DAMAGED
     said = capsys.readouterr()
     assert "which is no name of a file in the checkpoint's directory" in said.err + said.out

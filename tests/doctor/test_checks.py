@@ -69,8 +69,8 @@ def version_of(package):
     return version(package)
 importlib.metadata.version = version_of
 sys.modules.update(dict.fromkeys({[*missing, "wrapt"]}))
-from tfdist.commands.doctor import main
-sys.exit(main(["--run_dir={tmp_path / "run"}"]))
+from tfdist.commands import verbs
+sys.exit(verbs.run(["doctor", "--run_dir={tmp_path / "run"}"]))
 """
     told = support.run_python(["-c", script])
     assert told.status == 2 and "Traceback" not in told.outputs(), told.outputs()

@@ -1,4 +1,4 @@
-"""`python -m tfdist.new` in real processes: what it writes for each kind of data, and what it refuses."""
+"""`tfdist new` in real processes: what it writes for each kind of data, and what it refuses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import prepare_digits
 import pytest
 from support import Finished, run_command, run_python
 
+from tfdist.commands import verbs
 from tfdist.new import new
 from tfdist.new.description import DataRequest
-from tfdist.new.new import main
 
 
 def write_table(folder: Path) -> Path:
@@ -113,7 +113,7 @@ def test_what_is_written_is_valid_trains_and_is_clean(
     monkeypatch.chdir(tmp_path)
     file = make(tmp_path)
     flags = [f"--target={target}"] if target else ["--data=tfds"] if make is write_tfds else []
-    assert main(["own", f"--file={file.name}", *flags]) == 0
+    assert verbs.run(["new", "own", f"--file={file.name}", *flags]) == 0
     own = tmp_path / "own"
     validated = run_python(["-m", "tfdist.main", "--gin_file=sweep.gin", "--mode=validate"], cwd=own).check()
     assert validated.stdout.splitlines()[-1] == "valid"
@@ -127,7 +127,7 @@ def test_what_is_written_is_valid_trains_and_is_clean(
 @pytest.mark.slow
 def test_a_search_trains_and_exports_the_best_and_shows_the_others(tmp_path: Path) -> None:
     own = tmp_path / "own"
-    command = ["-m", "tfdist.new", own, f"--file={write_table(tmp_path)}", "--target=cultivar", "--search_trials=2"]
+    command = ["-m", "tfdist", "new", own, f"--file={write_table(tmp_path)}", "--target=cultivar", "--search_trials=2"]
     told = run_python(command).check().stdout
     assert "best val_loss" in told and f"all trials: {own / 'runs/sweep/report/index.html'}" in told
     assert (own / "runs/best/export/saved_model").is_dir()
@@ -138,7 +138,7 @@ def test_a_search_trains_and_exports_the_best_and_shows_the_others(tmp_path: Pat
 def test_a_search_without_time_for_one_trial_says_how_to_go_on(tmp_path: Path) -> None:
     own = tmp_path / "own"
     told = run_python(
-        ["-m", "tfdist.new", own, f"--file={write_table(tmp_path)}", "--target=cultivar", "--search_minutes=0.001"]
+        ["-m", "tfdist", "new", own, f"--file={write_table(tmp_path)}", "--target=cultivar", "--search_minutes=0.001"]
     )
     assert told.status == 2
     assert "error: No trial has an objective; " in told.stderr and "Traceback" not in told.stderr
@@ -161,7 +161,7 @@ def test_whole_numbers_that_pandas_wrote_beside_missing_ones_are_classes(
 def test_a_name_in_the_data_ends_no_docstring_and_no_comment(tmp_path: Path, name: str) -> None:
     x, y = np.ones((40, 2), np.float32), np.arange(40) % 2
     np.savez(tmp_path / "data.npz", **{"x": x, name: y})
-    assert main([f"--file={tmp_path / 'data.npz'}", f"--target={name}", str(tmp_path / "own")]) == 0
+    assert verbs.run(["new", f"--file={tmp_path / 'data.npz'}", f"--target={name}", str(tmp_path / "own")]) == 0
     tree = ast.parse((tmp_path / "own" / "experiment.py").read_text())
     first = tree.body[0]
     assert isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
@@ -215,7 +215,7 @@ def test_every_mistake_is_one_message(
         (): "One directory is to be written",
     }
     for arguments, message in mistakes.items():
-        assert main(arguments) == 2
+        assert verbs.run(["new", *arguments]) == 2
         told = capsys.readouterr().err
         assert message in told and told.count("error:") == 1, told
     assert not (tmp_path / "own").exists()
@@ -226,5 +226,5 @@ def test_a_missing_extra_is_named(
 ) -> None:
     file = write_table(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert main([str(tmp_path / "own"), f"--file={file}"]) == 2
+    assert verbs.run(["new", str(tmp_path / "own"), f"--file={file}"]) == 2
     assert "pip install 'tfdist[tables]'" in capsys.readouterr().err

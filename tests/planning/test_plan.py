@@ -14,8 +14,10 @@ from support import REPOSITORY, run_python
 
 from tfdist.checkpoint.policy import FIRST_COST, CheckpointPolicy
 from tfdist.planning.estimate import (
+    OPTIMIZER,
     DeviceGroup,
     Limits,
+    PlannedChoice,
     PlannedTraining,
     TracedStep,
     estimate_group,
@@ -92,7 +94,8 @@ def test_what_does_not_fit_is_cut_computed_again_and_shared_in_this_order() -> N
 
 def test_sharing_takes_the_optimizers_part_alone() -> None:
     group = DeviceGroup(KNOWN["l4"], 8)
-    whole, shared = (estimate_memory(STEP, group, microbatches=False, shards=shards) for shards in (False, True))
+    choices = (PlannedChoice("float32", False, sharding, num_microbatches=1, rows=1) for sharding in (None, OPTIMIZER))
+    whole, shared = (estimate_memory(STEP, group, choice) for choice in choices)
     assert whole - shared == STEP.slot_bytes * 7 / 8
 
 

@@ -17,12 +17,13 @@ from processes import Running
 from report.written_runs import BEGAN, WrittenRun, eventful_run
 from support import REPOSITORY, run_python
 
-from tfdist.report.comparison import find_differing_settings, shorten_paths
+from tfdist.report.comparison import find_differing_settings
 from tfdist.report.figures import TIME, Axis, draw_curves
 from tfdist.report.run_data import Curve, read_run
 from tfdist.report.run_page import list_notes
 from tfdist.report.write_pages import write_comparison, write_run_page
 from tfdist.storage import files
+from tfdist.telemetry.console.console_text import short_names
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = (390, 1280)
@@ -203,10 +204,12 @@ def test_ticks_of_a_nearly_level_line_read_differently(value: float) -> None:
 
 
 def test_runs_are_called_by_what_tells_their_paths_apart() -> None:
-    assert shorten_paths(["runs/a", "runs/b/c"]) == ["a", "b/c"]
-    assert shorten_paths(["gs://bucket/sweep-1/run", "gs://bucket/sweep-2/run"]) == ["sweep-1/run", "sweep-2/run"]
-    assert shorten_paths(["runs/a"]) == ["runs/a"]
-    assert shorten_paths(["runs/a", "runs/a"]) == ["runs/a", "runs/a"]
+    def shortened(*paths: str) -> list[str]:
+        return list(short_names(paths, "/").values())
+
+    assert shortened("runs/a", "runs/b/c") == ["a", "c"]
+    assert shortened("gs://bucket/sweep-1/run", "gs://bucket/sweep-2/run") == ["sweep-1/run", "sweep-2/run"]
+    assert shortened("runs/a") == ["a"] and shortened("runs/a", "runs/a") == ["runs/a"]
 
 
 @pytest.mark.slow

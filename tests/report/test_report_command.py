@@ -1,4 +1,4 @@
-"""`python -m tfdist.report`: what it writes, what it lists, and what it says of wrong arguments."""
+"""`tfdist report`: what it writes, what it lists, and what it says of wrong arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from report.written_runs import WrittenRun, eventful_run
 from support import run_python
 
-from tfdist.commands.report import main
+from tfdist.commands import verbs
 
 
 def test_one_run_and_several_each_get_their_page(
@@ -18,7 +18,7 @@ def test_one_run_and_several_each_get_their_page(
     for name in ("a", "b"):
         WrittenRun(tmp_path / name).start(0.0)
     monkeypatch.chdir(tmp_path)
-    assert main(["a"]) == main(["a", "b"]) == main(["a", "b", "--output=both.html"]) == 0
+    assert [verbs.run(["report", *each]) for each in (["a"], ["a", "b"], ["a", "b", "--output=both.html"])] == [0, 0, 0]
     assert capsys.readouterr().out.split() == ["a/report/index.html", "report.html", "both.html"]
     assert "2 runs" in (tmp_path / "both.html").read_text()
 
@@ -28,7 +28,7 @@ def test_the_runs_below_a_directory_are_listed(tmp_path: pathlib.Path, capsys: p
     failed = WrittenRun(tmp_path / "sweep" / "trials" / "0001")
     failed.start(0.0)
     failed.event(5.0, "run_failed", level="error")
-    assert main(["--list", str(tmp_path)]) == 0
+    assert verbs.run(["report", "--list", str(tmp_path)]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "run status strategy steps goodput age metrics"
     assert any(line.startswith("done done multi_worker 4,500 67%") for line in lines)
@@ -39,8 +39,8 @@ def test_the_runs_below_a_directory_are_listed(tmp_path: pathlib.Path, capsys: p
 def test_help_and_lists_need_neither_tensorflow_nor_bokeh(tmp_path: pathlib.Path) -> None:
     WrittenRun(tmp_path / "a").start(time.time())
     program = (
-        "import sys\nfrom tfdist.commands.report import main\n"
-        f"assert main(['--list', {str(tmp_path)!r}]) == 0\n"
+        "import sys\nfrom tfdist.commands import verbs\n"
+        f"assert verbs.run(['report', '--list', {str(tmp_path)!r}]) == 0\n"
         "import tfdist.report.write_pages\n"
         "assert not {'tensorflow', 'bokeh', 'keras'} & set(sys.modules)"
     )

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 from telemetry.trackers import run_facts
 
-from tfdist.commands import checkpoint as checkpoint
+from tfdist.commands import verbs
 from tfdist.errors import EXIT_STORE_UNAVAILABLE, EXIT_USER_ERROR, UserError, redact
 from tfdist.storage import gcs_requests
 from tfdist.strategies.one_device import OneDevice
@@ -50,7 +50,7 @@ def test_an_emulator_that_does_not_answer_is_named_without_its_password(
     monkeypatch.setattr(gcs_requests, "_REFUSED_PATIENCE_SECONDS", 0.1)
     gcs_requests.forget_client()
     try:
-        ended = checkpoint.main(["list", "gs://bucket/run"])
+        ended = verbs.run(["checkpoint", "list", "gs://bucket/run"])
     finally:
         gcs_requests.forget_client()
     assert ended == (EXIT_STORE_UNAVAILABLE if port == "1" else EXIT_USER_ERROR)
@@ -60,7 +60,7 @@ def test_an_emulator_that_does_not_answer_is_named_without_its_password(
 
 @pytest.mark.slow
 def test_a_place_that_is_no_place_is_named_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
-    assert checkpoint.main(["list", f"https://user:{SECRET}@host/run"]) == 2
+    assert verbs.run(["checkpoint", "list", f"https://user:{SECRET}@host/run"]) == 2
     said = capsys.readouterr().err
     assert "https://***@host/run" in said and SECRET not in said
 

@@ -70,14 +70,14 @@ def test_warnings_reach_a_standard_error_that_is_not_the_terminal_as_plain_text(
     assert "warning" not in shown
 
 
-@pytest.mark.parametrize("module", ["tfdist", "tfdist.main", "tfdist.launch", "tfdist.checkpoint", "tfdist.doctor"])
-def test_every_command_shows_errors_in_red_on_a_terminal_that_has_colors(module: str) -> None:
-    command = ("-m", module, "--there_is_no_such_flag")
+@pytest.mark.parametrize("command", ["tfdist", "tfdist.main", "tfdist.launch", "tfdist checkpoint", "tfdist.doctor"])
+def test_every_command_shows_errors_in_red_on_a_terminal_that_has_colors(command: str) -> None:
+    arguments = ("-m", *command.split(), "--there_is_no_such_flag")
     red = re.compile(r"^(\[launch\] )?\x1b\[31m(error: )?.*there_is_no_such_flag.*\x1b\[0m\r\n$")
-    assert red.search(_run_on_terminal(*command, columns=400, status=2)[0])
+    assert red.search(_run_on_terminal(*arguments, columns=400, status=2)[0])
     for plain in ({"NO_COLOR": "1"}, {"term": "dumb"}):
-        assert "\x1b" not in _run_on_terminal(*command, status=2, **plain)[0]
-    assert "\x1b" not in _run_on_terminal(*command, status=2, has_own_stderr=True)[1]
+        assert "\x1b" not in _run_on_terminal(*arguments, status=2, **plain)[0]
+    assert "\x1b" not in _run_on_terminal(*arguments, status=2, has_own_stderr=True)[1]
 
 
 @pytest.mark.slow
@@ -219,7 +219,7 @@ def test_a_notebook_shows_a_bar_in_place_and_keeps_the_lines_of_epochs() -> None
         metrics = {"loss": 100.0 / step}
         console.update(Progress(step=step, epoch=1, step_in_epoch=step, metrics=metrics, examples_per_second=9))
     assert stdout.shown()[-1].startswith("━" * 9) and " step 9" in stdout.shown()[-1]
-    assert stdout.getvalue().count("epoch 1/2") == 8  # twice a second
+    assert stdout.getvalue().count("epoch 1/2") == 7  # twice a second, but for the first half
     console.message("careful", "warning")
     console.end_epoch(EpochSummary(step=100, epoch=1, metrics=metrics, seconds=4, examples_per_second=9))
     clock.now = 5.0

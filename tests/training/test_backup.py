@@ -13,7 +13,7 @@ from training.trainings import STEPS_PER_EPOCH, Trained, run
 
 from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.commands import checkpoint as command
+from tfdist.commands import verbs
 from tfdist.errors import InUseError, UserError
 from tfdist.storage import lease
 from tfdist.strategies.one_device import OneDevice
@@ -73,7 +73,7 @@ def test_each_epoch_is_saved_and_one_or_two_checkpoints_stay_where_they_are_not_
     ]
     assert steps(tmp_path / "backup") == kept and trained.result.checkpoint_step == STEPS
     for looked_at in ("run", "backup"):
-        assert command.main(["list", str(tmp_path / looked_at), "--verify"]) == 0
+        assert verbs.run(["checkpoint", "list", str(tmp_path / looked_at), "--verify"]) == 0
         assert find_by_path(str(tmp_path / looked_at), "train.start_from", tell=Listener()).step == STEPS
 
 

@@ -12,7 +12,7 @@ import pytest
 from gcs.server import GcsServer
 from sweep_journals import Journal, ended, hyperband_sweep
 
-from tfdist.commands.report import main
+from tfdist.commands import verbs
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.console.console_text import short_names, value_text
@@ -176,7 +176,7 @@ def test_the_command_writes_the_report_again_in_a_bucket_too(
     journal = hyperband_sweep(9)
     files.write_atomic("gs://bucket/run/sweep.jsonl", "\n".join(journal.lines()))
     for run_dir in (journal.write(tmp_path), "gs://bucket/run"):
-        assert main([run_dir]) == 0
+        assert verbs.run(["report", run_dir]) == 0
         assert capsys.readouterr() == (f"{run_dir}/report/index.html\n", "")
         assert files.read(f"{run_dir}/trials.csv").startswith(b"trial,status,objective,")
 

@@ -1,7 +1,7 @@
 """Reads checkpoints: the newest that verifies, or a named one, and fits its tensors to what a program wants.
 
 Invariant: no byte is used before the size and the CRC32C of every file of the checkpoint were found right. The training
-loop restores through this; so do fine-tuning and `python -m tfdist.checkpoint`. Tensors of which each replica has a
+loop restores through this; so do fine-tuning and `tfdist checkpoint`. Tensors of which each replica has a
 slice are whole here, under their own names, whatever number of replicas wrote them.
 """
 

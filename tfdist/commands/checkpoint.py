@@ -1,4 +1,4 @@
-"""`python -m tfdist.checkpoint list RUN_DIR [--verify]`: the checkpoints of a run.
+"""`tfdist checkpoint list RUN_DIR [--verify]`: the checkpoints of a run.
 
 Invariant: what a user did wrong ends with one message and exit status 2; status 1 means that a checkpoint is damaged.
 TensorFlow is not imported for what is on this machine.
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from tfdist import command_line
 from tfdist.checkpoint import catalog
 from tfdist.checkpoint.catalog import Entry
-from tfdist.command_line import exit_status_of, flags
+from tfdist.command_line import flags
 from tfdist.errors import EXIT_DONE, UserError, printable, suggest
 from tfdist.storage import files
 from tfdist.telemetry.console.console_text import align_columns, in_bytes
@@ -32,11 +32,6 @@ FLAGS = flags.FlagValues()
 flags.DEFINE_bool(
     "verify", False, "read every byte, and name each file that is not what was written", flag_values=FLAGS
 )
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
-    return exit_status_of(lambda: run(arguments), trusts_the_disk=False)
 
 
 def _show(text: str) -> None:

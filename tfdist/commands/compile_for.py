@@ -1,4 +1,4 @@
-"""`python -m tfdist.doctor --compile_for=v5e:2x4 --gin_file=…`: has the TPU's own compiler compile an experiment.
+"""`tfdist doctor --compile_for=v5e:2x4 --gin_file=…`: has the TPU's own compiler compile an experiment.
 
 Invariant: nothing is trained and no TPU is asked for; a program that a TPU cannot run is one message that names the
 layer or operation, and exit status 2.
@@ -53,13 +53,8 @@ def run(options: flags.FlagValues) -> int:
             raise
         except Exception as error:
             raise loaded.user_error(error) or error from None
-    write = _format_json if options.json else _format_text
-    print(write(found), flush=True)
+    print(json.dumps([each.to_dict() for each in found], indent=2) if options.json else _format_text(found), flush=True)
     return EXIT_DONE
-
-
-def _format_json(steps: Sequence[Any]) -> str:
-    return json.dumps([each.to_dict() for each in steps], indent=2)
 
 
 def _format_text(steps: Sequence[Any]) -> str:

@@ -1,4 +1,4 @@
-"""`python -m tfdist.doctor`: looks at a machine, and at the others of its cluster, before money is spent.
+"""`tfdist doctor`: looks at a machine, and at the others of its cluster, before money is spent.
 
 Run on all machines at once, with the environment and the gin files of the run, it connects the workers as the run
 does, compares their versions, code and configuration, and measures the all-reduce between them. Run alone it says whom
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist import command_line
-from tfdist.command_line import exit_status_of, flags
+from tfdist.command_line import flags
 from tfdist.doctor import findings as say
 from tfdist.doctor import worker_facts as facts_of
 from tfdist.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding, ok_finding
@@ -56,11 +56,6 @@ flags.DEFINE_bool("largest_batch", False, "with --compile_for: also find the lar
 flags.DEFINE_bool("json", False, "print one JSON object instead of text", flag_values=FLAGS)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
-    return exit_status_of(lambda: run(arguments))
-
-
 def run(arguments: Sequence[str]) -> int:
     """Examines and says what was found; the exit status."""
     options = command_line.parse(FLAGS, arguments, about=ABOUT)
@@ -70,8 +65,15 @@ def run(arguments: Sequence[str]) -> int:
         return compile_for.run(options)
     doctor = Doctor(options, os.environ)
     doctor.examine()
-    print(json.dumps(doctor.as_json(), indent=2) if options.json else doctor.last_words(), flush=True)
-    return say.exit_status(doctor.findings)
+    host, status = socket.gethostname(), say.exit_status(doctor.findings)
+    if options.json:
+        found = [vars(each) for each in doctor.findings]
+        report = {"host": host, "worker": doctor.worker, "exit_status": status, "findings": found}
+        print(json.dumps(report, indent=2), flush=True)
+    else:
+        name = f"worker {doctor.worker} ({host}): " if doctor.strategy else ""
+        print(name + say.summary(doctor.findings), flush=True)
+    return status
 
 
 class Doctor:
@@ -92,20 +94,6 @@ class Doctor:
             for each in findings:
                 text = say.format_finding(each, terminal_width(sys.stdout) or say.WIDTH)
                 print(paint(text, COLORED_AS[each.level], sys.stdout), flush=True)
-
-    def last_words(self) -> str:
-        """The summary, with the worker's name where there are several."""
-        name = f"worker {self.worker} ({socket.gethostname()}): " if self.strategy else ""
-        return name + say.summary(self.findings)
-
-    def as_json(self) -> dict[str, Any]:
-        """The findings for machines."""
-        return {
-            "host": socket.gethostname(),
-            "worker": self.worker,
-            "exit_status": say.exit_status(self.findings),
-            "findings": [vars(each) for each in self.findings],
-        }
 
     def examine(self) -> None:
         """Runs all checks and reports their findings."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from tfdist import __version__, command_line
-from tfdist.command_line import exit_status_of, flags
+from tfdist.command_line import flags
 from tfdist.doctor.machine import GPUS_OF_DRIVER
 from tfdist.doctor.versions import driver_version, list_versions
 from tfdist.errors import printable, redact
@@ -29,11 +29,6 @@ FLAGS = flags.FlagValues()
 BEGINNINGS = ("TF_", "KERAS_", "XLA_", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32", "HOROVOD_", "SLURM_", "OMP_", "TFDIST_")
 
 SECRETS = re.compile("JWT|KEY|TOKEN|SECRET|PASS|CRED|AUTH", re.IGNORECASE)  # in the name of a variable
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
-    return exit_status_of(lambda: run(arguments))
 
 
 def run(arguments: Sequence[str]) -> None:

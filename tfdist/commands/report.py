@@ -1,4 +1,4 @@
-"""`python -m tfdist.report RUN [RUN …]`: shows runs on a page, or those below a directory in the terminal.
+"""`tfdist report RUN [RUN …]`: shows runs on a page, or those below a directory in the terminal.
 
 Invariant: what a user did wrong ends with one message and exit status 2. TensorFlow is not imported.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfdist import command_line
-from tfdist.command_line import exit_status_of, flags
+from tfdist.command_line import flags
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
@@ -27,29 +27,20 @@ flags.DEFINE_string("output", None, f"the page of several runs; {COMPARISON} by 
 flags.DEFINE_bool("list", False, "print a table of the runs below a directory", flag_values=FLAGS)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
-    return exit_status_of(lambda: run(arguments), trusts_the_disk=False)
-
-
 def run(arguments: Sequence[str]) -> None:
     """Writes the page or prints the table that the arguments ask for."""
     given, run_dirs = command_line.parse_with_operands(FLAGS, arguments, about=ABOUT)
     if not run_dirs:
         raise UserError(f"No run given. Write, for example: {PROGRAM} runs/digits")
-    if given.list:
-        _print_list(run_dirs)
-    else:
+    if not given.list:
         print(_write(run_dirs, given.output))
-
-
-def _print_list(directories: Sequence[str]) -> None:
+        return
     from tfdist.report.listing import list_runs
     from tfdist.telemetry.facts import now
 
-    if len(directories) != 1:
-        raise UserError(f"--list takes one directory; received {' '.join(directories)!r}.")
-    print(list_runs(directories[0], now()))
+    if len(run_dirs) != 1:
+        raise UserError(f"--list takes one directory; received {' '.join(run_dirs)!r}.")
+    print(list_runs(run_dirs[0], now()))
 
 
 def _write(run_dirs: Sequence[str], output: str | None) -> str:

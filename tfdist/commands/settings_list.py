@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tfdist import command_line
-from tfdist.command_line import exit_status_of, flags
+from tfdist.command_line import flags
 from tfdist.errors import UserError, suggest
 from tfdist.main import load_roots
 from tfdist.settings.declaration import format_default
@@ -39,11 +39,6 @@ class Description:
     default: str | None
     kind: str
     meaning: str
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
-    return exit_status_of(lambda: run(arguments))
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.resources
+import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tfdist import __version__, command_line, main
 from tfdist.command_line import exit_status_of, flags
@@ -36,7 +37,7 @@ class Verb:
       mode: of `tfdist.main`; empty where another module does it.
       flags: of `tfdist.main`, beside the common ones.
       takes_run: its first argument may be the directory of a run.
-      command: "module:function" in place of a mode: it takes the arguments and returns the exit status.
+      command: "module:function" in place of a mode: it takes the arguments; it may return an exit status.
     """
 
     summary: str
@@ -77,19 +78,19 @@ VERBS = {
         f"{DIGITS} --devices=2",
         command="tfdist.commands.prove:main",
     ),
-    "new": Verb("write an experiment for your own data", command="tfdist.new.new:main"),
+    "new": Verb("write an experiment for your own data", command="tfdist.new.new:run"),
     "launch": Verb("run a script or a verb in several processes, as workers of one run"),
     "doctor": Verb(
         "look at this machine, and at the other workers",
         f"[{EXPERIMENT}]",
         f"{DIGITS} --run_dir=runs/digits",
-        command="tfdist.commands.doctor:main",
+        command="tfdist.commands.doctor:run",
     ),
-    "checkpoint": Verb("list and verify the checkpoints of a run", command="tfdist.commands.checkpoint:main"),
-    "report": Verb("draw a page of a run, of several or of a sweep", command="tfdist.commands.report:main"),
-    "settings": Verb("list every setting: type, default, meaning", command="tfdist.commands.settings_list:main"),
+    "checkpoint": Verb("list and verify the checkpoints of a run", command="tfdist.commands.checkpoint:run"),
+    "report": Verb("draw a page of a run, of several or of a sweep", command="tfdist.commands.report:run"),
+    "settings": Verb("list every setting: type, default, meaning", command="tfdist.commands.settings_list:run"),
     "env": Verb(
-        "print what a report of a fault needs: versions, devices", command="tfdist.commands.environment_report:main"
+        "print what a report of a fault needs: versions, devices", command="tfdist.commands.environment_report:run"
     ),
     "completion": Verb("print a shell's completion of these words", command="tfdist.commands.verbs:print_completion"),
 }
@@ -158,9 +159,8 @@ def run(arguments: Sequence[str]) -> int:
     if verb is None:
         return exit_status_of(lambda: _refuse(name))
     if verb.command:
-        module, function = verb.command.split(":")
-        command: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
-        return command([_as_flag(each) for each in others] if EXPERIMENT in verb.operands else others)
+        given = [_as_flag(each) for each in others] if EXPERIMENT in verb.operands else others
+        return exit_status_of(lambda: pkgutil.resolve_name(verb.command)(given), trusts_the_disk=False)
     flags_of_main: list[str] = []
     status = exit_status_of(lambda: flags_of_main.extend(translate(name, others)))
     return status or main.main(flags_of_main)
@@ -280,17 +280,13 @@ def list_flags(name: str) -> list[str]:
     return sorted(getattr(module, "FLAGS", ()))
 
 
-def print_completion(arguments: Sequence[str]) -> int:
-    """Prints the script with which a shell completes verbs, flags and shipped experiments; returns the exit status."""
-
-    def run() -> None:
-        _, operands = command_line.parse_with_operands(flags.FlagValues(), arguments, about=ABOUT_COMPLETION)
-        if len(operands) != 1 or operands[0] not in SHELLS:
-            raise UserError(f"Received {' '.join(operands)!r}. Write: tfdist completion {' or '.join(SHELLS)}")
-        zsh = "autoload -U +X bashcompinit && bashcompinit\n" if operands[0] == "zsh" else ""
-        print(zsh + build_completion(), end="", flush=True)
-
-    return exit_status_of(run)
+def print_completion(arguments: Sequence[str]) -> None:
+    """Prints the script with which a shell completes verbs, flags and shipped experiments."""
+    _, operands = command_line.parse_with_operands(flags.FlagValues(), arguments, about=ABOUT_COMPLETION)
+    if len(operands) != 1 or operands[0] not in SHELLS:
+        raise UserError(f"Received {' '.join(operands)!r}. Write: tfdist completion {' or '.join(SHELLS)}")
+    zsh = "autoload -U +X bashcompinit && bashcompinit\n" if operands[0] == "zsh" else ""
+    print(zsh + build_completion(), end="", flush=True)
 
 
 def build_completion() -> str:

@@ -1,7 +1,7 @@
-"""`python -m tfdist.doctor`: what it does is in commands/doctor.py."""
+"""`python -m tfdist.doctor`: the verb `doctor` of commands/verbs.py, for scripts that start a module."""
 
 from tfdist.command_line import start
-from tfdist.commands.doctor import main
+from tfdist.commands import verbs
 
 if __name__ == "__main__":
-    start(main)
+    start(lambda arguments: verbs.run(["doctor", *arguments]))

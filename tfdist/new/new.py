@@ -1,4 +1,4 @@
-"""`python -m tfdist.new DIR`: writes an experiment of one's own for some data, ready to train.
+"""`tfdist new DIR`: writes an experiment of one's own for some data, ready to train.
 
 Invariant: nothing is written before the data has been read and understood; what a user did wrong is one message and
 exit status 2.
@@ -18,7 +18,7 @@ from typing import Any
 import jinja2
 
 from tfdist import command_line
-from tfdist.command_line import exit_status_of, flags
+from tfdist.command_line import flags
 from tfdist.errors import EXIT_DONE, UserError
 from tfdist.new.description import KINDS, PREDICTIONS, DataDescription, DataRequest, find_kind
 
@@ -71,11 +71,6 @@ flags.DEFINE_integer(
     lower_bound=1,
     flag_values=FLAGS,
 )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return exit_status_of(lambda: run(sys.argv[1:] if arguments is None else arguments), trusts_the_disk=False)
 
 
 def run(arguments: Sequence[str]) -> int:

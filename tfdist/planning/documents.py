@@ -26,7 +26,7 @@ from tfdist.planning.estimate import (
     MeasuredRun,
     PlannedTraining,
 )
-from tfdist.telemetry.console.console_text import in_bytes
+from tfdist.telemetry.console.console_text import align_columns, in_bytes
 from tfdist.training.run.train_settings import TrainSettings
 
 CLASSES = {
@@ -57,8 +57,19 @@ def build_document(
 ) -> dict[str, Any]:
     """Builds the content of plan.json."""
     first = best[0]
-    checkpoint = _describe_checkpoint(first, training)
-    distributed = _describe_distribution(first)
+    checkpoint = {
+        "state_bytes": first.step.state_bytes,
+        "every_seconds": first.interval_seconds,
+        "cost_seconds": FIRST_COST if training.policy is not None else None,
+        "rule": "Young's interval, which train.checkpoint = 'auto' keeps to by itself",
+    }
+    distributed = {
+        "strategy": first.strategy,
+        "num_workers": first.num_workers,
+        "num_replicas": first.group.count,
+        "sharding": first.choice.sharding,
+        "shards_optimizer": first.choice.sharding == OPTIMIZER,
+    }
     return {
         "version": 1,
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -173,16 +184,6 @@ def _describe_batch(each: Estimate, training: PlannedTraining) -> dict[str, Any]
     }
 
 
-def _describe_distribution(each: Estimate) -> dict[str, Any]:
-    return {
-        "strategy": each.strategy,
-        "num_workers": each.num_workers,
-        "num_replicas": each.group.count,
-        "sharding": each.choice.sharding,
-        "shards_optimizer": each.choice.sharding == OPTIMIZER,
-    }
-
-
 def _describe_resources(each: Estimate) -> dict[str, Any]:
     return {
         "device": each.group.device.kind,
@@ -205,15 +206,6 @@ def _describe_rdma(each: Estimate) -> dict[str, Any]:
     }
 
 
-def _describe_checkpoint(each: Estimate, training: PlannedTraining) -> dict[str, Any]:
-    return {
-        "state_bytes": each.step.state_bytes,
-        "every_seconds": each.interval_seconds,
-        "cost_seconds": FIRST_COST if training.policy is not None else None,
-        "rule": "Young's interval, which train.checkpoint = 'auto' keeps to by itself",
-    }
-
-
 def _describe_cost(each: Estimate) -> dict[str, Any]:
     return {"hours": each.hours, "device_hours": each.device_hours, "usd": each.price}
 
@@ -223,8 +215,6 @@ def format_page(best: Sequence[Estimate], training: PlannedTraining) -> str:
     first = best[0]
     step, number, choice = first.step, first.choice.num_microbatches, first.choice
     groups = ", ".join(f"{name} {count:,}" for name, count in step.parameters.items())
-    rows = [HEADERS, *map(_row, best)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         f"{sum(step.parameters.values()):,} parameters ({groups})",
         f"a replica: weights {in_bytes(step.parameter_bytes)}, optimizer {in_bytes(step.slot_bytes)}, gradients "
@@ -232,7 +222,7 @@ def format_page(best: Sequence[Estimate], training: PlannedTraining) -> str:
         f"a step of it: {step.flops * number:.3g} flops, {in_bytes(step.bytes_moved * number)} moved, "
         f"{in_bytes(step.reduced_bytes if first.group.count > 1 else 0)} reduced; {training.total_steps:,} steps",
         "",
-        *("  ".join(map(str.rjust, row, widths)).rstrip() for row in rows),
+        align_columns([HEADERS, *map(_row, best)], HEADERS),
         "",
         f"plan: {first.group}, {first.strategy}, {choice.precision}, "
         f"{number} microbatch{'es' if number > 1 else ''} of {choice.rows} examples"

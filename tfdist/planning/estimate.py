@@ -229,10 +229,10 @@ def estimate_group(training: PlannedTraining, group: DeviceGroup, measured: Meas
                 yield _estimate(training, group, *found, measured)
 
 
-def estimate_memory(step: Step, group: DeviceGroup, *, microbatches: bool, shards: bool) -> float:
+def estimate_memory(step: Step, group: DeviceGroup, choice: PlannedChoice) -> float:
     """Bytes of one replica at the peak; several microbatches keep the sum of their gradients."""
-    slots = step.slot_bytes / (group.count if shards else 1)
-    state = step.parameter_bytes + slots + (step.gradient_bytes if microbatches else 0)
+    slots = step.slot_bytes / (group.count if choice.sharding else 1)
+    state = step.parameter_bytes + slots + (step.gradient_bytes if choice.num_microbatches > 1 else 0)
     return state + ALLOCATED * step.tensor_bytes + 2 * step.batch_bytes
 
 
@@ -253,8 +253,8 @@ def _first_that_fits(
                 continue
             rows = math.ceil(training.global_batch_size / group.count / number)
             step = traced.estimate_step(rows)
-            if estimate_memory(step, group, microbatches=number > 1, shards=sharding is not None) <= usable:
-                choice = PlannedChoice(precision, step.recomputes, sharding, number, rows)
+            choice = PlannedChoice(precision, step.recomputes, sharding, number, rows)
+            if estimate_memory(step, group, choice) <= usable:
                 return choice, step, _estimate_largest_rows(traced, group, choice, usable)
     return None
 
@@ -263,10 +263,7 @@ def _estimate_largest_rows(traced: TracedStep, group: DeviceGroup, choice: Plann
     """Estimates the most examples of a microbatch that fit; memory grows along a line."""
 
     def memory(rows: int) -> float:
-        shards = choice.sharding is not None
-        return estimate_memory(
-            traced.estimate_step(rows), group, microbatches=choice.num_microbatches > 1, shards=shards
-        )
+        return estimate_memory(traced.estimate_step(rows), group, choice)
 
     slope = (memory(choice.rows + 1000) - memory(choice.rows)) / 1000
     return choice.rows + int((usable - memory(choice.rows)) / slope) if slope > 0 else choice.rows
@@ -281,7 +278,7 @@ def _estimate(
     measured: MeasuredRun | None,
 ) -> Estimate:
     number, device = choice.num_microbatches, group.device
-    memory = estimate_memory(step, group, microbatches=number > 1, shards=choice.sharding is not None)
+    memory = estimate_memory(step, group, choice)
     flops, moved, of_memory, of_time = step.flops * number, step.bytes_moved * number, ESTIMATED, ESTIMATED
     compiled = training.compile_step(group, choice) if device.is_tpu else None
     if compiled is not None:

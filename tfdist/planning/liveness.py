@@ -1,15 +1,14 @@
 """The most memory that the tensors of a traced function take at once, in the order in which TensorFlow runs it.
 
-The function is followed as TensorFlow's executor would go through it: an operation starts when its inputs are there,
-first come first served; a buffer goes when nobody reads it any more; elementwise operations write into an input that
-nobody else needs. Invariant: nothing is run. Variables are no tensors here, and reading one copies nothing.
+The function is followed as one thread of TensorFlow's executor would go through it: an operation starts when its inputs
+are there, first come first served; a buffer goes when nobody reads it any more; elementwise operations write into an
+input that nobody else needs. Invariant: nothing is run. Variables are no tensors here, and reading one copies nothing.
 `traced_step.py` calls it.
 """
 
 from __future__ import annotations
 
 import collections
-import heapq
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +29,6 @@ IN_PLACE = {
     "Sign", "Sin", "Cos", "Reciprocal", "Inv", "MulNoNan", "Xdivy", "Xlogy", "Floor", "Round", "SelectV2", "Select",
 }  # fmt: skip
 NOTABLE = 1 << 20  # bytes, from which on it is told that they depend on values
-FLOPS_PER_BYTE = 10  # of a processor: in which order operations end
 LISTS = {"EmptyTensorList", "TensorListReserve"}
 GROWING = {"TensorListPushBack": 1, "TensorListSetItem": 2}  # the index of the element among the inputs
 CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
@@ -58,8 +56,7 @@ class Buffer:
 class MemoryTracer:
     """Follows functions; `peak` is the most bytes at once so far, `live` those of now."""
 
-    def __init__(self, num_threads: int = 1) -> None:
-        self._num_threads = num_threads
+    def __init__(self) -> None:
         self._turns = 1
         self.live = self.peak = 0
         self.flops = self.bytes_moved = 0.0
@@ -78,23 +75,18 @@ class MemoryTracer:
                 buffer.readers += queue.readers[tensor.name] + returned[tensor.name]
 
         assign_buffers(graph.inputs, arguments)
-        running: list[tuple[float, int, Any]] = []
-        now, started = 0.0, 0
-        while queue.ready or running:
-            if queue.ready and len(running) < self._num_threads:
-                operation = queue.ready.popleft()
-                if not operation.outputs or operation.outputs[0].name not in buffer_of:
-                    outputs = self._run(operation, [buffer_of[tensor.name] for tensor in operation.inputs])
-                    assign_buffers(operation.outputs, outputs)
-                started += 1
-                heapq.heappush(running, (now + self._cost(operation, buffer_of), started, operation))
-                continue
-            now, _, operation = heapq.heappop(running)
-            buffers = [buffer_of[tensor.name] for tensor in operation.inputs]
-            for buffer in buffers:
+        while queue.ready:
+            operation = queue.ready.popleft()
+            inputs = [buffer_of[tensor.name] for tensor in operation.inputs]
+            if not operation.outputs or operation.outputs[0].name not in buffer_of:
+                assign_buffers(operation.outputs, self._run(operation, inputs))
+            self._count_work(operation, buffer_of)
+            for buffer in inputs:
                 buffer.readers -= 1
-            for buffer in [*buffers, *(buffer_of[tensor.name] for tensor in operation.outputs)]:
-                self._free_if_unread(buffer)
+            for buffer in [*inputs, *(buffer_of[tensor.name] for tensor in operation.outputs)]:
+                if buffer.readers <= 0 and not buffer.kept:
+                    self.live -= buffer.size
+                    buffer.size = 0
             queue.finish(operation)
         return [buffer_of[tensor.name] for tensor in graph.outputs]
 
@@ -104,19 +96,10 @@ class MemoryTracer:
         self.peak = max(self.peak, self.live)
         return Buffer(size)
 
-    def _free_if_unread(self, buffer: Buffer) -> None:
-        if buffer.readers <= 0 and not buffer.kept:
-            self.live -= buffer.size
-            buffer.size = 0
-
-    def _cost(self, operation: Any, buffer_of: dict[str, Buffer]) -> float:
-        """How long an operation takes, in arbitrary units: those of a byte."""
-        flops = count_flops(operation)
+    def _count_work(self, operation: Any, buffer_of: dict[str, Buffer]) -> None:
         tensors = {tensor.name for tensor in [*operation.inputs, *operation.outputs] if tensor.dtype != tf.variant}
-        moved = sum(buffer_of[name].size for name in tensors)
-        self.flops += flops * self._turns
-        self.bytes_moved += moved * self._turns
-        return 1 + moved + flops / FLOPS_PER_BYTE
+        self.flops += count_flops(operation) * self._turns
+        self.bytes_moved += sum(buffer_of[name].size for name in tensors) * self._turns
 
     def _run(self, operation: Any, inputs: list[Buffer]) -> list[Buffer]:
         kind = operation.type

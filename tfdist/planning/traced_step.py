@@ -82,14 +82,12 @@ def trace_step(
     num_replicas: int = 1,
     precision: str | None = None,
     recompute: Any = None,
-    num_threads: int = 1,
 ) -> Step:
     """Traces the step with so many examples of a microbatch on each replica.
 
     Args:
       settings: of the training.
       precision, recompute: in place of the settings'; None leaves those.
-      num_threads: on which operations are thought to run beside each other.
 
     Raises:
       UserError: the experiment cannot be put together so.
@@ -115,7 +113,7 @@ def trace_step(
         function = tf.function(lambda given: programs.step.on_batch(given), autograph=False)
         graph = function.get_concrete_function(batch).graph
         grown = process.memory_info().rss - before
-        tracer = MemoryTracer(num_threads)
+        tracer = MemoryTracer()
         tracer.trace(graph, [Buffer(0, kept=True) for _ in graph.inputs])
         reductions = [each for each in graph.get_operations() if each.type == REDUCTION]
         model, optimizer = programs.model, programs.optimizer

@@ -7,7 +7,6 @@ as different only where one of the runs states it: half a run has no list of its
 from __future__ import annotations
 
 import datetime
-import itertools
 import statistics
 from collections.abc import Sequence
 
@@ -23,7 +22,8 @@ NOT_SET = "–"
 
 def build_comparison(runs: Sequence[RunData], now: datetime.datetime) -> list[Section]:
     """The sections of the page of several runs, empty ones among them."""
-    names, axis = shorten_paths([run.path for run in runs]), Axis(STEPS)
+    short, axis = short_names([run.path for run in runs], "/"), Axis(STEPS)
+    names = [short[run.path] for run in runs]
     metrics = list(dict.fromkeys(name for run in runs for name in run.metrics))
     keys = dict.fromkeys(key for run in runs for key in run.curves if is_metric(key[0]))
     by_name = dict(zip(names, runs, strict=True))
@@ -36,13 +36,6 @@ def build_comparison(runs: Sequence[RunData], now: datetime.datetime) -> list[Se
         _ablation(runs, metrics),
         Section(title="Curves", text="A line a run.", plots=curves),
     ]
-
-
-def shorten_paths(paths: Sequence[str]) -> list[str]:
-    """The paths without what they have in common."""
-    parts = [path.split("/") for path in paths]
-    same = len(list(itertools.takewhile(lambda level: len(set(level)) == 1, zip(*parts, strict=False))))
-    return ["/".join(each[same:]) or path for each, path in zip(parts, paths, strict=True)]
 
 
 def find_differing_settings(runs: Sequence[RunData]) -> list[str]:

@@ -1,6 +1,6 @@
 """The runs below a directory, as a table for a terminal.
 
-Invariant: a run that cannot be read is a line of the table as well. `python -m tfdist.report --list` prints it.
+Invariant: a run that cannot be read is a line of the table as well. `tfdist report --list` prints it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from tfdist.storage import files
 from tfdist.telemetry.account import goodput
 from tfdist.telemetry.account.goodput import Account, sum_accounts
 from tfdist.telemetry.facts import Event, Sample
-from tfdist.telemetry.records import DamagedFileError, Unreadable, load_record, read_events, read_lines, read_samples
+from tfdist.telemetry.records import Unreadable, load_if_whole, read_events, read_lines, read_samples
 from tfdist.telemetry.result import RunResult, Start, Starts
 from tfdist.telemetry.run_directory import RunDirectory
 
@@ -33,7 +33,6 @@ ENDS = {"run_failed": "failed", "preempted": "preempted", "left_unsaved": "left 
 SILENCE_SECONDS, SILENCE_SHARE = 90.0, 1 / 200
 BEGIN = "training_started"
 LEARNING_RATE, GRADIENT_NORM = "learning_rate", "gradient_norm"  # curves that are no metrics
-T = TypeVar("T")
 _STATEMENT = re.compile(r"(\S+) = ")
 
 
@@ -179,8 +178,8 @@ def read_run(run_dir: str) -> RunData:
     unreadable = Unreadable()
     config = files.read(directory.config).decode(errors="replace") if files.exists(directory.config) else ""
     stated, defaults = _parse_settings(config)
-    starts = record.starts if (record := _load(directory.starts, Starts)) is not None else ()
-    result = _load(directory.result, RunResult)
+    starts = record.starts if (record := load_if_whole(directory.starts, Starts)) is not None else ()
+    result = load_if_whole(directory.result, RunResult)
     return RunData(
         path=directory.path,
         config=config,
@@ -239,11 +238,3 @@ def _number(value: Any) -> float | None:
 
 def _numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
     return {f"{prefix}{name}": float(value) for name, value in values.items() if isinstance(value, int | float)}
-
-
-def _load(path: str, kind: type[T]) -> T | None:
-    """Reads a file; None where it is missing or damaged."""
-    try:
-        return load_record(path, kind)
-    except DamagedFileError:
-        return None

@@ -7,7 +7,7 @@ a line of its own, up to MAX_WORKERS of them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from bokeh.palettes import Category10_10, Dark2_8
@@ -15,9 +15,9 @@ from bokeh.palettes import Category10_10, Dark2_8
 from tfdist.report.figures import STEPS, TIME, Axis, draw_bars, draw_curves, draw_points, to_milliseconds
 from tfdist.report.page import Cell, PageTable, Plot, Section
 from tfdist.report.run_data import BEGIN, ENDS, GRADIENT_NORM, LEARNING_RATE, Curve, RunData, is_metric
-from tfdist.telemetry.account.goodput import ALL_SHARES, sum_accounts
+from tfdist.telemetry.account.goodput import ALL_SHARES, split_by_process, sum_accounts
 from tfdist.telemetry.console.console_text import count_text, duration_text, number_text
-from tfdist.telemetry.facts import Event, Sample
+from tfdist.telemetry.facts import Event
 
 MAX_WORKERS = 16
 MAX_EVENTS = 500  # the newest
@@ -140,9 +140,8 @@ def _throughput(run: RunData, axis: Axis) -> list[Plot]:
     batch = run.fact("global_batch_size") or run.settings.get("train.global_batch_size", "")
     examples = int(batch) if str(batch).isdigit() else None
     unit = "steps" if examples is None else "examples"
-    steps = [
-        [(to_milliseconds(s.time), float(s.step)) for s in own if s.step is not None] for own in _processes(run, 0)
-    ]
+    processes = split_by_process(run.samples).get(0, [])
+    steps = [[(to_milliseconds(s.time), float(s.step)) for s in own if s.step is not None] for own in processes]
     curve = _join([_rates(known, per=float(examples or 1)) for known in steps])
     title = f"Throughput, {unit} a second"
     return [] if curve is None else [draw_curves(title, axis, {unit: curve}, y_format="0,0.[00]")]
@@ -176,25 +175,16 @@ def _account(run: RunData) -> Section:
 
 def _resources(run: RunData, axis: Axis) -> Section:
     """Memory, utilization and traffic, a line a worker."""
-    workers = sorted({sample.worker for sample in run.samples})[:MAX_WORKERS]
+    by_worker = list(split_by_process(run.samples).items())[:MAX_WORKERS]
     plots = []
     for name, (title, y_format, is_total) in VALUES.items():
         curves = {}
-        for worker in workers:
-            known = [
-                [(to_milliseconds(s.time), s.values[name]) for s in own if name in s.values]
-                for own in _processes(run, worker)
-            ]
+        for worker, processes in by_worker:
+            known = [[(to_milliseconds(s.time), s.values[name]) for s in own if name in s.values] for own in processes]
             curves[f"worker {worker}"] = _join([_rates(own, per=1.0) for own in known] if is_total else known)
         if any(curve is not None and np.nanmax(curve.values, initial=0.0) > 0 for curve in curves.values()):
             plots.append(draw_curves(title, axis, curves, y_format=y_format))
     return Section(title="Memory and utilization", text="Over time (UTC).", plots=plots)
-
-
-def _processes(run: RunData, worker: int) -> Iterator[list[Sample]]:
-    """A worker's samples, start by start."""
-    own = (sample for sample in run.samples if sample.worker == worker)
-    return (list(group) for _, group in itertools.groupby(own, key=lambda sample: sample.start))
 
 
 def _rates(known: Sequence[tuple[float, float]], *, per: float) -> list[tuple[float, float]]:

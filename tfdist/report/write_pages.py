@@ -1,7 +1,7 @@
 """Writes the page of a run, or of several side by side.
 
 Invariant: a page is replaced whole, so that a browser never reads half of one; Bokeh is imported when a page is first
-drawn, TensorFlow never. The command `python -m tfdist.report` and the end of a training call it.
+drawn, TensorFlow never. The command `tfdist report` and the end of a training call it.
 """
 
 from __future__ import annotations

@@ -66,6 +66,11 @@ class EventLog:
         """Logs what ends the run."""
         self._write("error", event, step, message, details)
 
+    def warn_of_loss(self, problem: str) -> None:
+        """Warns of lines that a `GuardedLog` could not write, in its words; of nothing if these are empty."""
+        if problem:
+            self.warning("log_not_written", message=problem)
+
     def close(self) -> None:
         """Leaves every event stored; a later event opens the log again."""
         with self._lock:
@@ -84,8 +89,7 @@ class EventLog:
         with self._lock:
             problem = self._log.write_line(line)
         self.dispatch(event)
-        if problem:
-            self.warning("log_not_written", message=problem)
+        self.warn_of_loss(problem)
 
 
 def event_line(event: Event) -> str:

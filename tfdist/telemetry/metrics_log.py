@@ -77,7 +77,7 @@ class MetricsLog(Metrics):
                 f"A metric may not be called {taken[0]!r}: metrics.jsonl has that key. Give it another name."
             )
         head = {"step": point.step, "epoch": point.epoch, "split": point.split, "learning_rate": point.learning_rate}
-        self._report_loss(self._points.write_line(to_json({**head, **point.metrics})))
+        self._events.warn_of_loss(self._points.write_line(to_json({**head, **point.metrics})))
         self._events.dispatch(point)
         rate = {} if point.learning_rate is None else {"learning_rate": point.learning_rate}
         self._summarize(lambda summaries: summaries.scalars(point.split, point.step, {**point.metrics, **rate}))
@@ -114,12 +114,8 @@ class MetricsLog(Metrics):
         return max(gone, default=None)
 
     def close(self) -> None:
-        self._report_loss(self._points.close())
+        self._events.warn_of_loss(self._points.close())
         self._summarize(Summaries.close)
-
-    def _report_loss(self, problem: str) -> None:
-        if problem:
-            self._events.warning("log_not_written", message=problem)
 
     def _summarize(self, act: Callable[[Summaries], None]) -> None:
         """Calls `act` with the summaries; a failure ends them, since TensorFlow does not say which ones it wrote."""
@@ -134,7 +130,8 @@ class MetricsLog(Metrics):
                 raise
             self._summaries = None
             reason = " ".join(str(getattr(error, "message", error)).split())
-            self._report_loss(f"{self._run.tensorboard} gets no more summaries, and the run continues: {reason}")
+            lost = f"{self._run.tensorboard} gets no more summaries"
+            self._events.warn_of_loss(f"{lost}, and the run continues: {reason}")
 
 
 class Summaries:
@@ -154,16 +151,13 @@ class Summaries:
     def scalars(self, split: str, step: int, metrics: Mapping[str, Any]) -> None:
         """The single numbers among some metrics."""
         import tensorflow as tf
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-        summary = tf.compat.v1.Summary()
-        for name, value in metrics.items():
-            if np.ndim(value) == 0:
-                added = summary.value.add(tag=name, tensor=tf.make_tensor_proto(float(value), tf.float32))
-                added.metadata.plugin_data.plugin_name = "scalars"
-                added.metadata.data_class = 1  # DATA_CLASS_SCALAR
+        singles = [scalar_pb(name, float(value)) for name, value in metrics.items() if np.ndim(value) == 0]
+        joined = b"".join(single.SerializeToString() for single in singles)  # protocol buffers are merged so
         with self._writer(split).as_default():
             # TensorFlow keeps a tensor for every Python number that it is given, for good; of arrays it keeps none.
-            tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step=np.array(step, np.int64))
+            tf.summary.experimental.write_raw_pb(joined, step=np.array(step, np.int64))
 
     def close(self) -> None:
         """Leaves all stored; a later summary begins other files."""
@@ -186,14 +180,10 @@ class Summaries:
 
     def _write_config(self) -> None:
         """The configuration as TensorBoard's text, which is Markdown."""
-        import tensorflow as tf
+        from tensorboard.plugins.text.summary_v2 import text_pb
 
         text = "".join(f"    {line}\n" for line in self._config_text.splitlines())
-        summary = tf.compat.v1.Summary()
-        added = summary.value.add(tag="config.gin", tensor=tf.make_tensor_proto(text, tf.string))
-        added.metadata.plugin_data.plugin_name = "text"
-        added.metadata.data_class = 2  # DATA_CLASS_TENSOR
-        store_summaries(self._written_to(), f"{FIRST}.config", [summary], time=time.time())
+        store_summaries(self._written_to(), f"{FIRST}.config", [text_pb("config.gin", text)], time=time.time())
 
     def _written_to(self) -> str:
         """The directory for TensorFlow, whose own gs:// has other limits and credentials than ours and is not used."""

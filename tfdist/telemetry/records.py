@@ -51,20 +51,22 @@ def load_record(path: str, kind: type[T]) -> T | None:
       NewerFormatError: a newer tfdist wrote it.
     """
     try:
-        content = files.read(path)
+        record: T = as_type(kind, from_json(files.read(path)))
+        return record
     except FileNotFoundError:
         return None
-    return parse_record(path, content, kind)
-
-
-def parse_record(path: str, content: bytes, kind: Any) -> Any:
-    """Parses content that was read already, as `load_record` does."""
-    try:
-        return as_type(kind, from_json(content))
     except NewerFormatError as error:
         raise NewerFormatError(f"{path} {error}") from error
     except (ValueError, OverflowError) as error:
         raise build_damage_error(path, str(error)) from error
+
+
+def load_if_whole(path: str, kind: type[T]) -> T | None:
+    """`load_record` for who only looks: None for a damaged file, too."""
+    try:
+        return load_record(path, kind)
+    except DamagedFileError:
+        return None
 
 
 def build_damage_error(path: str, why: str) -> DamagedFileError:

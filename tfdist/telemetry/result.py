@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import importlib.metadata
 import platform
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdist.requirements import installed_tensorflow
+from tfdist.requirements import find_version, installed_tensorflow
 from tfdist.storage import files
 from tfdist.telemetry.facts import now
 from tfdist.telemetry.json_text import to_json
-from tfdist.telemetry.records import DamagedFileError, Warn, load_record, read_record
+from tfdist.telemetry.records import Warn, load_if_whole, load_record, read_record
 from tfdist.telemetry.run_directory import RunDirectory
 
 TRAIN, TUNE = "train", "tune"
@@ -107,11 +106,6 @@ class RunResult:
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class _AnyResult:
-    mode: str = TRAIN
-
-
 def write_result(run: RunDirectory, result: RunResult) -> None:
     """Replaces result.json."""
     files.write_atomic(run.result, to_json(result, indent=2) + "\n")
@@ -119,8 +113,8 @@ def write_result(run: RunDirectory, result: RunResult) -> None:
 
 def read_mode(run: RunDirectory) -> str | None:
     """TRAIN or TUNE, by what result.json is of; None where there is none. Raises UserError where it is damaged."""
-    result = load_record(run.result, _AnyResult)
-    return None if result is None else result.mode
+    result = load_record(run.result, dict[str, Any])
+    return None if result is None else result.get("mode", TRAIN)
 
 
 def read_result(run: RunDirectory) -> RunResult | None:
@@ -135,10 +129,7 @@ def read_starts(directory: RunDirectory, warn: Warn) -> Starts:
 
 def find_checkpoint_dir(path: str) -> str | None:
     """Where the last start of the run in `path` kept its checkpoints, where that is not in `path` itself."""
-    try:
-        found = load_record(RunDirectory(path).starts, Starts)
-    except DamagedFileError:  # of which whoever takes the directory warns
-        return None
+    found = load_if_whole(RunDirectory(path).starts, Starts)  # who takes the directory warns of a damaged one
     return None if found is None else found.checkpoint_dir
 
 
@@ -163,7 +154,5 @@ def versions() -> dict[str, str]:
 
 
 def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout, or a wheel of another name
-        return str(getattr(sys.modules.get(package), "__version__", "not installed"))
+    """The version of a package, or of the module of that name: in a checkout, or a wheel of another name."""
+    return find_version(package) or str(getattr(sys.modules.get(package), "__version__", "not installed"))

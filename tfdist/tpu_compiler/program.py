@@ -120,5 +120,5 @@ def _repeat_rows(batch: dict[str, Any], count: int) -> dict[str, Any]:
 
 
 def count_bytes(values: keras.Variable | tf.Tensor) -> int:
-    """The size of a variable's or a tensor's content."""
+    """The size of a variable or tensor."""
     return math.prod(values.shape) * tf.as_dtype(values.dtype).size

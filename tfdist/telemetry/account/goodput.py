@@ -47,7 +47,7 @@ def compute_accounts(samples: Iterable[Sample], starts: Sequence[Start]) -> dict
       starts: of the run.
     """
     by_worker = {}
-    for worker, processes in _processes(samples).items():
+    for worker, processes in split_by_process(samples).items():
         parts: list[Account] = []
         for before, process in itertools.pairwise([[], *processes]):
             pause = (_began(process[0]) - before[-1].time).total_seconds() if before else 0.0
@@ -70,7 +70,7 @@ def goodput(samples: Iterable[Sample], starts: Sequence[Start]) -> float | None:
     return sum_accounts(compute_accounts(samples, starts).values()).goodput
 
 
-def _processes(samples: Iterable[Sample]) -> dict[int, list[list[Sample]]]:
+def split_by_process(samples: Iterable[Sample]) -> dict[int, list[list[Sample]]]:
     """Each worker's samples by process. A start that failed early may leave its number to the next."""
     by_worker: dict[int, list[list[Sample]]] = {}
     for sample in samples:

@@ -54,7 +54,8 @@ class Sampler:
         self._thread.join()
         self._store_at = 0.0
         self._sample()
-        self._warn_of(self._log.close() if self._log is not None else "")
+        if self._log is not None:
+            self._events.warn_of_loss(self._log.close())
 
     def _sample_until_closed(self) -> None:
         seconds = FIRST_SECONDS
@@ -73,14 +74,10 @@ class Sampler:
         )
         moment = time.monotonic()
         if self._log is not None and moment >= self._store_at:
-            self._warn_of(self._log.write_line(sample_line(sample)))
+            self._events.warn_of_loss(self._log.write_line(sample_line(sample)))
             self._store_at = moment + (moment - self._begun) * STORED_SHARE
         self._events.dispatch(sample)
         self._watch(sample.values)
-
-    def _warn_of(self, problem: str) -> None:
-        if problem:
-            self._events.warning("log_not_written", message=problem)
 
     def _watch(self, values: Mapping[str, float]) -> None:
         """Warns once of GPUs that have had little to do for some minutes."""

@@ -121,8 +121,10 @@ class PlainConsole(Console):
     """`Console` in lines: one at the start, one an epoch, and one in ten seconds within a longer epoch.
 
     An epoch that ends within five seconds of the last one shown is held back, until its time has come or a newer one
-    ends.
+    ends. A subclass may show progress otherwise, and more often.
     """
+
+    progress_seconds = PROGRESS_LINE_SECONDS
 
     def __init__(self, stdout: TextIO, stderr: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stderr)
@@ -132,18 +134,20 @@ class PlainConsole(Console):
         self._first: tuple[int, float] | None = None  # the step and the moment of the first report
         self._held: EpochSummary | None = None
         self._shown_at = -float("inf")
-        self._last_line_time = clock()
+        self._progress_shown_at = clock()
 
     def start(self, plan: TrainingPlan) -> None:
         self._plan = plan
         self._first = None
-        self._held, self._shown_at, self._last_line_time = None, -float("inf"), self._clock()
+        self._held, self._shown_at, self._progress_shown_at = None, -float("inf"), self._clock()
         self.message(plan_text(plan))
 
     def update(self, progress: Progress) -> None:
         seconds_left = self._seconds_left(progress.step)
         self._show_epoch_if_due()
-        self._show_progress(progress, seconds_left)
+        if self._clock() - self._progress_shown_at >= self.progress_seconds:
+            self._progress_shown_at = self._clock()
+            self._show_progress(progress, seconds_left)
 
     def end_epoch(self, summary: EpochSummary) -> None:
         self._held = summary
@@ -167,9 +171,7 @@ class PlainConsole(Console):
         return (now - first_time) / (step - first_step) * max(self._plan.total_steps - step, 0)
 
     def _show_progress(self, progress: Progress, seconds_left: float | None) -> None:
-        if self._clock() - self._last_line_time >= PROGRESS_LINE_SECONDS:
-            self._last_line_time = self._clock()
-            self.message(progress_line(self._plan, progress, seconds_left))
+        self.message(progress_line(self._plan, progress, seconds_left))
 
     def _show_epoch_if_due(self) -> None:
         if self._clock() - self._shown_at >= EPOCH_LINE_SECONDS:
@@ -178,5 +180,5 @@ class PlainConsole(Console):
     def _show_epoch(self) -> None:
         held, self._held = self._held, None
         if held is not None:
-            self._shown_at = self._last_line_time = self._clock()
+            self._shown_at = self._progress_shown_at = self._clock()
             self.message(epoch_line(self._plan, held))

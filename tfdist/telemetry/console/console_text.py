@@ -129,13 +129,13 @@ def align_columns(rows: Sequence[Sequence[str]], right: Collection[str]) -> str:
     return "\n".join("  ".join(row).rstrip() for row in padded)
 
 
-def short_names(paths: Sequence[str]) -> dict[str, str]:
-    """Returns for each path the shortest end of it that no other of them shares."""
+def short_names(paths: Sequence[str], separator: str = ".") -> dict[str, str]:
+    """Returns for each path the shortest end of it, in whole parts, that no other of them shares."""
     names = {}
     for path in paths:
-        parts = path.split(".")
-        endings = [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
-        alone = (end for end in endings if sum(f".{other}".endswith(f".{end}") for other in paths) == 1)
+        parts = path.split(separator)
+        endings = [separator.join(["", *parts[-count:]]) for count in range(1, len(parts) + 1)]
+        alone = (end[1:] for end in endings if sum((separator + other).endswith(end) for other in paths) == 1)
         names[path] = next(alone, path)
     return names
 

@@ -1,8 +1,8 @@
 """The console on a terminal and in a notebook: a bar for the run, and above it lines for epochs that are over.
 
-Invariant: the terminal is drawn at most `_REDRAWS_PER_SECOND` times a second and by the calling thread, so the bar
-takes some 0.2 % of a core and no thread of its own. It fills what its text leaves of the terminal's width; rich cuts
-what a narrow terminal has no room for.
+Invariant: the terminal is drawn five times a second at most and by the calling thread, so the bar takes some 0.2 % of a
+core and no thread of its own. It fills what its text leaves of the terminal's width; rich cuts what a narrow terminal
+has no room for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from tfdist.telemetry.console.console import (
 from tfdist.telemetry.console.console_text import Progress, TrainingPlan, progress_line
 from tfdist.telemetry.facts import Level
 
-_REDRAWS_PER_SECOND, _REDRAWS_IN_NOTEBOOK = 5, 2
 _NOTEBOOK_BAR_WIDTH = 20  # columns
 _MIN_BAR_WIDTH = 10  # columns
 
@@ -40,17 +39,19 @@ class ProgressBarConsole(PlainConsole):
     The bar is of the run's steps; of those of an epoch where nobody knows how many the run has.
     """
 
+    progress_seconds = 0.2
+
     def __init__(self, stdout: TextIO, stderr: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stdout, stderr, clock=clock)
         self._terminal = rich.console.Console(file=stdout, markup=False, highlight=False, emoji=False)
         self._bar: rich.progress.Progress | None = None
         self._task = rich.progress.TaskID(0)
         self._column = BarColumn(bar_width=_MIN_BAR_WIDTH)
-        self._last_redraw_time = -float("inf")
 
     def start(self, plan: TrainingPlan) -> None:
         self.close()
         super().start(plan)
+        self._progress_shown_at = -float("inf")
         self._bar = rich.progress.Progress(
             self._column,
             TextColumn("{task.description}", markup=False),
@@ -79,9 +80,8 @@ class ProgressBarConsole(PlainConsole):
                 bar.stop()
 
     def _show_progress(self, progress: Progress, seconds_left: float | None) -> None:
-        if self._bar is None or self._clock() - self._last_redraw_time < 1 / _REDRAWS_PER_SECOND:
+        if self._bar is None:
             return
-        self._last_redraw_time = self._clock()
         text = progress_line(self._plan, progress, seconds_left)
         done = progress.step if self._plan.total_steps else progress.step_in_epoch
         self._column.bar_width = max(self._terminal.width - len(text) - 1, _MIN_BAR_WIDTH)
@@ -93,10 +93,11 @@ class ProgressBarConsole(PlainConsole):
 class NotebookConsole(PlainConsole):
     """`Console` in a notebook, which shows in place what follows a carriage return and moves no cursor otherwise."""
 
+    progress_seconds = 0.5
+
     def __init__(self, stdout: TextIO, stderr: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stdout, stderr, clock=clock)
         self._drawn = ""
-        self._last_redraw_time = -float("inf")
 
     def message(self, text: str, level: Level = "info") -> None:
         self._draw("")
@@ -107,9 +108,6 @@ class NotebookConsole(PlainConsole):
         self._draw("")
 
     def _show_progress(self, progress: Progress, seconds_left: float | None) -> None:
-        if self._clock() - self._last_redraw_time < 1 / _REDRAWS_IN_NOTEBOOK:
-            return
-        self._last_redraw_time = self._clock()
         done, total = progress.step, self._plan.total_steps
         if total is None:
             done, total = progress.step_in_epoch, self._plan.steps_per_epoch or 1

@@ -16,7 +16,7 @@ import numpy as np
 
 from tfdist.errors import UserError, check_package
 from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
-from tfdist.telemetry.registry import COUNTER, EVENTS, HISTOGRAM, METRICS, Metric
+from tfdist.telemetry.registry import COUNTER, EVENTS, GAUGE, HISTOGRAM, METRICS, Metric
 from tfdist.telemetry.sinks.sink import FAILED, Sink
 
 if TYPE_CHECKING:
@@ -156,13 +156,8 @@ class Prometheus(Sink):
     def _add(self, metric: str, value: float, /, **labels: str) -> None:
         """Takes a counter's growth, a histogram's observation or a gauge's value."""
         series: Any = self._metrics[metric].labels(**self._labels, **labels)
-        kind = METRICS[metric].kind
-        if kind == COUNTER:
-            series.inc(value)
-        elif kind == HISTOGRAM:
-            series.observe(value)
-        else:
-            series.set(value)
+        act = {COUNTER: "inc", HISTOGRAM: "observe", GAUGE: "set"}[METRICS[metric].kind]
+        getattr(series, act)(value)
 
 
 def limit_connections(server: WSGIServer) -> None:

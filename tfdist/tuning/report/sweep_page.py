@@ -1,7 +1,7 @@
 """Writes what one sees of a sweep, at any moment of it: `trials.csv` and the page.
 
 Invariant: only `sweep.jsonl` is read; each file is replaced whole; TensorFlow is not imported. The sweep calls
-`write_sweep_report` at its end, and `python -m tfdist.report` whenever a user asks.
+`write_sweep_report` at its end, and `tfdist report` whenever a user asks.
 """
 
 from __future__ import annotations
