@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -87,11 +87,13 @@ class TrainingRecord:
       points: losses and metrics by step and name.
       checkpoints: their paths by step.
       result: of the run.
+      model: the path of the trained model.
     """
 
     points: Mapping[int, Mapping[str, np.ndarray]]
     checkpoints: Mapping[int, str]
     result: RunResult
+    model: str
 
     def load_step(self, step: int) -> dict[str, dict[str, np.ndarray]]:
         """Loads the numbers at a step by kind and name."""
@@ -112,13 +114,13 @@ class TrainingDifference:
       largest: for each kind, over all steps; infinity where one has numbers that the other has not.
       first_step: where they are further apart than the tolerance; None: nowhere.
       names: of what is apart there, by kind, the furthest first.
-      has_same_bits: whether every number is the same.
+      inexact: the kinds of which not every number is the same, bit for bit.
     """
 
     largest: Mapping[str, float]
     first_step: int | None
     names: Mapping[str, Sequence[str]]
-    has_same_bits: bool
+    inexact: Set[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,31 +211,33 @@ def _build_report(trainer: Trainer, engines: Sequence[Engine], statements: Mappi
     _cut_off(trainer.root / "engine", trainer.root / "resumed", steps // 2)
     resumed = trainer.train("resumed", engine, compared)
     difference = _compare(alone, there, tolerance)
-    repeats, resumes = (_compare(there, each, tolerance).has_same_bits for each in (again, resumed))
+    repeats = not _compare(there, again, tolerance).inexact
+    rest = _compare(there, resumed, tolerance)
+    # A replica resumes with the sum of all replicas' metrics, so these may round otherwise.
+    resumes = rest.first_step is None and rest.inexact <= {METRICS}
     settings = [*compared, *FIRST_GRADIENTS]
     first = trainer.train("gradients_one_device", one_device, settings), trainer.train("gradients", engine, settings)
-    slots = _measure_step(*first, 1)[OPTIMIZER]
-    gradients = {name: distance for name, distance in slots.items() if name.endswith(MOMENTUM)}
+    slots = _measure_step(*first, 1)[OPTIMIZER].items()
+    gradients = _group_by_layer({name: distance for name, distance in slots if name.endswith(MOMENTUM)}, alone)
     same_gradients = max(gradients.values(), default=0.0) <= tolerance
     reasons = _explain(difference, alone, there, repeats, same_gradients)
     roundings: list[int] = []
-    if reasons == [LATER] and (roundings := _find_roundings(trainer, engine, compared, alone, difference, tolerance)):
+    if reasons == [LATER] and difference.first_step is not None:
+        roundings = _find_roundings(trainer, engine, compared, alone, difference.first_step, tolerance)
+    if roundings:
         reasons = [
             f"Rounding parts them, at step {', '.join(map(str, roundings))}: from one device's state before it the "
             "engine computes the same. The sign of a tiny number decides there, such as in a ReLU."
         ]
     if repeats and not resumes:
         reasons.append("A resumed training has other numbers: a state or a random generator is in no checkpoint.")
-    layers = _list_layers(trainer.root / "one_device", gradients)
+    apart = _group_by_layer(dict.fromkeys(difference.names.get(WEIGHTS, ()), 0.0), alone)
     return report | {
         "proven": (difference.first_step is None or bool(roundings)) and same_gradients and repeats and resumes,
         "difference": dict(difference.largest),
-        "gradients": {
-            layer: max(distance for name, distance in gradients.items() if name.startswith(f"{layer}/"))
-            for layer in layers
-        },
+        "gradients": gradients,
         "first_step": difference.first_step,
-        "first_layer": next(iter(_list_layers(trainer.root / "one_device", difference.names.get(WEIGHTS, ()))), None),
+        "first_layer": next(iter(apart), None),
         "apart": {kind: list(names) for kind, names in difference.names.items()},
         "repeats": repeats,
         "resumes": resumes,
@@ -264,32 +268,37 @@ def _read(path: pathlib.Path) -> TrainingRecord:
             points.setdefault(point.step, {}).update(named)
     result = read_result(directory)
     assert result is not None  # of a run that ended well
-    return TrainingRecord(points, dict(catalog.list_paths(str(path / "checkpoints"))), result)
+    return TrainingRecord(points, dict(catalog.list_paths(directory.checkpoints)), result, directory.model)
 
 
-def _list_layers(run: pathlib.Path, variables: Iterable[str]) -> list[str]:
-    """The top-level layers of variables, in the model's order as far as Keras could save that."""
+def _group_by_layer(distances: Mapping[str, float], run: TrainingRecord) -> dict[str, float]:
+    """The largest distance in each layer of the model, in the model's order as far as Keras could save that."""
     layers: list[str] = []
-    with contextlib.suppress(FileNotFoundError), zipfile.ZipFile(RunDirectory(str(run)).model) as archive:
+    with contextlib.suppress(FileNotFoundError), zipfile.ZipFile(run.model) as archive:
         config = json.loads(archive.read("config.json"))["config"]
         layers = [layer["config"]["name"] for layer in config.get("layers", ())]
-    names = sorted({name.partition("/")[0] for name in variables})
-    return sorted(names, key=lambda name: layers.index(name) if name in layers else len(layers))
+    order = sorted(distances, key=lambda name: [*layers, name.partition("/")[0]].index(name.partition("/")[0]))
+    largest: dict[str, float] = {}
+    for name in order:
+        layer = name.partition("/")[0]
+        largest[layer] = max(largest.get(layer, 0.0), distances[name])
+    return largest
 
 
 def _compare(one: TrainingRecord, other: TrainingRecord, tolerance: float) -> TrainingDifference:
     largest = dict.fromkeys(KINDS, 0.0)
-    first_step, names, has_same_bits = None, {}, one.checkpoints.keys() == other.checkpoints.keys()
-    for step in sorted(one.checkpoints.keys() & other.checkpoints.keys()):
+    first_step, names = None, {}
+    steps = {*one.checkpoints}
+    for step in sorted(steps & {*other.checkpoints}):
         apart: dict[str, list[str]] = {}
         for kind, distances in _measure_step(one, other, step).items():
             largest[kind] = max([largest[kind], *distances.values()])
-            has_same_bits = has_same_bits and not any(distances.values())
             if beyond := [name for name, distance in distances.items() if distance > tolerance]:
                 apart[kind] = sorted(beyond, key=lambda name: -distances[name])
         if apart and first_step is None:
             first_step, names = step, apart
-    return TrainingDifference(largest, first_step, names, has_same_bits)
+    inexact = {kind for kind, distance in largest.items() if distance}
+    return TrainingDifference(largest, first_step, names, inexact if steps == {*other.checkpoints} else {*KINDS})
 
 
 def _measure_step(one: TrainingRecord, other: TrainingRecord, step: int) -> dict[str, dict[str, float]]:
@@ -352,7 +361,7 @@ def _find_roundings(
     engine: Engine,
     settings: Sequence[str],
     alone: TrainingRecord,
-    difference: TrainingDifference,
+    first_step: int,
     tolerance: float,
 ) -> list[int]:
     """Has the engine continue from one device's states; returns the steps at which nothing but rounding parts them.
@@ -361,17 +370,19 @@ def _find_roundings(
     them again as soon.
     """
     roundings: list[int] = []
-    step, last, longest = difference.first_step, max(alone.checkpoints), 0
-    while step is not None and len(roundings) < MOST_ROUNDINGS:
-        name = f"from_step_{step - 1}"
-        _cut_off(trainer.root / "one_device", trainer.root / name, step - 1)
+    step: int | None = first_step
+    last, longest = max(alone.checkpoints), 0
+    while step is not None and first_step < last and len(roundings) < MOST_ROUNDINGS:
+        start = min(step - 1, last - first_step)
+        name = f"from_step_{start}"
+        _cut_off(trainer.root / "one_device", trainer.root / name, start)
         following = _compare(alone, trainer.train(name, engine, settings), tolerance).first_step
-        if following == step:
+        if following is not None and following <= step:
             return []
         roundings.append(step)
-        longest = max(longest, (following or last + 1) - step)
+        longest = max(longest, (following or last + 1) - 1 - start)
         step = following
-    return roundings if step is None and longest >= roundings[0] else []
+    return roundings if step is None and longest >= first_step else []
 
 
 def _measure_cost(trainer: Trainer, engines: Sequence[Engine], seen: RunResult) -> list[dict[str, float | None]]:
@@ -390,7 +401,7 @@ def _measure_cost(trainer: Trainer, engines: Sequence[Engine], seen: RunResult) 
             {
                 "replicas": replicas,
                 "steps_per_second": rate,
-                "without_communication": (result.steps - 1) / seconds if result.num_workers > 1 else None,
+                "without_communication": (result.steps - 1) / seconds if (result.num_workers or 1) > 1 else None,
                 "efficiency": rate * share / one_device,
             }
         )
