@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -227,7 +227,7 @@ def _build_report(trainer: Trainer, engines: Sequence[Engine], statements: Mappi
     if roundings:
         reasons = [
             f"Rounding parts them, at step {', '.join(map(str, roundings))}: from one device's state before it the "
-            "engine computes the same. The sign of a tiny number decides there, such as in a ReLU."
+            "engine computes the same. A tiny number's sign decides there, as in a ReLU, or rounding grows."
         ]
     if repeats and not resumes:
         reasons.append("A resumed training has other numbers: a state or a random generator is in no checkpoint.")
@@ -275,14 +275,14 @@ def _group_by_layer(distances: Mapping[str, float], run: TrainingRecord) -> dict
     """The largest distance in each layer of the model, in the model's order as far as Keras could save that."""
     layers: list[str] = []
     with contextlib.suppress(FileNotFoundError), zipfile.ZipFile(run.model) as archive:
-        config = json.loads(archive.read("config.json"))["config"]
-        layers = [layer["config"]["name"] for layer in config.get("layers", ())]
-    order = sorted(distances, key=lambda name: [*layers, name.partition("/")[0]].index(name.partition("/")[0]))
+        model = json.loads(archive.read("config.json"))
+        if model["class_name"] in ("Functional", "Sequential"):
+            layers = [layer.get("name") or layer["config"].get("name") for layer in model["config"]["layers"]]
     largest: dict[str, float] = {}
-    for name in order:
+    for name, distance in distances.items():
         layer = name.partition("/")[0]
-        largest[layer] = max(largest.get(layer, 0.0), distances[name])
-    return largest
+        largest[layer] = max(largest.get(layer, 0.0), distance)
+    return dict(sorted(largest.items(), key=lambda item: [*layers, item[0]].index(item[0])))
 
 
 def _compare(one: TrainingRecord, other: TrainingRecord, tolerance: float) -> TrainingDifference:
