@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -20,8 +21,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +38,8 @@ from tfdist.telemetry.run_directory import RunDirectory
 
 TOLERANCE = 1e-5  # of numbers up to 1; of larger ones, relative
 TOLERANCE_16_BITS = 2e-3
-METRICS, GRADIENTS, WEIGHTS, OPTIMIZER, SEEDS = "loss and metrics", "gradients", "weights", "optimizer", "seeds"
-KINDS = (METRICS, WEIGHTS, OPTIMIZER, SEEDS)
+METRICS, WEIGHTS, OPTIMIZER, SEEDS = "loss and metrics", "weights", "optimizer", "seeds"
+KINDS = METRICS, WEIGHTS, OPTIMIZER, SEEDS
 ROOMS = {"model": WEIGHTS, "seeds": SEEDS, "optimizer": OPTIMIZER}  # kinds by the beginnings of tensors' names
 SGD, MOMENTUM = "prove/keras.optimizers.SGD", "/momentum"
 # One step of SGD with the rate 1 leaves the negative gradient, bit for bit, in the momentum, which begins with 0.
@@ -62,18 +63,11 @@ UNDISTURBED = (
 )
 TIMED_SECONDS, MOST_TIMED = 3.0, 2000  # steps
 MOST_SHOWN = 5
-MOST_ROUNDINGS = 4
 LATER = "The first steps agree: a layer, a callback or an optimizer keeps a state that depends on the replica."
 
 
-@dataclasses.dataclass(frozen=True)
-class Engine:
-    """A way to train.
-
-    Attributes:
-      strategy: a value of train.strategy; None: the experiment's own.
-      program: Python's arguments before those of tfdist.main.
-    """
+class Engine(NamedTuple):
+    """A value of train.strategy, None: the experiment's own; and Python's arguments before those of tfdist.main."""
 
     strategy: str | None
     program: Sequence[str] = ("-m", "tfdist.main")
@@ -87,13 +81,11 @@ class TrainingRecord:
       points: losses and metrics by step and name.
       checkpoints: their paths by step.
       result: of the run.
-      model: the path of the trained model.
     """
 
     points: Mapping[int, Mapping[str, np.ndarray]]
     checkpoints: Mapping[int, str]
     result: RunResult
-    model: str
 
     def load_step(self, step: int) -> dict[str, dict[str, np.ndarray]]:
         """Loads the numbers at a step by kind and name."""
@@ -135,17 +127,23 @@ class Trainer:
         own = [] if engine.strategy is None else [f"train.strategy={engine.strategy}"]
         command = [sys.executable, *engine.program, *(f"--gin_file={path}" for path in self.given.gin_file)]
         command += [f"--gin_param={text}" for text in (*self.given.gin_param, *settings, *own)]
-        hidden = {"CUDA_VISIBLE_DEVICES": ""} if self.given.devices else {}
-        done = subprocess.run(
-            [*command, f"--run_dir={self.root / name}"],
-            env=os.environ | hidden,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command.append(f"--run_dir={self.root / name}")
+        environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if self.given.devices else {})
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != EXIT_DONE:
             raise UserError((done.stderr.strip() or done.stdout.strip()).rpartition("error: ")[2])
         return _read(self.root / name)
+
+    def resume(self, name: str, step: int, engine: Engine, settings: Sequence[str]) -> TrainingRecord:
+        """Has an engine continue a copy of the run `name`, as a kill after `step` would have left it."""
+        copy = f"{name}_{step}"
+        shutil.copytree(self.root / name, self.root / copy)
+        directory = RunDirectory(str(self.root / copy))
+        os.remove(directory.result)
+        for each, path in catalog.list_paths(directory.checkpoints):
+            if each > step:
+                shutil.rmtree(path)
+        return self.train(copy, engine, settings)
 
 
 def prove(given: flags.FlagValues) -> int:
@@ -208,8 +206,7 @@ def _build_report(trainer: Trainer, engines: Sequence[Engine], statements: Mappi
     except UserError as error:
         return report | {"refused": str(error)}
     again = trainer.train("again", engine, compared)
-    _cut_off(trainer.root / "engine", trainer.root / "resumed", steps // 2)
-    resumed = trainer.train("resumed", engine, compared)
+    resumed = trainer.resume("engine", steps // 2, engine, compared)
     difference = _compare(alone, there, tolerance)
     repeats = not _compare(there, again, tolerance).inexact
     rest = _compare(there, resumed, tolerance)
@@ -217,13 +214,14 @@ def _build_report(trainer: Trainer, engines: Sequence[Engine], statements: Mappi
     resumes = rest.first_step is None and rest.inexact <= {METRICS}
     settings = [*compared, *FIRST_GRADIENTS]
     first = trainer.train("gradients_one_device", one_device, settings), trainer.train("gradients", engine, settings)
-    slots = _measure_step(*first, 1)[OPTIMIZER].items()
-    gradients = _group_by_layer({name: distance for name, distance in slots if name.endswith(MOMENTUM)}, alone)
+    slots, model = _measure_step(*first, 1)[OPTIMIZER].items(), trainer.root / "one_device"
+    gradients = _group_by_layer({name: distance for name, distance in slots if name.endswith(MOMENTUM)}, model)
     same_gradients = max(gradients.values(), default=0.0) <= tolerance
-    reasons = _explain(difference, alone, there, repeats, same_gradients)
+    reasons, first_step = _explain(difference, alone, there, repeats, same_gradients), difference.first_step
     roundings: list[int] = []
-    if reasons == [LATER] and difference.first_step is not None:
-        roundings = _find_roundings(trainer, engine, compared, alone, difference.first_step, tolerance)
+    if reasons == [LATER] and first_step is not None:
+        follow = functools.partial(trainer.resume, "one_device", engine=engine, settings=compared)
+        roundings = _find_roundings(follow, alone, first_step, tolerance)
     if roundings:
         reasons = [
             f"Rounding parts them, at step {', '.join(map(str, roundings))}: from one device's state before it the "
@@ -231,30 +229,19 @@ def _build_report(trainer: Trainer, engines: Sequence[Engine], statements: Mappi
         ]
     if repeats and not resumes:
         reasons.append("A resumed training has other numbers: a state or a random generator is in no checkpoint.")
-    apart = _group_by_layer(dict.fromkeys(difference.names.get(WEIGHTS, ()), 0.0), alone)
+    apart = _group_by_layer(dict.fromkeys(difference.names.get(WEIGHTS, ()), 0.0), model)
     return report | {
-        "proven": (difference.first_step is None or bool(roundings)) and same_gradients and repeats and resumes,
-        "difference": dict(difference.largest),
+        "proven": (first_step is None or bool(roundings)) and same_gradients and repeats and resumes,
+        "difference": difference.largest,
         "gradients": gradients,
-        "first_step": difference.first_step,
+        "first_step": first_step,
         "first_layer": next(iter(apart), None),
-        "apart": {kind: list(names) for kind, names in difference.names.items()},
+        "apart": difference.names,
         "repeats": repeats,
         "resumes": resumes,
         "reasons": reasons,
         "cost": _measure_cost(trainer, engines, alone.result) if trainer.given.cost else [],
     }
-
-
-def _cut_off(whole: pathlib.Path, rest: pathlib.Path, step: int) -> None:
-    """Copies a run as a kill after `step` would have left it."""
-    shutil.copytree(whole, rest)
-    directory = RunDirectory(str(rest))
-    for path in (directory.result, directory.export):
-        shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
-    for each, path in catalog.list_paths(str(rest / "checkpoints")):
-        if each > step:
-            shutil.rmtree(path)
 
 
 def _read(path: pathlib.Path) -> TrainingRecord:
@@ -268,13 +255,13 @@ def _read(path: pathlib.Path) -> TrainingRecord:
             points.setdefault(point.step, {}).update(named)
     result = read_result(directory)
     assert result is not None  # of a run that ended well
-    return TrainingRecord(points, dict(catalog.list_paths(directory.checkpoints)), result, directory.model)
+    return TrainingRecord(points, dict(catalog.list_paths(directory.checkpoints)), result)
 
 
-def _group_by_layer(distances: Mapping[str, float], run: TrainingRecord) -> dict[str, float]:
+def _group_by_layer(distances: Mapping[str, float], run: pathlib.Path) -> dict[str, float]:
     """The largest distance in each layer of the model, in the model's order as far as Keras could save that."""
     layers: list[str] = []
-    with contextlib.suppress(FileNotFoundError), zipfile.ZipFile(run.model) as archive:
+    with contextlib.suppress(FileNotFoundError), zipfile.ZipFile(RunDirectory(str(run)).model) as archive:
         model = json.loads(archive.read("config.json"))
         if model["class_name"] in ("Functional", "Sequential"):
             layers = [layer.get("name") or layer["config"].get("name") for layer in model["config"]["layers"]]
@@ -357,32 +344,24 @@ def _explain(
 
 
 def _find_roundings(
-    trainer: Trainer,
-    engine: Engine,
-    settings: Sequence[str],
-    alone: TrainingRecord,
-    first_step: int,
-    tolerance: float,
+    follow: Callable[[int], TrainingRecord], alone: TrainingRecord, first_step: int, tolerance: float
 ) -> list[int]:
-    """Has the engine continue from one device's states; returns the steps at which nothing but rounding parts them.
+    """Returns the steps at which nothing but rounding parts an engine from one device; none where more does.
 
-    From the same state they then agree at that step, and for longer than at first: a replica's own state would part
-    them again as soon.
+    Where an engine follows from one device's state after a step, it then agrees for as long as at first, or for half
+    of the steps. A state that a replica keeps for itself would part them again as soon.
     """
-    roundings: list[int] = []
-    step: int | None = first_step
-    last, longest = max(alone.checkpoints), 0
-    while step is not None and first_step < last and len(roundings) < MOST_ROUNDINGS:
-        start = min(step - 1, last - first_step)
-        name = f"from_step_{start}"
-        _cut_off(trainer.root / "one_device", trainer.root / name, start)
-        following = _compare(alone, trainer.train(name, engine, settings), tolerance).first_step
-        if following is not None and following <= step:
+    last, start, longest = max(alone.checkpoints), 0, 0
+    needed, step, roundings = min(first_step, (last + 1) // 2), first_step, []
+    while step <= last:
+        before, start = start, min(step - 1, last - needed)
+        following = _compare(alone, follow(start), tolerance).first_step or last + 1 if start > before else step
+        if following <= step:
             return []
         roundings.append(step)
-        longest = max(longest, (following or last + 1) - 1 - start)
+        longest = max(longest, following - 1 - start)
         step = following
-    return roundings if step is None and longest >= first_step else []
+    return roundings if longest >= needed else []
 
 
 def _measure_cost(trainer: Trainer, engines: Sequence[Engine], seen: RunResult) -> list[dict[str, float | None]]:
