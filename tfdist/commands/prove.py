@@ -116,7 +116,7 @@ class TrainingDifference:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trainer:
+class ProcessTrainer:
     """Starts trainings of an experiment, each in a directory below `root`."""
 
     given: flags.FlagValues
@@ -154,7 +154,7 @@ def prove(given: flags.FlagValues) -> int:
         root = pathlib.Path(given.run_dir or scratch)
         if given.run_dir and root.exists() and any(root.iterdir()):
             raise UserError(f"--run_dir={given.run_dir} is not empty. Write a new directory.")
-        report = _build_report(Trainer(given, root), engines, statements)
+        report = _build_report(ProcessTrainer(given, root), engines, statements)
     experiment = f"{', '.join(given.gin_file)} on {report['strategy']}"
     print(json.dumps(report) if given.log == "json" else _format_report(report, experiment), flush=True)
     return EXIT_DONE if report["proven"] else EXIT_NOT_PROVEN
@@ -185,7 +185,7 @@ def _build_engine(given: flags.FlagValues, number: int) -> Engine:
     return Engine(strategy, ["-m", "tfdist.launch", f"--workers={number}", f"--launcher={given.launcher}", "--"])
 
 
-def _build_report(trainer: Trainer, engines: Sequence[Engine], statements: Mapping[str, str]) -> dict[str, Any]:
+def _build_report(trainer: ProcessTrainer, engines: Sequence[Engine], statements: Mapping[str, str]) -> dict[str, Any]:
     """Trains and compares; returns the report."""
     steps, one_device, engine = trainer.given.steps, engines[0], engines[-1]
     compared = [
@@ -364,7 +364,7 @@ def _find_roundings(
     return roundings if longest >= needed else []
 
 
-def _measure_cost(trainer: Trainer, engines: Sequence[Engine], seen: RunResult) -> list[dict[str, float | None]]:
+def _measure_cost(trainer: ProcessTrainer, engines: Sequence[Engine], seen: RunResult) -> list[dict[str, float | None]]:
     """Trains undisturbed on each engine; returns its speed behind the first step, beside that of the first engine."""
     steps = max(20, min(MOST_TIMED, int(TIMED_SECONDS * seen.steps / max(1e-3, seen.seconds["compute"]))))
     cost: list[dict[str, float | None]] = []
