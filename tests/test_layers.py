@@ -43,7 +43,9 @@ MAY_IMPORT = {
     | MATERIAL,
     "build_horovod": {"strategies.cluster", "command_line", "requirements", "errors"},
     "new": {"main", "tuning", "report"} | MATERIAL,
-    "main": {"config", "experiment", "planning", "serving", "tuning", "training", "report"} | {"xla_cache"} | MATERIAL,
+    "main": {"config", "experiment", "planning", "serving", "tuning", "training", "report"}
+    | {"xla_cache", "commands.prove"}
+    | MATERIAL,
     "keras_fit": {"experiment", "training"} | MATERIAL,
     "launch": {"strategies.cluster", "telemetry", "storage", "command_line", "requirements", "errors"},
     "doctor": COMPUTING,

@@ -201,7 +201,7 @@ WRONG_FLAGS = [
     (["--mode=evaluate"], ["No experiment given", "--run_dir=DIR of a training", "--gin_file=tfdist:"]),
     (
         [DIGITS, "--mode=trian"],
-        ["--mode=trian", "train, evaluate, predict, export, plan, find_rate, tune, validate", "Did you mean 'train'?"],
+        ["--mode=trian", "predict, export, plan, find_rate, prove, tune, validate", "Did you mean 'train'?"],
     ),
     ([DIGITS, "--mode"], ["Missing value for flag --mode", "--help lists the flags"]),
     ([DIGITS, "--gin_params=train.epochs = 1"], ["'gin_params'", "Did you mean: gin_param ?"]),

@@ -28,6 +28,11 @@ OTHER = "Each training on the engine has other numbers"
 LAST_WINS = {  # settings of faults that are not the model's
     "data without a seed": ["train.train_data=@unequal_experiments.load_unseeded"],
     "clock": ["train.callbacks=[@unequal_experiments.Clocked()]"],
+    "randomness of NumPy": ["train.train_data=@unequal_experiments.load_global_noise"],
+    "shuffle without a seed": ["train.train_data=@unequal_experiments.load_shuffled"],
+    "generator with a state": ["train.train_data=@unequal_experiments.Counted"],
+    "evaluation without its tail": ["train.eval_data=@unequal_experiments.load_whole_batches"],
+    "skipping optimizer": ["train.optimizer=@unequal_experiments.Skipping"],
     "rate by process": ["train.optimizer=@unequal_experiments.ByProcess"],
 }
 
@@ -42,48 +47,71 @@ def prove(directory: pathlib.Path, fault: str, *flags: str) -> support.Finished:
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
-        ("mean of the batch", [ROWS, "dense/kernel"]),
+        ("mean of the batch", [ROWS, "step 1 and layer dense", "dense/kernel"]),
         ("permuted rows", [ROWS, "train loss"]),
         ("loss of the rows", [ROWS]),
         ("noise without a seed", [ROWS, STATE]),
+        ("randomness of Python", [ROWS, STATE]),
         ("largest seen", ["Replicas have other values of largest_seen/largest"]),
+        ("randomness of NumPy", [STATE]),
+        ("generator with a state", [STATE]),
         ("data without a seed", [OTHER]),
+        ("shuffle without a seed", [OTHER]),
+        ("evaluation without its tail", ["step 3: loss and metrics: eval", "Only the evaluation differs"]),
         ("clock", [OTHER, "learning_rate"]),
         ("rate by process", [OTHER, "weights: "]),
+        ("skipping optimizer", ["The first gradients are the same, and the update is not"]),
         ("float8", ["does not train there", "overwrite_with_gradient"]),
         ("largest output", ["does not train there", "The metric 'largest' is not made of sums"]),
     ],
     ids=str,
 )
 def test_a_fault_is_named(tmp_path: pathlib.Path, fault: str, named: list[str]) -> None:
-    found = prove(tmp_path, fault, "--devices=2")
+    found = prove(tmp_path, fault, "--devices=2", "--nocost")
     assert found.status == 8 and "not proven" in found.stdout, found
     assert all(text in found.stdout for text in named), found.stdout
 
 
 @pytest.mark.parametrize(
-    "engine",
+    ("engine", "replicas"),
     [
-        ["--devices=3"],
-        ["--workers=2"],
-        pytest.param(["--workers=2", "--launcher=horovod"], marks=pytest.mark.horovod),
+        (["--devices=3"], [1, 2, 3]),
+        (["--workers=2"], [1, 2]),
+        pytest.param(["--workers=2", "--launcher=horovod"], [1, 2], marks=pytest.mark.horovod),
     ],
     ids=str,
 )
-def test_an_experiment_with_dropout_is_proven(tmp_path: pathlib.Path, engine: list[str]) -> None:
-    found = prove(tmp_path, "", *engine, "--json").check()
+def test_an_experiment_with_dropout_is_proven(tmp_path: pathlib.Path, engine: list[str], replicas: list[int]) -> None:
+    found = prove(tmp_path, "", *engine, "--log=json").check()
     report = json.loads(found.stdout)
     assert report["proven"] and report["repeats"] and report["resumes"] and report["steps"] == 3
     assert max(report["difference"].values()) < 1e-6 and report["difference"]["seeds"] == 0
+    assert list(report["gradients"]) == ["dense", "dense_1"] and 0 < max(report["gradients"].values()) < 1e-6
+    one, *others = report["cost"]
+    assert [each["replicas"] for each in (one, *others)] == replicas and one["efficiency"] == 1
+    for each in others:
+        assert each["efficiency"] == pytest.approx(each["steps_per_second"] / one["steps_per_second"])
+        assert (each["without_communication"] is not None) == ("--workers=2" in engine)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "named"),
+    [("digits", [], "replicas  steps/s"), ("digits_adversarial", ["--nocost"], "Rounding parts them, at step 3:")],
+)
+def test_a_shipped_experiment_is_proven_by_the_mode(name: str, flags: list[str], named: str) -> None:
+    command = ["-m", "tfdist.main", "--mode=prove", f"--gin_file=tfdist:experiments/{name}.gin", "--devices=2", *flags]
+    shown = support.run_python(command, timeout=120).check().stdout
+    assert named in shown and "gradients of step 1: conv2d_1" in shown and shown.endswith("\nproven to 1e-05\n")
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ([], "Received no engine. Write one of --devices=2"),
-        (["--devices=2", "--workers=2"], "Received --devices and --workers"),
-        (["--devices=2", "--keep=."], "is not empty. Write a new directory."),
-        (["--strategy=@tfdist.Mirored()"], "Mirored"),
+        (["--devices=2", "--workers=2"], "Received --devices=2 and --workers=2"),
+        (["--devices=a100_40:8"], "Received --devices=a100_40:8. Write a number of replicas"),
+        (["--devices=2", "--run_dir=."], "is not empty. Write a new directory."),
+        (["train.strategy=@tfdist.Mirored()"], "Mirored"),
     ],
     ids=str,
 )
@@ -93,5 +121,7 @@ def test_what_cannot_be_proven_ends_with_one_message(tmp_path: pathlib.Path, fla
 
 
 def test_runs_are_kept_where_asked(tmp_path: pathlib.Path) -> None:
-    prove(tmp_path, "", "--devices=2", f"--keep={tmp_path / 'kept'}").check()
-    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"one_device", "engine", "again", "resumed"}
+    strategy = "train.strategy=@tfdist.Mirrored(num_cpu_devices=2)"
+    prove(tmp_path, "", strategy, f"--run_dir={tmp_path / 'kept'}", "--nocost").check()
+    runs = {"one_device", "engine", "again", "engine_1", "gradients_one_device", "gradients"}
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == runs

@@ -105,7 +105,7 @@ MISTAKES = [
     (["train", "a.gin", "--epochs=3"], "Unknown command line flag 'epochs'.*A setting has no dashes: train.epochs=3"),
     (["train", "a.gin", "--rundir=x"], "Unknown command line flag 'rundir'.*run_dir"),
     (["train", "a.gin", "--mode=plan"], "--mode=plan is what the verb says"),
-    (["train", "a.gin", "--devices=x"], "--devices is no flag of tfdist train. It belongs to: tfdist plan"),
+    (["train", "a.gin", "--devices=x"], "--devices is no flag of tfdist train. It belongs to: tfdist plan or prove"),
     (["train", "a.gin", "--budget_usd=3"], "It belongs to: tfdist plan"),
     (["plan", "a.gin", "--profile=steps 1-2"], "It belongs to: tfdist train or resume"),
     (["plan", "a.gin", "--deadline=soon"], "deadline"),

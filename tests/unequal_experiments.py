@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,45 @@ def load_unseeded() -> tuple[np.ndarray, np.ndarray]:
     return x + np.random.default_rng().normal(size=x.shape).astype(np.float32), y
 
 
+def load_global_noise() -> tf.data.Dataset:
+    """Adds noise of NumPy's global generator to each row when it is read."""
+
+    def add_noise(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        noise = tf.numpy_function(lambda: np.random.normal(size=FEATURES).astype(np.float32), [], tf.float32)
+        return x + tf.ensure_shape(noise, [FEATURES]), y
+
+    return tf.data.Dataset.from_tensor_slices(load_rows()).map(add_noise)
+
+
+def load_shuffled() -> tuple[np.ndarray, np.ndarray]:
+    x, y = load_rows()
+    order = [*range(ROWS)]
+    random.SystemRandom().shuffle(order)
+    return x[order], y[order]
+
+
+class Counted:
+    """Rows that grow with each that was read before."""
+
+    def __init__(self) -> None:
+        self.x, self.y = load_rows()
+        self.num_read = 0
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
+        self.num_read += 1
+        return self.x[index] + np.float32(self.num_read / ROWS), self.y[index]
+
+
+def load_whole_batches() -> tuple[np.ndarray, np.ndarray]:
+    """Leaves out the rows that do not fill a batch of 16 on each device."""
+    size = 16 * len(tf.config.list_logical_devices("CPU"))
+    x, y = load_rows()
+    return x[: 80 // size * size], y[: 80 // size * size]
+
+
 class Centered(keras.layers.Layer):
     """Subtracts the mean of the rows that it gets."""
 
@@ -51,6 +91,13 @@ class Noisy(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         return inputs + tf.random.normal(tf.shape(inputs))
+
+
+class Scaled(keras.layers.Layer):
+    """Multiplies by a random number of Python, drawn when it is traced."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return inputs * random.random()
 
 
 class Permuted(keras.layers.Layer):
@@ -100,11 +147,23 @@ class ByProcess(keras.optimizers.SGD):
         super().update_step(gradient, variable, learning_rate * (1 + 0.1 * (os.getpid() % 7)))
 
 
+class Skipping(keras.optimizers.SGD):
+    """Skips each third update that Python sees, of a variable on a replica."""
+
+    num_updates = 0
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        self.num_updates += 1
+        if self.num_updates % 3:
+            super().update_step(gradient, variable, learning_rate)
+
+
 LAYERS: dict[str, Callable[[], keras.layers.Layer]] = {
     "mean of the batch": Centered,
     "largest seen": LargestSeen,
     "noise without a seed": Noisy,
     "permuted rows": Permuted,
+    "randomness of Python": Scaled,
 }
 
 

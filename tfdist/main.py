@@ -34,6 +34,7 @@ MODES = {
     "export": "write the trained model for other programs (SavedModel, LiteRT, ONNX) to export/, and compare each",
     "plan": "say which devices a training fits on, how long it takes and what it costs; writes plan.json and plan.gin",
     "find_rate": "try learning rates on a few steps, apart from the run, and suggest one",
+    "prove": "train some steps on one device and on an engine, and compare them and their speed",
     "tune": "search for the best values of what tune.space names, by many trainings below --run_dir",
     "validate": "check everything that can be checked without training, and say where each setting came from",
 }
@@ -64,7 +65,11 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_string("profile", None, "of a training: profile 'steps 100-110', for TensorBoard", flag_values=FLAGS)
 flags.DEFINE_multi_string(
-    "devices", [], "--mode=plan: what to choose from, such as a100_40:8,v5e:16; all by default", flag_values=FLAGS
+    "devices",
+    [],
+    "--mode=plan: what to choose from, such as a100_40:8,v5e:16; all by default. --mode=prove: parts of the CPU, each "
+    "a replica",
+    flag_values=FLAGS,
 )
 flags.DEFINE_multi_string(
     "prices",
@@ -76,6 +81,10 @@ flags.DEFINE_string("hardware", None, "--mode=plan: a table of devices of your o
 flags.DEFINE_float("budget_usd", None, "--mode=plan: the most it may cost", lower_bound=0.0, flag_values=FLAGS)
 flags.DEFINE_float("deadline", None, "--mode=plan: the most hours it may take", lower_bound=0.0, flag_values=FLAGS)
 flags.DEFINE_string("from_run", None, "--mode=plan: a run whose measurements count", flag_values=FLAGS)
+flags.DEFINE_integer("workers", None, "--mode=prove: processes, each a worker", lower_bound=2, flag_values=FLAGS)
+flags.DEFINE_enum("launcher", "tf_config", ["tf_config", "horovod"], "--mode=prove: of the workers", flag_values=FLAGS)
+flags.DEFINE_integer("steps", 10, "--mode=prove: to train", lower_bound=2, flag_values=FLAGS)
+flags.DEFINE_bool("cost", True, "--mode=prove: measure the speed, too", flag_values=FLAGS)
 flags.DEFINE_bool("verbose", False, "show TensorFlow's own log, and tracebacks of errors", flag_values=FLAGS)
 # What the uses of a trained model have of the training, where nothing else is set for them.
 TRAINED = {
@@ -108,8 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         heartbeat.beat(heartbeat.LEAVING)
 
 
-def start(arguments: Sequence[str]) -> None:
-    """Runs the mode that is asked for."""
+def start(arguments: Sequence[str]) -> int | None:
+    """Runs the mode that is asked for; returns an exit status where that may say more than done."""
     given = parse(arguments)
     ignore_profile_signal()
     if os.environ.get("HOROVOD_ELASTIC") == "1":
@@ -117,7 +126,12 @@ def start(arguments: Sequence[str]) -> None:
             "An elastic horovodrun started this process, and tfdist does not follow it. Write: tfdist launch "
             "--launcher=horovod --hosts_command=./hosts.sh --max_restarts=10 train EXPERIMENT.gin"
         )
+    if given.mode == "prove":  # by processes of its own
+        from tfdist.commands.prove import prove
+
+        return prove(given)
     run(given)
+    return None
 
 
 def ignore_profile_signal() -> None:

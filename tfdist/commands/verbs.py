@@ -21,6 +21,7 @@ from tfdist.errors import EXIT_DONE, UserError, suggest
 EXPERIMENT = "EXPERIMENT.gin [NAME=VALUE …]"
 COMMON_FLAGS = ("gin_file", "gin_param", "run_dir", "log", "verbose")
 PLAN_FLAGS = ("devices", "prices", "hardware", "budget_usd", "deadline", "from_run")
+PROVE_FLAGS = ("devices", "workers", "launcher", "steps", "cost")
 EXIT_STATUSES = """\
 Exit statuses: 0 done, 1 a fault of tfdist, 2 yours to mend, 3 diverged or out of memory, 4 a worker was lost, 5 not
 saved, 6 the directory is in use, 7 a store does not answer, 8 not proven, 130 Ctrl-C, 143 preempted."""
@@ -72,12 +73,7 @@ VERBS = {
     "sweep": _build_verb("tune", "tfdist:experiments/digits_sweep.gin --run_dir=runs/sweep"),
     "plan": _build_verb("plan", f"{DIGITS} --devices=a100_40:8,v5e:16", PLAN_FLAGS),
     "find-rate": _build_verb("find_rate", DIGITS),
-    "prove": Verb(
-        "train some steps on one device and on an engine, and compare them",
-        EXPERIMENT,
-        f"{DIGITS} --devices=2",
-        command="tfdist.commands.prove:main",
-    ),
+    "prove": _build_verb("prove", f"{DIGITS} --devices=2", PROVE_FLAGS),
     "new": Verb("write an experiment for your own data", command="tfdist.new.new:run"),
     "launch": Verb("run a script or a verb in several processes, as workers of one run"),
     "doctor": Verb(
