@@ -190,10 +190,9 @@ class TrainStep:
         if self._log_gradient_norm:
             result = result._replace(gradient_norm=_norm([strategy.first_local(each) for each in gradients]))
 
-        def update() -> tf.Tensor:
-            strategy.run(self._overwrite, args=(next_values,))
-            return self.update(gradients, self._learning)
-
+        update = functools.partial(self.update, gradients, self._learning)
+        if next_values:
+            update = functools.partial(self._overwrite, next_values, update)
         if result.weight:
             update = functools.partial(tf.cond, _weighs_nothing(result.weight), lambda: tf.constant(False), update)
 
@@ -250,9 +249,15 @@ class TrainStep:
         whole = [tf.concat([one, each[1:]], axis=0) for one, each in zip(first, flat, strict=True)]
         return [tf.reshape(each, value.shape) for each, value in zip(whole, values, strict=True)]
 
-    def _overwrite(self, values: list[tf.Tensor]) -> None:
-        for variable, value in zip(self.local.overwritten, values, strict=True):
-            variable.value.assign(value)
+    def _overwrite(self, next_values: list[Any], update: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Gives variables their next values, beside the update of all others."""
+
+        def on_replica(values: list[tf.Tensor]) -> None:
+            for variable, value in zip(self.local.overwritten, values, strict=True):
+                variable.value.assign(value)
+
+        self._strategy.run(on_replica, args=(next_values,))
+        return update()
 
     def _sum_gradients(
         self, gradients: list[Any], variables: list[keras.Variable], scalars: list[tf.Tensor]
