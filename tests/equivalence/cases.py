@@ -435,6 +435,31 @@ def random_model() -> keras.Model:
     return keras.Model(inputs, NoisyDense()(x))
 
 
+def float8_model() -> keras.Model:
+    """Rounds to float8 what comes in and what flows back. Without biases, whose gradients Keras rounds to bfloat16."""
+    inputs = keras.Input((64,))
+    x = keras.layers.Reshape((2, 8))(keras.layers.Dense(16, "tanh", use_bias=False)(inputs))
+    x = keras.layers.Flatten()(keras.layers.EinsumDense("abc,cd->abd", (2, 6))(x))
+    model = keras.Model(inputs, keras.layers.Dense(10, use_bias=False)(x))
+    model.quantize("float8")
+    return model
+
+
+def quantized_model() -> keras.Model:
+    """Layers of int8 and int4, whose weights stay as they are, in front of a trained one."""
+    inputs = keras.Input((64,))
+    whole = keras.ops.cast(16 * inputs, "int32")
+    parts = []
+    for mode in ("int8", "int4"):
+        quantized = [keras.layers.Dense(16, "tanh"), keras.layers.EinsumDense("abc,cd->abd", (8, 4))]
+        quantized.append(keras.layers.Embedding(17, 4))
+        outputs = [quantized[0](inputs), quantized[1](keras.layers.Reshape((8, 8))(inputs)), quantized[2](whole)]
+        parts += [keras.layers.Flatten()(output) for output in outputs]
+        for layer in quantized:
+            layer.quantize(mode)
+    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Concatenate()(parts)))
+
+
 def plain_convnet_model() -> keras.Model:
     inputs = keras.Input((64,))
     x = keras.layers.Conv2D(8, 3, activation="tanh")(keras.layers.Reshape((8, 8, 1))(inputs))
@@ -652,6 +677,15 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "counts": {"model": counting_model, "train_data": lambda: digits(453), "shuffle": False},
     "dropout_uneven": {"model": dropout_model, "train_data": lambda: digits(501), "num_microbatches": 3},
+    "float8": {"model": float8_model, "train_data": lambda: digits(257), "log_gradient_norm": True},
+    "float8_weighted": {
+        "model": float8_model,
+        "train_data": weighted_digits,
+        "task": lambda: classification_by("mean_with_sample_weight")(),
+        "num_microbatches": 3,
+        "optimizer": clipped_adam,
+    },
+    "quantized": {"model": quantized_model, "train_data": lambda: digits(257), "num_microbatches": 2},
     "random_layers": SHORT | {"model": random_model, "train_data": digits, "optimizer": clipped_adam},
     "random_layers_uneven": SHORT
     | {"model": random_model, "train_data": lambda: digits(501), "optimizer": clipped_adam, "num_microbatches": 2},
@@ -711,6 +745,7 @@ for _name in (
         "two_optimizers",
     ),
     *("loss_scale_factor", "added_losses_mean_of_weights", "clipvalue", "clipnorm", "weight_decay", "reduced_float16"),
+    *("float8", "float8_weighted", "quantized"),
 ):
     CASES[_name] = CASES[_name] | {"eval_data": None}
 
@@ -740,7 +775,7 @@ SHARDED_CASES = {
     "optimizer": (
         *("adam_clipped", "accumulation", "batch_norm", "ema", "overflow", "optimizer_lamb", *PLAIN),
         *("groups", "optimizer_muon", "optimizer_nadam", "large_embedding", "ema_overwriting"),
-        *("reduced_float16", "reduced_rows_bfloat16"),
+        *("reduced_float16", "reduced_rows_bfloat16", "float8"),
     ),
     "host": ("accumulation", "optimizer_lamb", "ema_overwriting"),
 }
@@ -780,6 +815,7 @@ CANONICAL: dict[str, dict[str, Any]] = {
         "convolution": {"model": plain_convnet_model, "task": counting, "precision": "bfloat16"},
         "deep_convnet": DEEP_CONVNET | {"deterministic": 4},
         "attention": {"model": attentive_model, "optimizer": lambda: keras.optimizers.Lamb(3e-3)},
+        "float8": {"model": float8_model, "train_data": weighted_digits},
         "weights": {"train_data": weighted_digits, "sharding": "optimizer", "optimizer": clipped_adam},
         "xla": {"model": dropout_model, "optimizer": clipped_adam, "xla": "pass"},
         "microbatches": {"num_microbatches": 2, "deterministic": 6, "optimizer": clipped_adam},

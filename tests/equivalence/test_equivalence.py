@@ -33,18 +33,19 @@ REDUCED_TOLERANCE = 5e-4  # of gradients that travel in 16 bits, of which one de
 WITH_FOUR_REPLICAS = (
     *("accumulation", "fewer_examples_than_replicas", "batch_norm_masked", "whole_batch", "counts"),
     *("overflow", "overflow_left_out", "large_embedding", "masked_and_summed", "random_layers"),
+    "float8",
 )
 OF_TWO_PROCESSES = of_two_processes(
     with_both=(
         *("sgd", "accumulation", "fewer_examples_than_replicas", "batch_norm_masked", "whole_batch", "counts"),
         *("overflow", "overflow_left_out", "large_embedding", "two_outputs", "counting_metrics", "weightless"),
         *("reduced_bfloat16", "reduced_overflow", "float64", "rolled_back", "renewed_statistics", "contrastive"),
-        "random_layers_uneven",
+        *("random_layers_uneven", "float8", "quantized"),
     ),
     with_either=(
         *("adam_clipped", "uneven", "batch_norm", "added_losses", "masked_and_summed", "two_optimizers"),
         *("optimizers", "sample_weights", "embedding", "own_methods", "distillation", "adversarial"),
-        *("reduced_rows_bfloat16", "reduced_float16", "learned_losses", "groups"),
+        *("reduced_rows_bfloat16", "reduced_float16", "learned_losses", "groups", "float8_weighted"),
     ),
 )
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ WITH_FOUR_REPLICAS = (
 WITH_BOTH_KINDS_OF_PROCESSES = (
     *("optimizer_adam_clipped", "optimizer_overflow", "optimizer_reduced_float16", "optimizer_large_embedding"),
     *("weights_attention_clipped", "tensors_large_embedding", "host_accumulation"),
-    *("canonical_dropout", "canonical_weights", "canonical_uneven"),
+    *("canonical_dropout", "canonical_weights", "canonical_uneven", "canonical_float8", "optimizer_float8"),
 )
 WITH_EITHER_KIND = (
     *("weights_attention_averaged", "tensors_groups", "optimizer_accumulation", "optimizer_batch_norm"),

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfdist.errors import UserError, build_user_error
+from tfdist.keras_patches.patches import Patches
 from tfdist.settings.checks import SECONDS, one_of, whole_number
 from tfdist.strategies import failure_report
 from tfdist.strategies.cluster import environment
@@ -32,6 +33,7 @@ from tfdist.telemetry import heartbeat
 
 DEFAULT_PACKING = 2**21  # bytes
 IMPLEMENTATIONS = ("auto", "ring", "nccl")
+SENT_AS = {tf.int8: tf.int32, tf.uint8: tf.int32, tf.bfloat16: tf.float32}  # first values that no collective sends
 
 
 class MultiWorker(Strategy):
@@ -179,8 +181,26 @@ class MultiWorker(Strategy):
                     "another process, or a forked child of this one, took the port meanwhile. Start all workers again."
                 ) from error
         watch_for_deaths(cluster)
+        send_first_values(distribution)
         num_local = distribution.num_replicas_in_sync // cluster.num_workers
         return distribution, Topology(cluster.worker_index, cluster.num_workers, num_local_replicas=num_local)
+
+
+def send_first_values(distribution: tf.distribute.Strategy) -> None:
+    """Has a new variable of a type in `SENT_AS` get the first worker's value, as all others do."""
+    find_value = distribution.extended._get_variable_creator_initial_value
+
+    def find_in_other_type(replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
+        value, dtype = kwargs["initial_value"], kwargs.get("dtype")
+        dtype = getattr(value, "dtype", None) if dtype is None else dtype
+        sent_as = SENT_AS.get(dtype and tf.as_dtype(dtype))
+        if replica_id > 0 or sent_as is None:
+            return find_value(replica_id=replica_id, device=device, primary_var=primary_var, **kwargs)
+        kwargs |= {"initial_value": lambda: tf.cast(value() if callable(value) else value, sent_as), "dtype": sent_as}
+        found = find_value(replica_id=replica_id, device=device, primary_var=primary_var, **kwargs)
+        return lambda: tf.cast(found(), dtype)
+
+    Patches().replace(distribution.extended, _get_variable_creator_initial_value=find_in_other_type)
 
 
 @contextlib.contextmanager

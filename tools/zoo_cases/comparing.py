@@ -17,6 +17,7 @@ from zoo_cases.training import STRATEGIES, result_path
 TOLERANCE = 1e-5
 REFERENCE, *OTHERS = STRATEGIES
 MIXES = "mixes the rows of a replica's part of the batch (see “Random layers”)"
+ROUNDS = "Keras rounds the gradients of biases to bfloat16, those of each part of a batch by themselves"
 # Why a class does not agree, or is refused, where nothing better can be had.
 REMARKS: dict[str, str] = {
     "layers/AugMix": "chooses its augmentations with Python's `random` when it is traced, other ones in each process",
@@ -24,6 +25,7 @@ REMARKS: dict[str, str] = {
     "layers/MixUp": MIXES,
     "layers/RandomElasticTransform": "Keras distorts a batch of unknown size by one image’s field",
     "layers/STFTSpectrogram": "its kernels' entries are large, and a rounding of theirs is above 1e-05",
+    **{f"quantized layers/{name} in float8": ROUNDS for name in ("Dense", "EinsumDense", "MultiHeadAttention")},
 }
 Result = Mapping[str, np.ndarray]
 

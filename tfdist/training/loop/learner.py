@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import UserError, build_user_error
+from tfdist.errors import UserError, build_user_error, shorten_list
 from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.keras_patches.random_by_place import FixedShapes, record_fixed_shapes
 from tfdist.recipes.recompute import AUTO, choose_layers
@@ -41,6 +41,7 @@ from tfdist.training.watch.equality import check_agreement
 from tfdist.user_code import where_defined
 
 MOST_ROWS = 32
+FLOAT8_NAMES = ("_scale", "_amax_history")  # of variables of Keras's layers
 KNOWN_PACKAGES = {"keras", "tfdist"}  # whose metrics are such sums
 ADVICE_OF_MODELS = "All workers train one model. Give them the same code and the same settings."
 ModelBuilder = Callable[[], keras.Model]
@@ -117,7 +118,7 @@ def _build_with_own_steps(strategy: Strategy, builder: ModelBuilder, structure: 
             if not optimizer.built:
                 optimizer.build(variables)
         metrics = StepMetrics(model, step)
-    check_divisible(model, num_parts=strategy.topology.num_replicas)
+    check_divisible(model, num_parts=strategy.topology.num_replicas, own_step=True)
     compiled = model.optimizer
     is_used = compiled is not None and any(each in updating for each in [compiled, *parts(compiled)])
     main = compiled if is_used else updating[0]
@@ -258,8 +259,11 @@ def check_fit(model: keras.Model, task: Task, structure: Any, metrics: Sequence[
     return frozenset(shapes)
 
 
-def check_divisible(model: keras.Model, *, num_parts: int) -> None:
-    """Raises UserError where the model cannot train on a batch that is computed in several parts."""
+def check_divisible(model: keras.Model, *, num_parts: int, own_step: bool = False) -> None:
+    """Raises UserError where the model cannot train on a batch that is computed in several parts.
+
+    `own_step`: the model's own `train_step` computes them.
+    """
     if num_parts == 1:
         return
     kept = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
@@ -269,12 +273,15 @@ def check_divisible(model: keras.Model, *, num_parts: int) -> None:
             f"{num_parts} parts, for replicas and microbatches, whose rows are not the same. Train it on one device "
             "without microbatches, or write stateful=False."
         )
-    overwritten = [variable.path for variable in model.trainable_variables if variable.overwrite_with_gradient]
+    layers = [] if own_step else [each for each in model._flatten_layers() if each.quantization_mode == "float8"]
+    float8 = {id(v) for layer in layers for v in layer.trainable_variables if v.name.endswith(FLOAT8_NAMES)}
+    overwritten = [v.path for v in model.trainable_variables if v.overwrite_with_gradient and id(v) not in float8]
     if overwritten:
         raise UserError(
-            f"The variable {overwritten[0]!r} takes its gradient as its next value (overwrite_with_gradient), as "
-            f"float8's scales do. The batch is cut into {num_parts} parts, for replicas and microbatches, and a sum of "
-            "such gradients is no value. Train it on one device without microbatches, or without float8."
+            f"These variables take gradients as their next values (overwrite_with_gradient): "
+            f"{', '.join(shorten_list(overwritten, 4))}. The batch is cut into {num_parts} parts, for replicas and "
+            "microbatches. tfdist combines such values of parts for Keras's float8 layers alone, and not in a model's "
+            "own train_step. Train on one device without microbatches."
         )
 
 

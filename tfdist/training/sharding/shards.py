@@ -70,6 +70,11 @@ class Shards:
                 f"{setting} gives every replica variables of its own, and the model has {len(variables)} for "
                 f"{strategy.topology.num_replicas} replicas. Leave it out, or write train.sharding = 'optimizer'."
             )
+        if self.scatters and (overwritten := [v.path for v in variables if v.overwrite_with_gradient]):
+            raise UserError(
+                f"{setting} sends gradients to their owners alone, and {overwritten[0]!r} takes its gradient as its "
+                "next value, as float8's scales do. Write train.sharding = 'optimizer', or train without float8."
+            )
         self._strategy = strategy
         self._variables = list(variables)
         self.blocks = list(blocks)

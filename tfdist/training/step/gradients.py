@@ -2,8 +2,12 @@
 
 Invariant: what is returned are sums over examples, not means, apart by what they are to be divided by, so that adding
 them over microbatches, replicas and workers gives the sums over the global batch (where there is nothing to add,
-gradients alone may be means: see `gives_means`). No collective happens here except inside layers and losses that ask
-for one (synchronized batch normalization, losses of a whole batch).
+gradients alone may be means: see `gives_means`). No collective happens here except for float8 and inside layers and
+losses that ask for one (synchronized batch normalization, losses of a whole batch).
+
+A float8 layer gives the next values of its scales and of its histories of largest magnitudes as gradients. They depend
+on the values before and, in one number, on a maximum over the examples: of several parts the largest are one device's.
+It also rounds what flows back, so its gradients are those of the mean from the start, in the size of one device.
 """
 
 from __future__ import annotations
@@ -35,10 +39,12 @@ from tfdist.user_code import format_exception, list_own_frames
 # From here on it is cheaper to send an embedding's rows than all of it.
 SPARSE_FROM_ELEMENTS = 2**20
 MEAN = "mean"
+NEXT_VALUES = "next values"
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 # The gradients of each numerator by divisor and trainable variable, None where it does not depend on the variable (with
-# `gives_means` those of the loss, under the name `MEAN`); and what the examples add up to.
+# `gives_means` those of the loss, under the name `MEAN`), and the `NEXT_VALUES` of what is overwritten; and what the
+# examples add up to.
 Sums: TypeAlias = "tuple[dict[str, list[Gradient]], Objective]"
 
 
@@ -54,8 +60,9 @@ class LocalGradients:
 
     Attributes:
       variables: that gradients are taken by, all that the model trains.
-      gives_means: these examples are the whole global batch, so the gradients come divided: the backward pass starts
-        with 1 ÷ divisor in place of 1, which saves a pass over all of them.
+      overwritten: of the model's, that take their gradients as their next values.
+      gives_means: these examples are the whole global batch, or a layer computes in float8, so the gradients come
+        divided: the backward pass starts with 1 ÷ divisor in place of 1, which saves a pass over all of them.
     """
 
     def __init__(
@@ -71,7 +78,9 @@ class LocalGradients:
         self._learner = learner
         self._model = learner.model
         self._task = task
-        self.variables = list(learner.model.trainable_variables)
+        trained = learner.model.trainable_variables
+        self.variables = [variable for variable in trained if not variable.overwrite_with_gradient]
+        self.overwritten = [variable for variable in trained if variable.overwrite_with_gradient]
         self.term_names = tuple(task.term_names())
         self.plan = plan
         self._meet = bool(plan.num_parts) and any(layer.trainable for layer in batch_norm_layers(learner.model))
@@ -79,7 +88,8 @@ class LocalGradients:
         self._is_compiled = jit_compile
         self._parts: dict[str, Any] = {"training": True, "num_parts": num_parts, "batch_size": plan.global_batch_size}
         self._is_scaled = learner.loss_scale is not None or learner.scale_factor != 1.0
-        self.gives_means = num_parts == 1 and not self._is_scaled
+        self.gives_means = (num_parts == 1 or bool(self.overwritten)) and not self._is_scaled
+        self._divides_first = self.gives_means and num_parts > 1
         self._pass = (
             tf.function(self._differentiate, jit_compile=True, autograph=False) if jit_compile else self._differentiate
         )
@@ -94,6 +104,8 @@ class LocalGradients:
         Returns:
           One sum; with `num_parts` in the plan, those of the nodes that `add_as_tree` leaves of the replica's parts.
         """
+        if self._divides_first:
+            batch = {**batch, "divisors": self._sum_divisors(batch)}
         passes = self._side_by_side(batch) if self._meet else self._compute_in_turn(batch)
         sums = (self._count_examples(part, found, counts=counts) for part, found in passes)
         if self.plan.num_parts is None:
@@ -122,7 +134,25 @@ class LocalGradients:
         for state, seed in seeds:
             state.assign(seed)
         part = _cut_rows(batch, index, self.plan)
-        return {**part, "first_row": self.plan.find_first_row(batch, index, replica_index())}
+        if self.overwritten and "shares" in part:  # an example of several replicas is all the first one's
+            share, is_first = part["shares"], tf.equal(replica_index(), 0)
+            part["shares"] = tf.where(is_first, tf.math.ceil(share), tf.math.floor(share))
+        first_row = self.plan.find_first_row(batch, index, replica_index())
+        return {**part, "first_row": first_row, "divisors": batch.get("divisors", {})}
+
+    def _sum_divisors(self, batch: dict[str, Any]) -> dict[str, tf.Tensor]:
+        """The divisors over the global batch, of a pass of which TensorFlow computes no more than they need."""
+        parts = [self._cut_part(batch, i) for i in range(len(self._own_parts))]
+        with keras.StatelessScope(collect_losses=True, initialize_variables=False):
+            map_penalized(self._model)
+            options = self._parts | {"training": False}
+            divisors = [forward(self._model, self._task, part, **options).divisors for part in parts]
+        vectors = [tf.stack([*each.values()]) for each in divisors]
+        if self.plan.num_parts is None:
+            (total,) = self._strategy.sum_over_replicas([tf.add_n(vectors)])
+        else:
+            total = ordered_sum_of_vector(self._strategy, vectors, self.plan.spans)
+        return dict(zip(divisors[0], tf.unstack(total), strict=True))
 
     def _compute_in_turn(self, batch: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Sums]]:
         """Yields parts, each with its sums, one after the other."""
@@ -180,18 +210,26 @@ class LocalGradients:
             if self._is_scaled:
                 factor = factor_of(self._learner.loss_scale, self._learner.scale_factor)
                 numerators = {name: value * factor for name, value in numerators.items()}
-        variables = [own.get(id(v), v.value) for v in self.variables]
+        variables = [own.get(id(v), v.value) for v in [*self.variables, *self.overwritten]]
         if self.gives_means:
-            starts = [tf.math.reciprocal_no_nan(objective.divisors[name]) for name in numerators]
+            divisors = part["divisors"] or objective.divisors
+            starts = [tf.math.reciprocal_no_nan(divisors[name]) for name in numerators]
             gradients = {MEAN: tape.gradient([*numerators.values()], variables, output_gradients=starts)}
         else:
             gradients = {name: tape.gradient(value, variables) for name, value in numerators.items()}
         del tape
+        count = len(self.variables)
+        next_values = []
+        for i, variable in enumerate(self.overwritten, start=count):
+            values = [some[i] for some in gradients.values() if some[i] is not None]
+            next_values.append(functools.reduce(tf.maximum, values or [tf.convert_to_tensor(variable.value)]))
+        gradients = {name: some[:count] for name, some in gradients.items()}
         if all(g is None for some in gradients.values() for g in some):
             raise UserError(
                 "The loss does not depend on any trainable variable of the model: nothing would be learned."
             )
-        return {name: [make_dense_if_small(g) for g in some] for name, some in gradients.items()}, objective
+        dense = {name: [make_dense_if_small(g) for g in some] for name, some in gradients.items()}
+        return {**dense, NEXT_VALUES: next_values}, objective
 
 
 def forward(
@@ -283,7 +321,10 @@ def _dense(sums: Sums) -> Sums:
 
 
 def _add_sums(a: Sums, b: Sums) -> Sums:
-    gradients = {name: [add_gradients(x, y) for x, y in zip(a[0][name], b[0][name], strict=True)] for name in a[0]}
+    gradients = {}
+    for name, some in a[0].items():
+        add = tf.maximum if name == NEXT_VALUES else add_gradients
+        gradients[name] = [add(x, y) for x, y in zip(some, b[0][name], strict=True)]
     return gradients, tf.nest.map_structure(tf.add, a[1], b[1])
 
 

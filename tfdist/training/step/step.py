@@ -19,7 +19,7 @@ from tfdist.strategies.strategy import Strategy, sum_repeated_rows
 from tfdist.strategies.sums import ordered_sum, sum_in_16_bits
 from tfdist.tasks.task import ROWS
 from tfdist.training.sharding.sharded_update import ShardedUpdate
-from tfdist.training.step.gradients import MEAN, Gradient, LocalGradients, add_gradients, colocate_with, quotients
+from tfdist.training.step.gradients import MEAN, NEXT_VALUES, LocalGradients, add_gradients, colocate_with, quotients
 from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.optimizer import Update
 from tfdist.training.step.precision import as_tf_function, factor_of
@@ -185,12 +185,14 @@ class TrainStep:
         """
         strategy, loss_scale = self._strategy, self._learner.loss_scale
         moving = strategy.run(lambda: [tf.identity(each.value) for each in self._moving]) if self._waits else []
-        gradients, result = strategy.run(self._reduced_gradients, args=(batch,))
+        gradients, next_values, result = strategy.run(self._reduced_gradients, args=(batch,))
         result = strategy.first_local(result)
         if self._log_gradient_norm:
             result = result._replace(gradient_norm=_norm([strategy.first_local(each) for each in gradients]))
 
         update = functools.partial(self.update, gradients, self._learning)
+        if next_values:
+            update = functools.partial(self._overwrite, next_values, update)
         if result.weight:
             update = functools.partial(tf.cond, _weighs_nothing(result.weight), lambda: tf.constant(False), update)
 
@@ -208,10 +210,14 @@ class TrainStep:
             update()
         return result
 
-    def _reduced_gradients(self, batch: dict[str, Any]) -> tuple[list[Any], StepResult]:
+    def _reduced_gradients(self, batch: dict[str, Any]) -> tuple[list[Any], list[tf.Tensor], StepResult]:
         """One step up to the update; in replica context, on a local batch."""
         variables = self.local.variables
         nodes = self.local(batch)
+        next_values = [
+            functools.reduce(tf.maximum, some) for some in zip(*(g.pop(NEXT_VALUES) for g, _ in nodes), strict=True)
+        ]
+        next_values = self._take_largest(next_values)
         sums = nodes[0][1]
         own = [(name, i) for name, some in nodes[0][0].items() for i, g in enumerate(some) if g is not None]
         used = {i for _, i in own}
@@ -234,7 +240,28 @@ class TrainStep:
         terms = {name: terms[name] for name in self.term_names if name in terms}
         finite = are_finite(gradients if total is None else [total], loss)
         norm = tf.constant(math.nan)
-        return gradients, StepResult(loss, terms, sums.divisors[ROWS], sums.weight, finite, peer_seconds, norm)
+        result = StepResult(loss, terms, sums.divisors[ROWS], sums.weight, finite, peer_seconds, norm)
+        return gradients, next_values, result
+
+    def _take_largest(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Next values of variables with the largest first number of all replicas, which differ in nothing else."""
+        if not values:
+            return []
+        flat = [tf.reshape(value, [-1]) for value in values]
+        rows = self._strategy.all_gather(tf.concat([each[:1] for each in flat], axis=0), name="next")
+        first = tf.split(tf.reduce_max(rows, axis=0), len(flat))
+        whole = [tf.concat([one, each[1:]], axis=0) for one, each in zip(first, flat, strict=True)]
+        return [tf.reshape(each, value.shape) for each, value in zip(whole, values, strict=True)]
+
+    def _overwrite(self, next_values: list[Any], update: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """Gives variables their next values, beside the update of all others."""
+
+        def on_replica(values: list[tf.Tensor]) -> None:
+            for variable, value in zip(self.local.overwritten, values, strict=True):
+                variable.value.assign(value)
+
+        self._strategy.run(on_replica, args=(next_values,))
+        return update()
 
     def _sum_gradients(
         self, local: Sequence[tuple[list[Any], list[tf.Tensor]]], variables: list[keras.Variable]
@@ -323,7 +350,7 @@ def _norm(gradients: Sequence[tf.Tensor | tf.IndexedSlices]) -> tf.Tensor:
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(each)) for each in values]))
 
 
-def are_finite(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
+def are_finite(gradients: Sequence[tf.Tensor | tf.IndexedSlices], loss: tf.Tensor) -> tf.Tensor:
     """Whether all are finite. A sum is not finite if one of its parts is not, so one number a gradient is enough."""
     parts = [tf.reduce_sum(g.values if isinstance(g, tf.IndexedSlices) else g) for g in gradients]
     return tf.math.is_finite(tf.add_n([loss, *(tf.cast(p, tf.float32) for p in parts)]))
