@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import pytest
 import support
+from equivalence.cases import random_model
 from fuzz.fit_parts import Batches, Stopping
 from keras_fit.behaviors import Numbered, X, Y, batches, classifier, dataset
 from keras_fit.test_behaviors import differences
@@ -405,6 +406,22 @@ def parts(model: keras.Model) -> list[Any]:
     layers = model._flatten_layers()
     generators = [each for layer in layers for each in getattr(layer, "_seed_generators", ())]
     return [*layers, *generators, model.optimizer, *model.variables, *model.optimizer.variables]
+
+
+@pytest.mark.slow
+def test_random_layers_draw_what_they_draw_in_fit() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.uniform(size=(320, 64)).astype("float32"), rng.integers(0, 10, 320)
+    weights, losses = [], []
+    for fit in (keras.Model.fit, tfdist.fit):
+        keras.utils.set_random_seed(3)
+        model = random_model()
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        losses.append(fit(model, x, y, batch_size=32, epochs=5, shuffle=False, verbose=0).history["loss"])
+        weights.append(model.get_weights())
+    for ours, theirs in zip(*weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(*losses, rtol=2e-6)
 
 
 def check_that_fit_leaves_objects_as_they_were(model: keras.Model, **arguments: Any) -> None:

@@ -148,7 +148,7 @@ def _draw_part(draw: Callable[..., tf.Tensor], shape: Shape, seed: Any, rows: Ro
     moved = tf.stack([low, high])
     if is_static and a_row % block == 0:
         return draw(sizes, key, moved)
-    flat = draw([count + block - 1] if is_static else tf.stack([count + block - 1]), key, moved)
+    flat = draw([count + block - 1] if is_static else tf.cast([count + block - 1], tf.int32), key, moved)
     begin = tf.reshape(tf.cast(begin % block, tf.int32), [1])
     return tf.reshape(tf.slice(flat, begin, [count] if is_static else tf.cast([count], tf.int32)), vector)
 

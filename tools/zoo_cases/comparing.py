@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from zoo_cases import collection
-from zoo_cases.training import STRATEGIES, result_path
+from zoo_cases.training import OTHER_WAYS, STRATEGIES, result_path
 
 TOLERANCE = 1e-5
 REFERENCE, *OTHERS = STRATEGIES
@@ -39,6 +39,7 @@ class Row:
       alike: whether two replicas gave the same bits under every strategy; None where fewer than two were tried.
       difference: the largest from one device, in weights, losses and metrics; None where there is none to tell.
       remark: why it is not so.
+      others: the difference, or the error, in each of `OTHER_WAYS` that was tried.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Row:
     difference: float | None
     remark: str = ""
     is_explained: bool = True
+    others: Mapping[str, float | str] = dataclasses.field(default_factory=dict)
 
 
 def compare_cases(root: str | os.PathLike[str], keys: Sequence[str]) -> list[Row]:
@@ -62,7 +64,7 @@ def compare_cases(root: str | os.PathLike[str], keys: Sequence[str]) -> list[Row
 
 def _compare_case(root: str | os.PathLike[str], key: str) -> list[Row]:
     results: dict[str, Result] = {}
-    for strategy in STRATEGIES:
+    for strategy in (*STRATEGIES, *OTHER_WAYS):
         path = result_path(os.path.join(root, strategy), key)
         if path.exists():
             with np.load(path) as held:
@@ -74,6 +76,8 @@ def _compare_case(root: str | os.PathLike[str], key: str) -> list[Row]:
 def _make_row(name: str, results: Mapping[str, Result], metric: str | None) -> Row:
     """Compares everything, or a metric's values alone."""
     remark = REMARKS.get(name, "")
+    tried = {way: results[way] for way in OTHER_WAYS if way in results}
+    results = {way: result for way, result in results.items() if way not in tried}
     failed = {strategy: str(r["error"]).splitlines()[0] for strategy, r in results.items() if "error" in r}
     if failed:
         said = next(iter(failed.values()))
@@ -87,9 +91,14 @@ def _make_row(name: str, results: Mapping[str, Result], metric: str | None) -> R
     names = [n for n in reference if metric is None or n.split(" ")[-1] == metric]
     alike = all(_is_same(others[0], other, names) for other in others[1:]) if len(others) > 1 else None
     difference = max(_measure_difference(reference, others[0], n) for n in names)
+    distances: dict[str, float | str] = {}
+    for way, result in tried.items():
+        is_refused = "error" in result
+        measured = () if is_refused else (_measure_difference(reference, result, n) for n in names)
+        distances[way] = str(result["error"]) if is_refused else max(measured)
     is_explained = name in REMARKS or (alike is not False and (difference <= TOLERANCE or bool(remark)))
     said = "; ".join(filter(None, [remark, f"not run: {missing}" if missing else ""]))
-    return Row(name, alike, difference, said, is_explained and not missing)
+    return Row(name, alike, difference, said, is_explained and not missing, distances)
 
 
 def _is_same(ours: Result, theirs: Result, names: Sequence[str]) -> bool:
@@ -123,11 +132,18 @@ def _format_table(kind: str, rows: Sequence[Row]) -> str:
         "| class | between strategies | from one device | remark |",
         "|---|---|---|---|",
     ]
+    ways = [way for way in OTHER_WAYS if any(way in row.others for row in rows)]
+    if ways:
+        lines[-2:] = [
+            f"| class | between strategies | from one device | {' | '.join(ways).replace('_', ' ')} | remark |",
+            f"|---|---|---|{'---|' * len(ways)}---|",
+        ]
     others = collection.list_classes(kind)
     for row in rows:
         name = row.name.split("/")[1]
         names = ", ".join([name, *others.get(name, [])])
-        lines.append(f"| {names} | {_format_alike(row)} | {_format_distance(row)} | {row.remark} |")
+        cells = [_format_alike(row), *(_format_distance(each) for each in (row.difference, *map(row.others.get, ways)))]
+        lines.append(f"| {names} | {' | '.join(cells)} | {row.remark} |")
     return "\n".join([*lines, ""])
 
 
@@ -135,7 +151,9 @@ def _format_alike(row: Row) -> str:
     return "–" if row.alike is None else "same bits" if row.alike else "**differ**"
 
 
-def _format_distance(row: Row) -> str:
-    if row.difference is None:
+def _format_distance(difference: float | str | None) -> str:
+    if difference is None:
         return "–"
-    return f"≤ {TOLERANCE:g}" if row.difference <= TOLERANCE else f"{row.difference:.1e}"
+    if isinstance(difference, str):
+        return "refused"
+    return f"≤ {TOLERANCE:g}" if difference <= TOLERANCE else f"{difference:.1e}"

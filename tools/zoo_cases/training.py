@@ -1,9 +1,10 @@
 """Trains cases of the zoo under one strategy, all in one process a worker.
 
-    python -m zoo_cases.training STRATEGY DIRECTORY CASE …
+    python -m zoo_cases.training WAY DIRECTORY CASE …
 
-STRATEGY: one_device, mirrored, multi_worker (with TF_CONFIG), horovod (under horovodrun). What each left behind lies in
-DIRECTORY/KIND/NAME.npz, written by the chief when the case is done: its weights, losses and metrics, or its error.
+WAY: a key of `STRATEGIES` (multi_worker with TF_CONFIG, horovod under horovodrun) or of `OTHER_WAYS`. What each left
+behind lies in DIRECTORY/KIND/NAME.npz, written by the chief when the case is done: its weights, losses and metrics, or
+its error.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ STRATEGIES: Mapping[str, Callable[[], Strategy]] = {
     "multi_worker": MultiWorker,
     "horovod": Horovod,
 }
+# Other ways to train a layer on several replicas.
+OTHER_WAYS: Mapping[str, tuple[Callable[[], Strategy], dict[str, Any]]] = {
+    "three_replicas": (lambda: Mirrored(num_cpu_devices=3), {}),
+    "microbatches": (STRATEGIES["mirrored"], {"num_microbatches": 2}),
+    "xla": (STRATEGIES["mirrored"], {"xla": "on", "deterministic": False}),  # XLA pools in no fixed order
+}
 
 
 def result_path(directory: str | os.PathLike[str], key: str) -> pathlib.Path:
@@ -45,8 +52,8 @@ def result_path(directory: str | os.PathLike[str], key: str) -> pathlib.Path:
     return pathlib.Path(directory, f"{key.replace(' ', '_')}.npz")
 
 
-def train_case(case: Case, strategy: Strategy, run_dir: str) -> dict[str, np.ndarray]:
-    """The weights after an epoch of three batches, and what was logged."""
+def train_case(case: Case, strategy: Strategy, run_dir: str, **others: Any) -> dict[str, np.ndarray]:
+    """The weights after an epoch of three batches, and what was logged; `others` are settings of the training."""
     models: list[keras.Model] = []
 
     def model() -> keras.Model:
@@ -64,9 +71,7 @@ def train_case(case: Case, strategy: Strategy, run_dir: str) -> dict[str, np.nda
         eval_batch_size=8,
         epochs=1,
         seed=7,
-        deterministic=True,
-        steps_per_call=3,
-        checkpoint="off",
+        **{"deterministic": True, "steps_per_call": 3, "checkpoint": "off"} | others,
     )
     result = train(settings, Request(run_dir=run_dir))
     variables = [v for v in models[-1].variables if v.dtype != "string"]
@@ -76,15 +81,16 @@ def train_case(case: Case, strategy: Strategy, run_dir: str) -> dict[str, np.nda
     return {**weights, **{name: np.asarray(value) for name, value in logged.items()}}
 
 
-def main(strategy_name: str, directory: str, keys: list[str]) -> None:
+def main(way: str, directory: str, keys: list[str]) -> None:
     """Trains the cases in this order and writes what each left behind."""
-    strategy = STRATEGIES[strategy_name]()
+    build, others = (STRATEGIES[way], {}) if way in STRATEGIES else OTHER_WAYS[way]
+    strategy = build()
     topology = strategy.connect()
     every = collect_cases()
     for key in keys:
         shared = pathlib.Path(directory, "runs", key.replace(" ", "_"))
         try:
-            found: dict[str, Any] = train_case(every[key], strategy, str(shared))
+            found: dict[str, Any] = train_case(every[key], strategy, str(shared), **others)
         except PreemptedError:
             raise
         except Exception as error:
