@@ -52,6 +52,7 @@ _NAMES = {
     "telemetry.sinks.prometheus": ("Prometheus",),
     "telemetry.sinks.wandb": ("Wandb",),
     "training.recovery.rollback": ("Rollback",),
+    "training.run.eval_sets": ("EvalSet",),
     "tuning.search.search": ("AshaStopping", "Bayesian", "Grid", "Hyperband", "MedianStopping", "Random"),
     "tuning.search.space": ("boolean", "choice", "integer", "log_uniform", "reverse_log_uniform", "uniform"),
 }

@@ -19,7 +19,7 @@ from tfdist.storage import files
 from tfdist.tasks.task import OwnSteps
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult
-from tfdist.training.loop.learner import build_model, check_fit, check_metric_sums
+from tfdist.training.loop.learner import build_model, check_metric_sums
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import check_start_from
 from tfdist.training.recovery.weights import check_exported, find_weights, put_weights
@@ -30,7 +30,6 @@ from tfdist.training.run.run import Run, open_run
 from tfdist.training.run.train_settings import EvaluateSettings, TrainSettings
 from tfdist.training.run.trainer import Trainer, format_metrics
 from tfdist.training.run.validate_run import shorten
-from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.precision import set_precision
 from tfdist.tuning.search import hypermodel
 
@@ -125,20 +124,15 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
         model = hypermodel.builder_of_trained(settings, request.run_dir, strategy)
         set_precision(settings.precision)
         found = find_weights(run, settings.weights, settings.policy, setting="evaluate.weights")
-        source = assembly.open_source(run, settings.data, "evaluation")
+        sets = assembly.open_eval_sets(run, settings.data, settings.global_batch_size)
+        structure = next(source.structure for source, _ in sets.values())
         if task is None:
-            model, _, task = parts_of(strategy, model, None, None, source.structure)
-        metrics = None
+            model, _, task = parts_of(strategy, model, None, None, structure)
         with strategy.scope():
-            if isinstance(task, OwnSteps):
-                built = model()
-            else:
-                built = build_model(model, task, source.structure)
-                metrics = MetricGroup(task.metric_specs())
-                check_fit(built, task, source.structure, [metrics])
-        if metrics is not None:
-            check_metric_sums(built, task, source.structure, run.topology.num_replicas)
-        evaluator = assembly.evaluator_of(run, built, metrics, task, source, settings.global_batch_size, Patches())
+            built = model() if isinstance(task, OwnSteps) else build_model(model, task, structure)
+        if not isinstance(task, OwnSteps):
+            check_metric_sums(built, task, structure, run.topology.num_replicas)
+        evaluator = assembly.evaluator_of(run, built, task, sets, Patches())
         put_weights(run, built, found)
         results = evaluator.evaluate()
         assert results is not None  # nothing asks it to leave
@@ -148,7 +142,7 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
                 "weights": found.path,
                 "step": found.step,
                 "data": request.settings().get("evaluate.data"),
-                "num_examples": source.num_examples,
+                "num_examples": sum(source.num_examples for source, _ in sets.values()),
                 "strategy": strategy.name,
                 "num_replicas": run.topology.num_replicas,
             }

@@ -46,6 +46,7 @@ from tfdist.tasks.language import LanguageModel
 from tfdist.tasks.multi_task import UncertaintyWeighted
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.recovery.rollback import Rollback
+from tfdist.training.run.eval_sets import EvalSet
 from tfdist.training.run.request import Request
 from tfdist.training.run.train_settings import TrainSettings
 
@@ -602,7 +603,10 @@ CASES: dict[str, dict[str, Any]] = {
     "sgd": {},
     "adam_clipped": {"optimizer": clipped_adam},
     "accumulation": {"num_microbatches": 4, "train_data": lambda: digits(501)},
-    "uneven": {"train_data": lambda: digits(501)},
+    "uneven": {
+        "train_data": lambda: digits(501),
+        "eval_data": {"near": lambda: digits(101), "far": EvalSet(lambda: digits(57), batch_size=24)},
+    },
     "fewer_examples_than_replicas": {"train_data": lambda: digits(257), "model": convnet_model},
     "sample_weights": {"train_data": weighted_digits, "eval_data": weighted_digits},
     "weightless": {"train_data": with_weightless_batch, "shuffle": False, "optimizer": clipped_adam},

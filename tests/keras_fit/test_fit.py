@@ -421,7 +421,7 @@ def test_random_layers_draw_what_they_draw_in_fit() -> None:
         weights.append(model.get_weights())
     for ours, theirs in zip(*weights, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6)
-    np.testing.assert_allclose(*losses, rtol=2e-6)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=2e-6)
 
 
 def check_that_fit_leaves_objects_as_they_were(model: keras.Model, **arguments: Any) -> None:

@@ -243,7 +243,7 @@ class _Loader:
             if content.parameter is not None:
                 with name_source(statement.source):
                     value = graph.map_references(content.value, functools.partial(self._resolve, file=statement.file))
-                if target in self._root_targets and content.parameter in FUNCTIONS:
+                if (target in self._root_targets or target.endswith(".EvalSet")) and content.parameter in FUNCTIONS:
                     value = _leave_uncalled(value)
                 scope, parameter = (content.macro, "value") if content.macro else (content.scope, content.parameter)
                 settings.append(Setting(scope, target, parameter, value, statement.source))
@@ -359,8 +359,11 @@ class _Loader:
 
 def _leave_uncalled(value: Any) -> Any:
     """`@f(a=1)` as the function with this argument, where a setting takes a function that is called later."""
+    if isinstance(value, dict):  # several, by name
+        return {name: _leave_uncalled(each) for name, each in value.items()}
     has_arguments = isinstance(value, Reference) and any(part.startswith(INLINE) for part in value.scope[-1:])
-    return dataclasses.replace(value, evaluate=False) if has_arguments else value
+    is_set = isinstance(value, Reference) and value.target.endswith(".EvalSet")  # which has a function itself
+    return dataclasses.replace(value, evaluate=False) if has_arguments and not is_set else value
 
 
 def _gin_bindings(settings: Sequence[Setting]) -> dict[tuple[str, str], dict[str, Any]]:

@@ -8,6 +8,7 @@ KerasTuner through `TfdistFit`; `tfdist.fit` is its name.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import random
 import re
@@ -46,6 +47,7 @@ from tfdist.telemetry.console.console import Console, write_line
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import CallbackError, find_backup
 from tfdist.training.run.compiled import uses_own_steps
+from tfdist.training.run.eval_sets import EvalSet
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import reporting_failures
 from tfdist.training.run.train_settings import TrainSettings
@@ -91,7 +93,7 @@ def fit(
       verbose: 0 tells warnings only, 2 a line an epoch, 1 and "auto" all that a run tells.
       callbacks: one, several in any nest, or a CallbackList. A BackupAndRestore among them says where the run is saved.
       validation_split: the share at the end of the arrays that is evaluated on and not trained.
-      validation_data: what `x` takes, or a tuple (x, y) or (x, y, sample_weight) of arrays.
+      validation_data: what `x` takes, or a tuple (x, y) or (x, y, sample_weight) of arrays; or several by name.
       shuffle: trains arrays and a PyDataset's batches in another order each epoch.
       class_weight: a weight for the examples of each class.
       sample_weight: a weight for each example.
@@ -149,10 +151,14 @@ def fit(
         assert data.source is not None and data.batch_size is not None
         if class_weight is not None:
             check_one_class(model.loss, data.source.structure[1])
-        held_out = examples.to_evaluate(
-            validation_data, batch_size=validation_batch_size or batch_size, steps=validation_steps
-        )
-        at_end.callback(held_out.close)
+        sets = {}
+        for name, each in (validation_data if isinstance(validation_data, Mapping) else {"": validation_data}).items():
+            held_out = examples.to_evaluate(
+                each, batch_size=validation_batch_size or batch_size, steps=validation_steps
+            )
+            at_end.callback(held_out.close)
+            if held_out.source is not None:
+                sets[name] = EvalSet(functools.partial(lambda source: source, held_out.source), held_out.batch_size)
         model.history = history
         parts = {"batch_size": data.batch_size, "steps_per_epoch": data.steps_per_epoch, "shuffle": bool(shuffle)}
         known_by = values | {f"fit.{name}": repr(value) for name, value in (parts | {"seed": seed}).items()}
@@ -160,10 +166,9 @@ def fit(
         trained = TrainSettings(
             model=lambda: model,
             train_data=lambda: data.source,
-            eval_data=None if held_out.source is None else lambda: held_out.source,
+            eval_data=sets.get("", sets or None),
             strategy=strategy,
             global_batch_size=data.batch_size,
-            eval_batch_size=held_out.batch_size,
             epochs=epochs,
             steps_per_epoch=data.steps_per_epoch,
             eval_every=validation_freq,

@@ -73,6 +73,25 @@ class Mapped(Source):
         return self.source.describe()
 
 
+class FirstExamples(Mapped):
+    """The first examples of a source alone.
+
+    Args:
+      source: whose.
+      count: how many.
+    """
+
+    def __init__(self, source: Source, count: int) -> None:
+        super().__init__(source)
+        self.num_examples = min(count, source.num_examples)
+
+    def describe_output(self, structure: Any) -> Any:
+        return structure
+
+    def wrap_reader(self, read: Reader, order: Order) -> Reader:
+        return read
+
+
 def split_examples(structure: Any) -> tuple[Any, ...]:
     """The parts of a nest of examples: (x,), (x, y) or (x, y, sample_weight)."""
     return tuple(structure) if isinstance(structure, (tuple, list)) else (structure,)

@@ -15,7 +15,9 @@ import keras
 
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.errors import UserError, suggest
+from tfdist.keras_patches.patches import Patches
 from tfdist.telemetry.registry import larger_is_better
+from tfdist.training.run.eval_sets import prefix_results
 from tfdist.training.run.train_settings import TrainSettings
 
 if TYPE_CHECKING:  # sweeps use this without TensorFlow
@@ -107,6 +109,16 @@ def check_monitors(
         reported.check(f"{type(callback).__name__} monitors", _monitor(callback))
 
 
+def direct_monitors(callbacks: Sequence[keras.callbacks.Callback], sets: Sequence[str], patches: Patches) -> None:
+    """Tells Keras's callbacks which way a metric of another set than the first is better, where its name tells."""
+    for callback in callbacks:
+        monitor = _monitor(callback)
+        if monitor is not None and monitor.startswith(tuple(f"{VALIDATION}{name}_" for name in sets[1:])):
+            is_larger_better = larger_is_better(monitor)
+            if callback.mode == "auto" and is_larger_better is not None:
+                patches.replace(callback, mode="max" if is_larger_better else "min")
+
+
 def _check_rate(callback: keras.callbacks.Callback, optimizer: keras.optimizers.Optimizer) -> None:
     schedule = keras.optimizers.schedules.LearningRateSchedule
     if isinstance(callback, _SETTERS) and isinstance(getattr(optimizer, "_learning_rate", None), schedule):
@@ -135,21 +147,22 @@ class ReportedMetrics:
 
     Attributes:
       names: its own metrics, and of how many numbers each is; None where one does not tell before it counts.
-      evaluates: whether an evaluation reports the same names with `val_` before them.
+      sets: of an evaluation, whose first reports the same names with `val_` before them, and others `val_SET_`.
     """
 
     names: Mapping[str, int] | None
-    evaluates: bool
+    sets: Sequence[str]
 
     def check(self, setting: str, name: str | None) -> None:
         """Raises UserError where a setting, such as "tune.objective is", names what is not reported as one number."""
         if name is None:
             return
-        if name.startswith(VALIDATION) and not self.evaluates:
+        if name.startswith(VALIDATION) and not self.sets:
             raise not_evaluated(setting, name)
         if self.names is None:
             return
-        known = {**self.names, **{f"{VALIDATION}{each}": n for each, n in self.names.items() if self.evaluates}}
+        evaluated = prefix_results(dict.fromkeys(self.sets, self.names)) if self.sets else {}
+        known = {**self.names, **{f"{VALIDATION}{each}": n for each, n in evaluated.items()}}
         if name not in known:
             raise not_reported(setting, name, list(known))
         if known[name] > 1:
@@ -159,12 +172,18 @@ class ReportedMetrics:
             )
 
 
-def reported_by(metrics: MetricGroup, task: Task, *, evaluates: bool) -> ReportedMetrics:
-    """Returns the metrics that a training with these metrics and this task's loss reports."""
+def reported_by(metrics: MetricGroup, task: Task, *, sets: Sequence[str]) -> ReportedMetrics:
+    """Returns the metrics that a training with these metrics and this task's loss reports.
+
+    Raises:
+      UserError: two sets of an evaluation would report one name.
+    """
     names = metrics.reported_names()
     losses = dict.fromkeys(["loss", *(f"{term}_loss" for term in task.term_names())], 1)
     own = None if names is None else losses | names
-    return ReportedMetrics(own, evaluates)
+    for taken in {f"{name}_{each}" for name in sets[1:] for each in own or ()} & {*(own or ())}:
+        raise UserError(f"A set of train.eval_data would have the metric {taken!r}, as another has. Rename the set.")
+    return ReportedMetrics(own, sets)
 
 
 def not_evaluated(setting: str, name: str) -> UserError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -20,6 +20,7 @@ from tfdist.tasks.task import ROWS, Objective, OwnSteps, Task
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.boundaries import Pace, Vote, Votes
 from tfdist.training.loop.callbacks import Callbacks
+from tfdist.training.run.eval_sets import prefix_results
 from tfdist.training.run.run import Run
 from tfdist.training.step.gradients import forward, quotients
 from tfdist.training.step.metrics import MetricGroup
@@ -179,6 +180,34 @@ class Evaluator:
         for name, term in zip(self._term_names, terms, strict=True):
             losses[f"{name}_loss"] = tf.math.divide_no_nan(term, count)
         return weight, losses, self._metrics.read(self._strategy)[0]
+
+
+class EvaluatorGroup:
+    """Evaluates a model on several sets, one after the other, as `Evaluator` does on one.
+
+    Args:
+      evaluators: by the names of their sets, of which the first one's results have plain names.
+    """
+
+    def __init__(self, evaluators: Mapping[str, Evaluator]) -> None:
+        self._evaluators = evaluators
+        first = next(iter(evaluators.values()))
+        self.on_batch, self.next_batch = first.on_batch, first.next_batch
+
+    def evaluate(self, votes: Votes = Vote, hooks: Callbacks | None = None) -> dict[str, Any] | None:
+        """One pass over each set, as `Evaluator.evaluate`; None where one ended early."""
+        results = {}
+        for name, evaluator in self._evaluators.items():
+            found = evaluator.evaluate(votes, hooks)
+            if found is None:
+                return None
+            results[name] = found
+        return prefix_results(results)
+
+    def close(self) -> None:
+        """Lets the streams go, without waiting for them. Nothing can be evaluated afterwards."""
+        for evaluator in self._evaluators.values():
+            evaluator.close()
 
 
 class OwnEvaluator(Evaluator):

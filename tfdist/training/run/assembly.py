@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -16,6 +16,8 @@ from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Source
+from tfdist.data.sources.user_dataset import StreamSource
+from tfdist.data.transforms.mapped import FirstExamples
 from tfdist.errors import OutOfMemoryError, UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength
@@ -23,12 +25,13 @@ from tfdist.recipes.recompute import recompute_layers
 from tfdist.strategies.cluster import environment
 from tfdist.tasks.task import OwnSteps, Task
 from tfdist.telemetry import heartbeat
-from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors, reported_by
+from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors, direct_monitors, reported_by
 from tfdist.training.loop.boundaries import Boundaries
-from tfdist.training.loop.evaluation import Evaluator, OwnEvaluator
+from tfdist.training.loop.evaluation import Evaluator, EvaluatorGroup, OwnEvaluator
 from tfdist.training.loop.learner import ModelBuilder, build_learner, check_divisible, check_fit, check_metric_sums
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.run.compiled import parts_of
+from tfdist.training.run.eval_sets import list_eval_sets, name_split
 from tfdist.training.run.run import Run
 from tfdist.training.run.train_settings import DETERMINISM, TrainSettings
 from tfdist.training.run.tuned import (
@@ -113,6 +116,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
         sharding=settings.sharding if run.topology.num_replicas > 1 or settings.sharding == HOST else None,
     )
     check_reported(settings, learner.eval_metrics, task, learner.optimizer)
+    direct_monitors(settings.callbacks, list(list_eval_sets(settings.eval_data)), patches)
     if learner.shards is None and not isinstance(task, OwnSteps):
         check_metric_sums(learner.model, task, source.structure, run.topology.num_replicas)
     bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables, patches)
@@ -199,7 +203,7 @@ def check_reported(
     settings: TrainSettings, metrics: MetricGroup, task: Task, optimizer: keras.optimizers.Optimizer
 ) -> None:
     """Raises UserError where the settings or a callback name a metric that the training will not report."""
-    reported = reported_by(metrics, task, evaluates=settings.eval_data is not None)
+    reported = reported_by(metrics, task, sets=list(list_eval_sets(settings.eval_data)))
     reported.check(OBJECTIVE, settings.must_report)
     check_monitors(settings.callbacks, reported, optimizer)
     check_keep_best(settings.policy, reported)
@@ -339,56 +343,89 @@ def xla_trial(training: Training, step: TrainStep) -> XlaTrial | None:
     )
 
 
-def build_evaluator(training: Training) -> Evaluator | None:
+def open_eval_sets(run: Run, eval_data: Any, batch_size: int) -> dict[str, tuple[Source, int]]:
+    """Opens the sets of an evaluation: their sources and batch sizes, where theirs is not `batch_size`, by name.
+
+    Raises:
+      UserError: one cannot be read, or cut to a number of batches.
+    """
+    sources = {}
+    for name, each in list_eval_sets(eval_data).items():
+        source, size = open_source(run, each.data, name_split(name)), each.batch_size or batch_size
+        if each.num_batches is not None:
+            if isinstance(source, StreamSource):
+                raise UserError(
+                    f"The {name_split(name)} data is a stream, of which num_batches cannot be taken. Return "
+                    f"dataset.take({each.num_batches * size}) from its data function."
+                )
+            source = FirstExamples(source, each.num_batches * size)
+        sources[name] = source, size
+    return sources
+
+
+def build_evaluator(training: Training) -> Evaluator | EvaluatorGroup | None:
     """An evaluator of a training's evaluation data; None without such data.
 
     Raises:
       UserError: the examples do not fit the model.
     """
-    run, settings, learner, task = training.run, training.settings, training.learner, training.task
-    if settings.eval_data is None:
-        return None
-    source = open_source(run, settings.eval_data, "evaluation")
+    settings, learner = training.settings, training.learner
     batch_size = settings.eval_batch_size or settings.global_batch_size
-    if not isinstance(task, OwnSteps) and source.structure != training.source.structure:
-        with run.strategy.scope():
-            check_fit(learner.model, task, source.structure, [learner.eval_metrics])
-    parts = (learner.model, learner.eval_metrics, task)
-    return evaluator_of(run, *parts, source, batch_size, training.patches, pads=settings.pads)
+    sets = open_eval_sets(training.run, settings.eval_data, batch_size)
+    if not sets:
+        return None
+    parts = learner.model, training.task, sets, training.patches
+    known = learner.eval_metrics, training.source.structure
+    return evaluator_of(training.run, *parts, known=known, pads=settings.pads)
 
 
 def evaluator_of(
     run: Run,
     model: keras.Model,
-    metrics: MetricGroup | None,
     task: Task,
-    source: Source,
-    batch_size: int,
+    sets: Mapping[str, tuple[Source, int]],
     patches: Patches,
     *,
+    known: tuple[MetricGroup, Any] | None = None,
     pads: bool = False,
-) -> Evaluator:
-    """An evaluator of all examples of a source whose structure fits the model, each once.
+) -> Evaluator | EvaluatorGroup:
+    """An evaluator of all examples of some sets, each once.
 
-    `metrics`: None for a model whose own `test_step` evaluates it. `patches`: of its use. `pads`: as `TrainSettings`
-    has it; always where the strategy needs it.
+    Args:
+      run: open.
+      model: built.
+      task: gives loss and metrics, but for a model whose own `test_step` evaluates it.
+      sets: sources and batch sizes, by name.
+      patches: of the model's use.
+      known: metrics for the first set, and the structure of examples that they and the model are known to take.
+      pads: as `TrainSettings` has it; always where the strategy needs it.
 
     Raises:
       UserError: an example does not fit the model.
     """
-    plan = BatchPlan(
-        num_examples=source.num_examples,
-        global_batch_size=batch_size,
-        num_replicas=run.topology.num_replicas,
-        pad=pads or run.strategy.needs_static_shapes,
-    )
-    check_same_batches(run.strategy, source, plan, "evaluation")
-    if isinstance(task, OwnSteps):
-        refuse_padding(plan)
-        return OwnEvaluator(run, model, source, stream(run, source, plan), plan, patches)
-    assert metrics is not None
-    check_examples(task, model, source, "evaluation")
-    return Evaluator(run, model, task, metrics, stream(run, source, plan), plan)
+    evaluators: dict[str, Evaluator] = {}
+    metrics, structure = known or (None, None)
+    names = None if metrics is None else metrics.names
+    for name, (source, batch_size) in sets.items():
+        plan = BatchPlan(
+            num_examples=source.num_examples,
+            global_batch_size=batch_size,
+            num_replicas=run.topology.num_replicas,
+            pad=pads or run.strategy.needs_static_shapes,
+        )
+        check_same_batches(run.strategy, source, plan, name_split(name))
+        if isinstance(task, OwnSteps):
+            refuse_padding(plan)
+            evaluators[name] = OwnEvaluator(run, model, source, stream(run, source, plan), plan, patches)
+            continue
+        with run.strategy.scope():
+            if evaluators or metrics is None:
+                metrics, structure = MetricGroup(task.metric_specs(), names), None
+            if structure != source.structure:
+                check_fit(model, task, source.structure, [metrics])
+        check_examples(task, model, source, name_split(name))
+        evaluators[name] = Evaluator(run, model, task, metrics, stream(run, source, plan), plan)
+    return EvaluatorGroup(evaluators) if len(evaluators) > 1 else next(iter(evaluators.values()))
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks, find_backup, policy_of_backup, takes_weights
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
 from tfdist.training.recovery.rollback import Rollback
+from tfdist.training.run.eval_sets import EVAL_DATA, EvalSet
 from tfdist.training.run.tuned import AUTO_XLA, UNCOMPILED, XLA_CHOICES
 from tfdist.training.sharding.shards import SHARDINGS
 from tfdist.training.sharding.shards import WEIGHTS as SHARDED_WEIGHTS
@@ -162,8 +163,8 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         checked_later("{'units': 64}"),
         None,
     )
-    eval_data: DataFunction | None = setting(
-        "returns the evaluation examples; None evaluates nothing", or_none(FUNCTION), None
+    eval_data: DataFunction | EvalSet | Mapping[str, DataFunction | EvalSet] | None = setting(
+        "returns the evaluation examples, or several sets by name; None evaluates nothing", or_none(EVAL_DATA), None
     )
     eval_batch_size: int | None = setting(
         "of one evaluation step; None is global_batch_size", or_none(COUNT), None, unit="examples"
@@ -394,5 +395,7 @@ class EvaluateSettings(TrainedSettings):
 
     NAME: ClassVar[str] = "evaluate"
 
-    data: DataFunction = setting("returns the examples", FUNCTION)
+    data: DataFunction | EvalSet | Mapping[str, DataFunction | EvalSet] = setting(
+        "returns the examples, or several sets by name", EVAL_DATA
+    )
     strategy: Strategy = setting(COMPUTES, STRATEGY, make_default=auto.choose)

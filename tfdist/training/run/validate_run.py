@@ -20,9 +20,9 @@ from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
-from tfdist.data.sources.source import Order, Reader, Source, describe_structure
+from tfdist.data.sources.source import Source, describe_structure
 from tfdist.data.sources.user_dataset import StreamSource
-from tfdist.data.transforms.mapped import Mapped
+from tfdist.data.transforms.mapped import FirstExamples
 from tfdist.errors import build_user_error
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import choose_layers
@@ -34,6 +34,7 @@ from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisi
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
 from tfdist.training.run.compiled import parts_of
+from tfdist.training.run.eval_sets import list_eval_sets, name_split
 from tfdist.training.run.request import Request
 from tfdist.training.run.train_settings import EvaluateSettings, TrainedSettings, TrainSettings
 from tfdist.training.step.gradients import explain_errors, forward, quotients
@@ -58,10 +59,11 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
         training = settings.plan(source.num_examples, replicas)
         batches = {"training": _report_data(tell, "training", source, training)}
         splits = {"training": source}
-        if settings.eval_data is not None:
-            splits["evaluation"] = held = _open_source(settings.eval_data, scratch)
-            batch_size = settings.eval_batch_size or settings.global_batch_size
-            batches["evaluation"] = _report_evaluation(tell, held, batch_size, replicas)
+        for name, eval_set in list_eval_sets(settings.eval_data).items():
+            split = name_split(name)
+            splits[split] = held = _open_source(eval_set.data, scratch)
+            batch_size = eval_set.batch_size or settings.eval_batch_size or settings.global_batch_size
+            batches[split] = _report_evaluation(tell, held, batch_size, replicas, split)
     model, optimizer, task = parts_of(None, model, settings.optimizer, settings.task, source.structure)
     if isinstance(task, OwnSteps):
         assembly.check_own_step_settings(settings)
@@ -112,24 +114,31 @@ def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell
     set_precision(settings.precision)
     replicas, task = _report_strategy(tell, settings.strategy), settings.task
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
-        source = _open_source(settings.data, scratch)
-        batch = _report_evaluation(tell, source, settings.global_batch_size, replicas)
+        sets = {name_split(name): each for name, each in list_eval_sets(settings.data).items()}
+        sources = {split: _open_source(each.data, scratch) for split, each in sets.items()}
+        batches = {}
+        for split, source in sources.items():
+            batch_size = sets[split].batch_size or settings.global_batch_size
+            batches[split] = _report_evaluation(tell, source, batch_size, replicas, split)
+    structures = [source.structure for source in sources.values()]
     if task is None:
-        model, _, task = parts_of(None, model, None, None, source.structure)
+        model, _, task = parts_of(None, model, None, None, structures[0])
     if isinstance(task, OwnSteps):
-        _trace_own_step(model(), "test_step", source.structure, tell)
+        for structure in structures:
+            _trace_own_step(model(), "test_step", structure, tell)
         return
-    built = build_model(model, task, source.structure)
-    check_fit(built, task, source.structure, [MetricGroup(task.metric_specs())])
-    _check_first_batch(built, task, batch, "evaluation", tell)
+    built = build_model(model, task, structures[0])
+    for split, structure in zip(sources, structures, strict=True):
+        check_fit(built, task, structure, [MetricGroup(task.metric_specs())])
+        _check_first_batch(built, task, batches[split], split, tell)
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 
 def _check_own_steps(model: keras.Model, structures: Mapping[str, Any], examples: Any, tell: Tell) -> None:
     """Traces the model's own steps, and says where replicas would change what it learns."""
     _trace_own_step(model, "train_step", structures["training"], tell)
-    if "evaluation" in structures:
-        _trace_own_step(model, "test_step", structures["evaluation"], tell)
+    for split in structures.keys() - {"training"}:
+        _trace_own_step(model, "test_step", structures[split], tell)
     if len(tf.nest.flatten(examples)[0]) < 2:
         return
     difference = compare_halves(model, tf.nest.map_structure(lambda each: each[:MAX_ROWS], examples))
@@ -303,33 +312,16 @@ def _named_arrays(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 STEPS = 2
 
 
-class FirstExamples(Mapped):
-    """The first examples of a source alone.
-
-    Args:
-      source: whose.
-      count: how many.
-    """
-
-    def __init__(self, source: Source, count: int) -> None:
-        super().__init__(source)
-        self.num_examples = min(count, source.num_examples)
-
-    def describe_output(self, structure: Any) -> Any:
-        return structure
-
-    def wrap_reader(self, read: Reader, order: Order) -> Reader:
-        return read
-
-
 def shorten(settings: TrainSettings, request: Request) -> tuple[TrainSettings, Request]:
     """Shortens a training to two steps, with an evaluation of two batches, in a directory below the run's."""
     evaluated = settings.eval_batch_size or settings.global_batch_size
+    sets = list_eval_sets(settings.eval_data).items()
+    few = {name: _take_first(each.data, STEPS * (each.batch_size or evaluated)) for name, each in sets}
     short = dataclasses.replace(
         settings,
         fast_check=False,
         train_data=_take_first(settings.train_data, STEPS * settings.global_batch_size),
-        eval_data=None if settings.eval_data is None else _take_first(settings.eval_data, STEPS * evaluated),
+        eval_data=few or None,
         epochs=None,
         steps=STEPS,
         steps_per_epoch=STEPS,

@@ -1,0 +1,173 @@
+"""Evaluation on several sets: each set's numbers are those of an evaluation of it alone, and everything knows them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.errors import UserError
+from tfdist.experiment import evaluate, train
+from tfdist.strategies.one_device import OneDevice
+from tfdist.tasks.supervised import Supervised
+from tfdist.training.run.eval_sets import EvalSet
+from tfdist.training.run.request import Request
+from tfdist.training.run.train_settings import EvaluateSettings, TrainSettings
+
+
+def examples(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(seed).normal(size=(count, 8)).astype("float32")
+    return x, (x.sum(axis=1) > 0).astype("int64")
+
+
+def first_set() -> Any:
+    return examples(1, 101)
+
+
+def second_set() -> Any:
+    return examples(2, 57)
+
+
+def build_model() -> keras.Model:
+    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(2)])
+
+
+def settings(eval_data: Any, **others: Any) -> TrainSettings:
+    given: dict[str, Any] = {
+        "model": build_model,
+        "optimizer": lambda: keras.optimizers.Adam(0.01),
+        "task": Supervised(
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=[keras.metrics.SparseCategoricalAccuracy],
+        ),
+        "train_data": lambda: examples(0, 200),
+        "eval_data": eval_data,
+        "strategy": OneDevice(),
+        "global_batch_size": 32,
+        "epochs": 3,
+    }
+    return TrainSettings(**given | others)
+
+
+def read_points(run_dir: pathlib.Path) -> list[dict[str, Any]]:
+    points = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [point for point in points if point["split"] == "eval"]
+
+
+def test_each_set_has_the_numbers_of_an_evaluation_of_it_alone(tmp_path: pathlib.Path) -> None:
+    sets = {"near": first_set, "far": EvalSet(second_set, batch_size=16)}
+    train(settings(sets), Request(run_dir=str(tmp_path / "both")))
+    for name, data, size in (("near", first_set, 32), ("far", second_set, 16)):
+        train(settings(data, eval_batch_size=size), Request(run_dir=str(tmp_path / name)))
+    both, near, far = (read_points(tmp_path / name) for name in ("both", "near", "far"))
+    assert len(both) == 3
+    for point, first, second in zip(both, near, far, strict=True):
+        for metric in ("loss", "sparse_categorical_accuracy"):
+            assert (point[metric], point[f"far_{metric}"]) == (first[metric], second[metric])
+
+
+def test_callbacks_checkpoints_and_results_know_each_set(tmp_path: pathlib.Path) -> None:
+    callbacks = [
+        keras.callbacks.EarlyStopping("val_far_loss", patience=1, mode="max", restore_best_weights=True),
+        keras.callbacks.CSVLogger(str(tmp_path / "log.csv")),
+        keras.callbacks.TensorBoard(str(tmp_path / "board")),
+        keras.callbacks.ModelCheckpoint(
+            str(tmp_path / "{val_far_loss:.3f}.keras"), "val_far_loss", save_best_only=True
+        ),
+    ]
+    policy = tfdist.CheckpointPolicy(keep_best="val_far_sparse_categorical_accuracy")
+    sets = {"near": first_set, "far": second_set}
+    result = train(
+        settings(sets, callbacks=callbacks, checkpoint=policy, epochs=9), Request(run_dir=str(tmp_path / "run"))
+    )
+    assert result is not None and result.epochs == 2  # the loss falls, which counts as worse
+    written = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert written["best"]["metric"] == "val_far_sparse_categorical_accuracy"
+    assert {"loss", "far_loss"} <= written["eval_metrics"].keys()
+    rows = list(csv.DictReader((tmp_path / "log.csv").open()))
+    assert float(rows[1]["val_far_loss"]) == pytest.approx(read_points(tmp_path / "run")[1]["far_loss"])
+    assert len(list(tmp_path.glob("*.keras"))) == 2
+    (board,) = (tmp_path / "board" / "validation").iterdir()
+    tags = {value.tag for event in tf.compat.v1.train.summary_iterator(str(board)) for value in event.summary.value}
+    assert {"epoch_loss", "epoch_far_loss"} <= tags
+
+
+def test_trained_weights_are_evaluated_on_each_set(tmp_path: pathlib.Path) -> None:
+    sets = {"near": first_set, "far": EvalSet(second_set, num_batches=1)}
+    train(settings(sets), Request(run_dir=str(tmp_path)))
+    trained = EvaluateSettings(model=build_model, task=settings(sets).task, data=sets, global_batch_size=32)
+    found = evaluate(trained, Request(run_dir=str(tmp_path)))
+    last = read_points(tmp_path)[-1]
+    assert found == {name: pytest.approx(last[name]) for name in found} and "far_loss" in found
+    few = evaluate(
+        EvaluateSettings(
+            model=build_model, task=settings(sets).task, data=lambda: tuple(each[:32] for each in second_set())
+        ),
+        Request(run_dir=str(tmp_path)),
+    )
+    assert found["far_loss"] == pytest.approx(few["loss"])
+
+
+def test_fit_takes_sets_by_name() -> None:
+    histories = []
+    for data in ({"near": first_set(), "far": second_set()}, first_set(), second_set()):
+        keras.utils.set_random_seed(1)
+        model = build_model()
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        fitted = tfdist.fit(model, *examples(0, 200), epochs=2, shuffle=False, validation_data=data, verbose=0)
+        histories.append(fitted.history)
+    both, near, far = histories
+    assert (both["val_loss"], both["val_far_loss"]) == (near["val_loss"], far["val_loss"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"eval_data": {}}, "train.eval_data is {}; write a function"),
+        ({"eval_data": {"a b": first_set}}, "or several by name, {'test': @my_module.test}"),
+        ({"eval_data": {"a": 3}}, "train.eval_data is {'a': 3}"),
+        (
+            {"eval_data": {"a": first_set, "sparse": first_set}, "task": "named"},
+            "A set of train.eval_data would have the metric 'sparse_loss', as another has. Rename the set.",
+        ),
+        (
+            {"eval_data": {"a": first_set, "b": EvalSet(lambda: stream(), num_batches=2)}},
+            "The evaluation (b) data is a stream, of which num_batches cannot be taken. Return dataset.take(64)",
+        ),
+        (
+            {
+                "eval_data": {"a": first_set, "b": second_set},
+                "callbacks": [keras.callbacks.EarlyStopping("val_a_loss")],
+            },
+            "EarlyStopping monitors 'val_a_loss', which is not reported",
+        ),
+        (
+            {"eval_data": {"a": first_set, "b": lambda: (np.zeros((4, 3)), np.zeros(4))}},
+            "batches of ('float32[None, 3]'",
+        ),
+    ],
+)
+def test_a_mistake_is_one_message(tmp_path: pathlib.Path, changes: dict[str, Any], words: str) -> None:
+    if changes.get("task") == "named":
+        accuracy = lambda: keras.metrics.SparseCategoricalAccuracy(name="sparse_loss")  # noqa: E731
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        changes = changes | {"task": Supervised(loss=loss, metrics=[accuracy])}
+    with pytest.raises(UserError) as caught:
+        train(settings(**changes), Request(run_dir=str(tmp_path)))
+    assert words in str(caught.value)
+
+
+def stream() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(first_set())
+
+
+def test_a_set_checks_what_it_is_given() -> None:
+    with pytest.raises(UserError, match=r"EvalSet\.batch_size is 0; write a whole number of at least 1"):
+        EvalSet(first_set, batch_size=0)

@@ -1,0 +1,69 @@
+"""The sets of examples that a training is evaluated on.
+
+The first set's metrics have plain names (`val_loss`), those of another set its name before theirs (`val_ood_loss`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfdist.settings.checks import COUNT, FUNCTION, Check, or_none
+
+NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSet:
+    """A set of examples with a batch size or a number of batches of its own.
+
+    Args:
+      data: returns the examples.
+      batch_size: of one evaluation step; None takes `train.eval_batch_size`.
+      num_batches: of an evaluation, from the set's first; None takes all.
+
+    Raises:
+      UserError: one of them is of another type.
+    """
+
+    data: Callable[[], Any]
+    batch_size: int | None = None
+    num_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        FUNCTION("EvalSet.data", self.data)
+        or_none(COUNT)("EvalSet.batch_size", self.batch_size)
+        or_none(COUNT)("EvalSet.num_batches", self.num_batches)
+
+
+def list_eval_sets(eval_data: Any) -> dict[str, EvalSet]:
+    """The sets by name; the only one, where it has none, by an empty name."""
+    given = eval_data if isinstance(eval_data, Mapping) else {} if eval_data is None else {"": eval_data}
+    return {name: each if isinstance(each, EvalSet) else EvalSet(each) for name, each in given.items()}
+
+
+def name_split(name: str) -> str:
+    """What messages call a set of this name."""
+    return f"evaluation ({name})" if name else "evaluation"
+
+
+def prefix_results(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What is known of each set by its metrics' names, as it is reported; `results`: by set, the first one first."""
+    first, *others = results
+    named = [(f"{name}_{metric}", value) for name in others for metric, value in results[name].items()]
+    return {**results[first], **dict(named)}
+
+
+def _are_sets(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return isinstance(value, EvalSet) or FUNCTION.accepts(value)
+    names = all(isinstance(name, str) and NAME.fullmatch(name) for name in value)
+    return bool(value) and names and all(isinstance(each, EvalSet) or FUNCTION.accepts(each) for each in value.values())
+
+
+EVAL_DATA = Check(
+    "a function, @my_module.my_function without parentheses; or several by name, {'test': @my_module.test}",
+    _are_sets,
+)
