@@ -362,7 +362,7 @@ def test_a_verb_of_a_run_in_a_store_that_does_not_answer_has_the_status_that_say
     assert "Read timed out" in shown and "Traceback" not in shown
 
 
-@pytest.mark.parametrize("module", ["main", "launch", "report", "doctor"])
+@pytest.mark.parametrize("module", ["main", "launch", "doctor"])
 def test_help_may_be_cut_short_and_names_no_file(module: str) -> None:
     read, write = os.pipe()
     os.close(read)

@@ -36,7 +36,7 @@ def told_in_source() -> dict[str, set[str]]:
             texts = [each.value for each in call.args[:2] if isinstance(each, ast.Constant)]
             names = [text for text in texts if isinstance(text, str) and re.fullmatch(r"[a-z]+(_[a-z]+)*", text)]
             function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-            if function == "add" and len(names) == 2 and names[0] in ("info", "warning", "error"):
+            if function == "log" and len(names) == 2 and names[0] in ("info", "warning", "error"):
                 found.setdefault(names[1], set()).add(names[0])  # a supervisor's
             elif function in ("tell", "_tell") and names[:1] == ["xla_chosen"]:
                 found.setdefault(names[0], set()).add("info")

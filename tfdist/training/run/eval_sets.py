@@ -66,4 +66,5 @@ def _are_sets(value: Any) -> bool:
 EVAL_DATA = Check(
     "a function, @my_module.my_function without parentheses; or several by name, {'test': @my_module.test}",
     _are_sets,
+    hint=lambda value: "" if isinstance(value, Mapping) else FUNCTION.hint(value),
 )
