@@ -92,7 +92,7 @@ def ordered_sum_of_vector(strategy: Strategy, parts: Sequence[tf.Tensor], spans:
     nodes = add_as_tree(map(Node, own, itertools.repeat(1), parts), tf.add)
     stack = _stack_nodes([node.value for node in nodes], spans)
     received = strategy.all_gather(tf.reshape(stack, [-1]), name="short")
-    return _sum_nodes(tf.reshape(received, [len(spans), *tf.unstack(tf.shape(stack))]), spans)
+    return _sum_nodes(received, spans)
 
 
 def _list_nodes(spans: Sequence[range]) -> list[list[Node[None]]]:
@@ -112,15 +112,18 @@ def _sum_stacks(strategy: Strategy, stacks: list[tf.Tensor], spans: Sequence[ran
     tensors = [[stack[number] for stack in stacks] for number in range(room)]
     rows = tf.stack([join_rows(each, count) for each in tensors], axis=1)
     received = strategy.all_to_all(tf.reshape(rows, [count, -1]), name=f"parts.{kind}")
-    total = _sum_nodes(tf.reshape(received, rows.shape), spans)
+    total = _sum_nodes(received, spans)
     return split_rows(strategy.all_gather(total, name=f"sums.{kind}"), tensors[0])
 
 
 def _sum_nodes(received: tf.Tensor, spans: Sequence[range]) -> tf.Tensor:
-    """Sums what all replicas have of a vector, [replicas, nodes, n], up to the root of the tree."""
+    """Sums what all replicas have of a vector of n numbers, [replicas, nodes · n], up to the root of the tree."""
+    layout = _list_nodes(spans)
+    room = max(map(len, layout))
+    rows = tf.unstack(tf.reshape(received, [len(spans) * room, -1]))
     nodes = [
-        node._replace(value=received[replica, number])
-        for replica, some in enumerate(_list_nodes(spans))
+        node._replace(value=rows[replica * room + number])
+        for replica, some in enumerate(layout)
         for number, node in enumerate(some)
     ]
     return functools.reduce(tf.add, [node.value for node in add_as_tree(nodes, tf.add)])
