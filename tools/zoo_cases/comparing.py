@@ -25,7 +25,7 @@ REMARKS: dict[str, str] = {
     "layers/BatchNormalization": "takes the statistics of a microbatch; XLA compiles no sum over replicas",
     "layers/CutMix": MIXES,
     "layers/MixUp": MIXES,
-    "layers/RandAugment": "its second operation may round an image, which a last bit of the first changes, to few values",
+    "layers/RandAugment": "its second operation may round to few values what the first changed in a last bit",
     "layers/RandomCrop": "TensorFlow resizes what is cut at a drawn place otherwise under XLA, on one device too",
     "layers/RandomElasticTransform": "Keras distorts a batch of unknown size by one image’s field",
     "layers/SpectralNormalization": "moves its vector along with each microbatch, as with each batch",
