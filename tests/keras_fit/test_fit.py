@@ -424,6 +424,20 @@ def test_random_layers_draw_what_they_draw_in_fit() -> None:
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-6)
 
 
+@pytest.mark.parametrize("settings", [{"deterministic": 4}, {"num_microbatches": 3}], ids=str)
+def test_parts_of_a_datasets_batches_are_those_of_arrays(settings: dict[str, int]) -> None:
+    weights = []
+    for data, size in ((dataset(8), None), ((X, Y), 8)):
+        keras.utils.set_random_seed(3)
+        model = classifier()
+        arguments = {"batch_size": size} if size else {}
+        given = data if isinstance(data, tuple) else (data,)
+        tfdist.fit(model, *given, epochs=2, shuffle=False, verbose=0, **arguments, **settings)
+        weights.append(model.get_weights())
+    for ours, theirs in zip(*weights, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def check_that_fit_leaves_objects_as_they_were(model: keras.Model, **arguments: Any) -> None:
     """But for the History, that the model was called, and what its layers added to its loss."""
 

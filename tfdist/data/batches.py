@@ -111,24 +111,19 @@ class BatchPlan:
         return -(-self.total_parts // self.num_replicas)
 
     @property
-    def part_size(self) -> int | None:
-        """Examples of a part; None where the sizes differ."""
-        is_full = self.pad or self.drop_remainder or self.num_examples % self.global_batch_size == 0
-        size, rest = divmod(self.global_batch_size, self.total_parts)
-        return size if is_full and not rest else None
-
-    @property
     def width(self) -> int | None:
         """Examples of a replica in every step, in parts of one size; None where the sizes differ."""
-        is_even = self.part_size is not None and self.total_parts % self.num_replicas == 0
-        return self.global_batch_size // self.num_replicas if is_even else None
+        is_full = self.pad or self.drop_remainder or self.num_examples % self.global_batch_size == 0
+        is_even = self.global_batch_size % self.total_parts == 0 and self.total_parts % self.num_replicas == 0
+        return self.global_batch_size // self.num_replicas if is_full and is_even else None
 
-    def fix_shapes(self, batch: dict[str, Any], width: int | None) -> dict[str, Any]:
-        """A batch's rows, with their number as the static size of the first axis; None: it has none.
+    def fix_shapes(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """A replica's rows, with their number as the static size of the first axis where it is `width`.
 
         What is traced with it may need less: TensorFlow keeps for the way back through a loop whatever it needs the
         shape of.
         """
+        width = self.width
         if width is None:
             return batch
 

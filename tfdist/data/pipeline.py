@@ -78,7 +78,7 @@ def _read_by_position(source: Source, plan: BatchPlan, topology: Topology, datas
         examples = stages.decode(piece.pop("fetched"))
         if source.augment is not None and plan.shuffle_seed is not None:
             examples = source.augment(examples, example_seeds(positions, epoch, plan.shuffle_seed))
-        return plan.fix_shapes({"examples": examples, **piece}, plan.width)
+        return plan.fix_shapes({"examples": examples, **piece})
 
     if stages is read and not source.waits:
         dataset = map_inline(dataset, fetch_batch)

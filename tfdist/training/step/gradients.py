@@ -306,7 +306,7 @@ def _cut_rows(batch: dict[str, Any], index: int, plan: BatchPlan) -> dict[str, A
     else:
         size = next(t.shape[0] for t in tf.nest.flatten(rows) if t.shape[0] is not None) // plan.num_turns
         first, last = size * index, size * (index + 1)
-    return plan.fix_shapes(tf.nest.map_structure(lambda t: t[first:last], rows), plan.part_size)
+    return tf.nest.map_structure(lambda t: t[first:last], rows)
 
 
 def _tensors(gradients: dict[str, list[Gradient]]) -> list[tf.Tensor]:
