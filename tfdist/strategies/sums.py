@@ -44,6 +44,7 @@ T = TypeVar("T")
 BFLOAT16, FLOAT16 = "bfloat16", "float16"
 PRECISIONS = (BFLOAT16, FLOAT16)
 NUM_BYTES = 2
+MOST_BYTES = 4 * 2**20  # of an ordered sum, so that TensorFlow's memory for it is used again in each step
 HIGHEST = 2.0**14  # power of two of a scaled row's largest magnitude: twice that is still in float16's range
 EXPONENT = 0x7F800000  # the bits of a float32 that say its power of two
 
@@ -83,7 +84,12 @@ def ordered_sum(strategy: Strategy, nodes: Sequence[Sequence[tf.Tensor]], spans:
     if len(spans) == 1:
         return [functools.reduce(tf.add, values) for values in zip(*nodes, strict=True)]
     stacks = [_stack_nodes(values, spans) for values in zip(*nodes, strict=True)]
-    return sum_by_type(stacks, lambda same: _sum_stacks(strategy, same, spans))
+    sizes = [stack.dtype.size * math.prod(stack.shape) for stack in stacks]
+    sums: dict[int, tf.Tensor] = {}
+    for indices in pack_indices(sizes, strategy.bytes_per_pack or MOST_BYTES):
+        pack = [stacks[i] for i in indices]
+        sums |= zip(indices, sum_by_type(pack, lambda same: _sum_stacks(strategy, same, spans)), strict=True)
+    return [sums[i] for i in range(len(stacks))]
 
 
 def ordered_sum_of_vector(strategy: Strategy, parts: Sequence[tf.Tensor], spans: Sequence[range]) -> tf.Tensor:
