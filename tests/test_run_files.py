@@ -973,6 +973,8 @@ def test_a_tree_in_a_bucket_is_valid_or_not_there(gcs: GcsServer, tmp_path: path
 # Who may parse JSON by itself, and why.
 PARSERS = {
     "telemetry.json_text": "from_json itself",
+    "telemetry.records": "the reader itself",
+    "commands.prove": "the order of layers in an exported model, without Keras",
     "storage.lease": "lies below the reader; an owner that cannot be read is somebody unknown",
     "strategies.cluster.tf_config": "TF_CONFIG",
     **dict.fromkeys(

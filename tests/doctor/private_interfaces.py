@@ -86,7 +86,10 @@ OF_OBJECTS = {
         "_var_key": "the same",
         "_use_weight_decay": "decay by groups keeps what the optimizer excludes",
     },
-    "extended strategy": {"_get_cross_device_ops": "all-to-all and all-gather between workers"},
+    "extended strategy": {
+        "_get_cross_device_ops": "all-to-all and all-gather between workers",
+        "_get_variable_creator_initial_value": "variables of types that TensorFlow does not broadcast",
+    },
     "operations across devices": {"_launchers": "the same"},
     "launcher of collectives": {
         "_get_ordering_token": "collectives in one order",
@@ -100,7 +103,6 @@ OF_OBJECTS = {
     },
     "tensorboard": {
         "_is_tracing": "not kept in a checkpoint",
-        "_model": "not kept in a checkpoint",
         "_profiler_started": "not kept in a checkpoint",
         "_should_trace": "whether it acts on batches",
     },

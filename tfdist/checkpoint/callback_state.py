@@ -18,7 +18,7 @@ import numpy as np
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 
 # Set by Keras, or true of a process and not of the training.
-NO_STATE = ("_model", "model", "params", "_is_tracing", "_profiler_started")
+NO_STATE = ("params", "_is_tracing", "_profiler_started")
 # With its comparison, which is a function, a callback of Keras that monitors a metric also turns this number's sign.
 SET_UP_ONCE = ("min_delta",)
 _ARRAY, _TUPLE, _ITEMS, _PAIRS, _VARIABLE = "$array", "$tuple", "$items", "$pairs", "$variable"
@@ -91,7 +91,7 @@ class Baseline:
 
 def _is_state(callback: Any, attribute: str) -> bool:
     """Returns whether `changes` may contain an attribute: what a class defines, such as a method, is no state."""
-    is_name = attribute.isidentifier() and not attribute.startswith("__")
+    is_name = attribute.isidentifier() and not attribute.startswith("__") and attribute.strip("_") != "model"
     return is_name and attribute not in NO_STATE and not callable(getattr(type(callback), attribute, None))
 
 

@@ -321,7 +321,7 @@ def shorten(settings: TrainSettings, request: Request) -> tuple[TrainSettings, R
         settings,
         fast_check=False,
         train_data=_take_first(settings.train_data, STEPS * settings.global_batch_size),
-        eval_data=few or None,
+        eval_data=few.get("", few or None),
         epochs=None,
         steps=STEPS,
         steps_per_epoch=STEPS,
