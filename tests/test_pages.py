@@ -135,6 +135,7 @@ SNIPPETS = {
         Snippet(gin=DIGITS),
         Snippet(file="my_data.py"),
         Snippet(gin=DIGITS),
+        Snippet(gin=f"{DIGITS}import my_sets\n"),
         Snippet(before="import numpy as np\nfrom PIL import Image\npaths, labels = ['one.png'], [0]\n"),
         Snippet(before="import tensorflow as tf\n"),
     ],
@@ -178,6 +179,11 @@ import numpy as np
 def load_dataset(name, split):
     return [{"image": np.zeros((8, 8, 1), np.float32), "label": number % 10} for number in range(64)]
 """
+SETS = """
+import numpy as np
+def load(split):
+    return np.zeros((64, 8, 8, 1), np.float32), np.arange(64) % 10
+"""
 BLOCKS_MODULE = """
 import keras
 import numpy as np
@@ -208,7 +214,7 @@ BLOCKS_FILES = {"blocks.py": BLOCKS_MODULE, "blocks.gin": BLOCKS_GIN}
 FILES = {
     "../README.md": {"train.py": SCRIPT},
     "from_fit.md": {"hosts.txt": "localhost:2\n"},
-    "data.md": {"datasets.py": HUB, "prepare.py": IMAGES},
+    "data.md": {"datasets.py": HUB, "prepare.py": IMAGES, "my_sets.py": SETS},
     "recipes.md": BLOCKS_FILES,
     "sharding.md": BLOCKS_FILES,
     **{page: {"my.gin": DIGITS} for page in ("launch.md", "clusters.md", "tuning.md")},
