@@ -24,7 +24,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -83,50 +83,52 @@ def ordered_sum(strategy: Strategy, nodes: Sequence[Sequence[tf.Tensor]], spans:
     """
     if len(spans) == 1:
         return [functools.reduce(tf.add, values) for values in zip(*nodes, strict=True)]
-    stacks = [_stack_nodes(values, spans) for values in zip(*nodes, strict=True)]
+    layout = _list_nodes(spans)
+    stacks = [_stack_nodes(values, layout) for values in zip(*nodes, strict=True)]
     sizes = [stack.dtype.size * math.prod(stack.shape) for stack in stacks]
     sums: dict[int, tf.Tensor] = {}
     for indices in pack_indices(sizes, strategy.bytes_per_pack or MOST_BYTES):
         pack = [stacks[i] for i in indices]
-        sums |= zip(indices, sum_by_type(pack, lambda same: _sum_stacks(strategy, same, spans)), strict=True)
+        sums |= zip(indices, sum_by_type(pack, lambda same: _sum_stacks(strategy, same, layout)), strict=True)
     return [sums[i] for i in range(len(stacks))]
 
 
 def ordered_sum_of_vector(strategy: Strategy, parts: Sequence[tf.Tensor], spans: Sequence[range]) -> tf.Tensor:
     """Sums a vector of each of this replica's parts, so short that one collective to all is quicker than two."""
-    own = spans[static_replica_index()]
+    own, layout = spans[static_replica_index()], _list_nodes(spans)
     nodes = add_as_tree(map(Node, own, itertools.repeat(1), parts), tf.add)
-    stack = _stack_nodes([node.value for node in nodes], spans)
-    received = strategy.all_gather(tf.reshape(stack, [-1]), name="short")
-    return _sum_nodes(received, spans)
+    stack = _stack_nodes([node.value for node in nodes], layout)
+    return _sum_nodes(strategy.all_gather(tf.reshape(stack, [-1]), name="short"), layout)
 
 
-def _list_nodes(spans: Sequence[range]) -> list[list[Node[None]]]:
+Layout: TypeAlias = "list[list[Node[None]]]"  # the nodes of each replica
+
+
+def _list_nodes(spans: Sequence[range]) -> Layout:
     """The nodes that `add_as_tree` leaves of each replica's parts."""
     return [add_as_tree((Node(part, 1, None) for part in span), lambda left, right: None) for span in spans]
 
 
-def _stack_nodes(values: Sequence[tf.Tensor], spans: Sequence[range]) -> tf.Tensor:
+def _stack_nodes(values: Sequence[tf.Tensor], layout: Layout) -> tf.Tensor:
     """One tensor of this replica's nodes, with zeros for those that others have more."""
-    room = max(map(len, _list_nodes(spans)))
+    room = max(map(len, layout))
     return tf.stack([*values, *[tf.zeros_like(values[0])] * (room - len(values))])
 
 
-def _sum_stacks(strategy: Strategy, stacks: list[tf.Tensor], spans: Sequence[range]) -> list[tf.Tensor]:
+def _sum_stacks(strategy: Strategy, stacks: list[tf.Tensor], layout: Layout) -> list[tf.Tensor]:
     """The sums over all nodes and replicas of `stacks` of one type."""
-    count, kind, room = len(spans), stacks[0].dtype.name, stacks[0].shape[0]
+    count, kind, room = len(layout), stacks[0].dtype.name, stacks[0].shape[0]
     tensors = [[stack[number] for stack in stacks] for number in range(room)]
     rows = tf.stack([join_rows(each, count) for each in tensors], axis=1)
     received = strategy.all_to_all(tf.reshape(rows, [count, -1]), name=f"parts.{kind}")
-    total = _sum_nodes(received, spans)
+    total = _sum_nodes(received, layout)
     return split_rows(strategy.all_gather(total, name=f"sums.{kind}"), tensors[0])
 
 
-def _sum_nodes(received: tf.Tensor, spans: Sequence[range]) -> tf.Tensor:
+def _sum_nodes(received: tf.Tensor, layout: Layout) -> tf.Tensor:
     """Sums what all replicas have of a vector of n numbers, [replicas, nodes · n], up to the root of the tree."""
-    layout = _list_nodes(spans)
     room = max(map(len, layout))
-    rows = tf.unstack(tf.reshape(received, [len(spans) * room, -1]))
+    rows = tf.unstack(tf.reshape(received, [len(layout) * room, -1]))
     nodes = [
         node._replace(value=rows[replica * room + number])
         for replica, some in enumerate(layout)
