@@ -124,7 +124,7 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
         model = hypermodel.builder_of_trained(settings, request.run_dir, strategy)
         set_precision(settings.precision)
         found = find_weights(run, settings.weights, settings.policy, setting="evaluate.weights")
-        sets = assembly.open_eval_sets(run, settings.data, settings.global_batch_size)
+        sets = assembly.open_eval_sets(run, settings.eval_sets)
         structure = next(source.structure for source, _ in sets.values())
         if task is None:
             model, _, task = parts_of(strategy, model, None, None, structure)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.errors import UserError
-from tfdist.experiment import evaluate, train
+from tfdist.experiment import evaluate, train, validate
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.run.eval_sets import EvalSet
@@ -113,6 +113,16 @@ def test_trained_weights_are_evaluated_on_each_set(tmp_path: pathlib.Path) -> No
         Request(run_dir=str(tmp_path)),
     )
     assert found["far_loss"] == pytest.approx(few["loss"])
+
+
+def test_validation_takes_as_many_batches_of_a_set_as_training() -> None:
+    told: list[str] = []
+    validate(settings({"near": first_set, "far": EvalSet(second_set, batch_size=16, num_batches=2)}), told.append)
+    assert [line.partition(" of (")[0] for line in told if line.startswith("evaluation (far) data")] == [
+        "evaluation (far) data: 32 examples"
+    ]
+    with pytest.raises(UserError, match="is a stream, of which num_batches cannot be taken"):
+        validate(settings({"near": first_set, "far": EvalSet(stream, num_batches=2)}), told.append)
 
 
 def test_fit_takes_sets_by_name() -> None:

@@ -38,6 +38,7 @@ from tfdist.errors import UserError, build_user_error, suggest
 #   _CONFIG, _OPERATIVE_CONFIG, _SINGLETONS, _CONFIG_IS_LOCKED: what a call of a configurable function reads and writes;
 #   _REGISTRY, _INVERSE_REGISTRY, _CONSTANTS, _PARSE_CONTEXTS, _make_configurable: what a name means.
 FUNCTIONS = ("train_data", "eval_data", "data", "model")  # settings of roots that take a function
+EVAL_SET = ".EvalSet"  # which takes a function too, and is no function itself
 MAX_SETTINGS_SHOWN = 6
 MAX_SHOWN_PARAMETERS = 20  # of a function, behind the name that was meant
 _ROOT = ("a root", "")  # stands where dynamic registration keeps the import that a function came by
@@ -243,7 +244,7 @@ class _Loader:
             if content.parameter is not None:
                 with name_source(statement.source):
                     value = graph.map_references(content.value, functools.partial(self._resolve, file=statement.file))
-                if (target in self._root_targets or target.endswith(".EvalSet")) and content.parameter in FUNCTIONS:
+                if content.parameter in FUNCTIONS and (target in self._root_targets or target.endswith(EVAL_SET)):
                     value = _leave_uncalled(value)
                 scope, parameter = (content.macro, "value") if content.macro else (content.scope, content.parameter)
                 settings.append(Setting(scope, target, parameter, value, statement.source))
@@ -361,9 +362,10 @@ def _leave_uncalled(value: Any) -> Any:
     """`@f(a=1)` as the function with this argument, where a setting takes a function that is called later."""
     if isinstance(value, dict):  # several, by name
         return {name: _leave_uncalled(each) for name, each in value.items()}
-    has_arguments = isinstance(value, Reference) and any(part.startswith(INLINE) for part in value.scope[-1:])
-    is_set = isinstance(value, Reference) and value.target.endswith(".EvalSet")  # which has a function itself
-    return dataclasses.replace(value, evaluate=False) if has_arguments and not is_set else value
+    if not isinstance(value, Reference) or value.target.endswith(EVAL_SET):
+        return value
+    has_arguments = any(part.startswith(INLINE) for part in value.scope[-1:])
+    return dataclasses.replace(value, evaluate=False) if has_arguments else value
 
 
 def _gin_bindings(settings: Sequence[Setting]) -> dict[tuple[str, str], dict[str, Any]]:

@@ -21,7 +21,7 @@ from tfdist.data.batches import select_rows
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.tpu import TpuProgram
 from tfdist.telemetry.console.progress_bar import open_console
-from tfdist.training.loop.evaluation import Evaluator, EvaluatorGroup
+from tfdist.training.loop.evaluation import EvaluatorGroup
 from tfdist.training.loop.learner import ModelBuilder
 from tfdist.training.run import assembly
 from tfdist.training.run.request import Request
@@ -48,7 +48,7 @@ class Programs:
     def __init__(
         self,
         step: TrainStep,
-        evaluator: Evaluator | EvaluatorGroup | None,
+        evaluator: EvaluatorGroup | None,
         learner: Learner,
         batch: Any,
         num_examples: int,

@@ -183,7 +183,7 @@ class Evaluator:
 
 
 class EvaluatorGroup:
-    """Evaluates a model on several sets, one after the other, as `Evaluator` does on one.
+    """Evaluates a model on one set or several, one after the other.
 
     Args:
       evaluators: by the names of their sets, of which the first one's results have plain names.

@@ -29,7 +29,7 @@ from tfdist.telemetry.records import as_type
 from tfdist.training.loop.best import find_best_metric
 from tfdist.training.loop.boundaries import NUM_VOTES, Outcome, Pace, Vote, mean_losses
 from tfdist.training.loop.callbacks import Callbacks
-from tfdist.training.loop.evaluation import Evaluator, EvaluatorGroup, to_python
+from tfdist.training.loop.evaluation import EvaluatorGroup, to_python
 from tfdist.training.recovery.recovery import Checkpoint, RecoveryStart, version_error
 from tfdist.training.run.assembly import Training, xla_trial
 from tfdist.training.step.layer_state import ReplicaStates
@@ -71,7 +71,7 @@ class Loop:
         training: Training,
         opened: RecoveryStart,
         step: TrainStep,
-        evaluator: Evaluator | EvaluatorGroup | None,
+        evaluator: EvaluatorGroup | None,
         iterator: Iterator[Any],
         callbacks: Callbacks,
         profiler: Profiler,

@@ -16,8 +16,6 @@ from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Source
-from tfdist.data.sources.user_dataset import StreamSource
-from tfdist.data.transforms.mapped import FirstExamples
 from tfdist.errors import OutOfMemoryError, UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength
@@ -31,7 +29,7 @@ from tfdist.training.loop.evaluation import Evaluator, EvaluatorGroup, OwnEvalua
 from tfdist.training.loop.learner import ModelBuilder, build_learner, check_divisible, check_fit, check_metric_sums
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.run.compiled import parts_of
-from tfdist.training.run.eval_sets import list_eval_sets, name_split
+from tfdist.training.run.eval_sets import EvalSet, name_split
 from tfdist.training.run.run import Run
 from tfdist.training.run.train_settings import DETERMINISM, TrainSettings
 from tfdist.training.run.tuned import (
@@ -116,7 +114,7 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
         sharding=settings.sharding if run.topology.num_replicas > 1 or settings.sharding == HOST else None,
     )
     check_reported(settings, learner.eval_metrics, task, learner.optimizer)
-    direct_monitors(settings.callbacks, list(list_eval_sets(settings.eval_data)), patches)
+    direct_monitors(settings.callbacks, list(settings.eval_sets), patches)
     if learner.shards is None and not isinstance(task, OwnSteps):
         check_metric_sums(learner.model, task, source.structure, run.topology.num_replicas)
     bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables, patches)
@@ -203,7 +201,7 @@ def check_reported(
     settings: TrainSettings, metrics: MetricGroup, task: Task, optimizer: keras.optimizers.Optimizer
 ) -> None:
     """Raises UserError where the settings or a callback name a metric that the training will not report."""
-    reported = reported_by(metrics, task, sets=list(list_eval_sets(settings.eval_data)))
+    reported = reported_by(metrics, task, sets=list(settings.eval_sets))
     reported.check(OBJECTIVE, settings.must_report)
     check_monitors(settings.callbacks, reported, optimizer)
     check_keep_best(settings.policy, reported)
@@ -343,40 +341,31 @@ def xla_trial(training: Training, step: TrainStep) -> XlaTrial | None:
     )
 
 
-def open_eval_sets(run: Run, eval_data: Any, batch_size: int) -> dict[str, tuple[Source, int]]:
-    """Opens the sets of an evaluation: their sources and batch sizes, where theirs is not `batch_size`, by name.
+def open_eval_sets(run: Run, sets: Mapping[str, tuple[EvalSet, int]]) -> dict[str, tuple[Source, int]]:
+    """Opens the sets of an evaluation: their sources and batch sizes by name.
 
     Raises:
       UserError: one cannot be read, or cut to a number of batches.
     """
     sources = {}
-    for name, each in list_eval_sets(eval_data).items():
-        source, size = open_source(run, each.data, name_split(name)), each.batch_size or batch_size
-        if each.num_batches is not None:
-            if isinstance(source, StreamSource):
-                raise UserError(
-                    f"The {name_split(name)} data is a stream, of which num_batches cannot be taken. Return "
-                    f"dataset.take({each.num_batches * size}) from its data function."
-                )
-            source = FirstExamples(source, each.num_batches * size)
-        sources[name] = source, size
+    for name, (each, batch_size) in sets.items():
+        split = name_split(name)
+        sources[name] = each.take_batches(open_source(run, each.data, split), batch_size, split), batch_size
     return sources
 
 
-def build_evaluator(training: Training) -> Evaluator | EvaluatorGroup | None:
+def build_evaluator(training: Training) -> EvaluatorGroup | None:
     """An evaluator of a training's evaluation data; None without such data.
 
     Raises:
       UserError: the examples do not fit the model.
     """
-    settings, learner = training.settings, training.learner
-    batch_size = settings.eval_batch_size or settings.global_batch_size
-    sets = open_eval_sets(training.run, settings.eval_data, batch_size)
+    learner, sets = training.learner, open_eval_sets(training.run, training.settings.eval_sets)
     if not sets:
         return None
     parts = learner.model, training.task, sets, training.patches
     known = learner.eval_metrics, training.source.structure
-    return evaluator_of(training.run, *parts, known=known, pads=settings.pads)
+    return evaluator_of(training.run, *parts, known=known, pads=training.settings.pads)
 
 
 def evaluator_of(
@@ -388,7 +377,7 @@ def evaluator_of(
     *,
     known: tuple[MetricGroup, Any] | None = None,
     pads: bool = False,
-) -> Evaluator | EvaluatorGroup:
+) -> EvaluatorGroup:
     """An evaluator of all examples of some sets, each once.
 
     Args:
@@ -425,7 +414,7 @@ def evaluator_of(
                 check_fit(model, task, source.structure, [metrics])
         check_examples(task, model, source, name_split(name))
         evaluators[name] = Evaluator(run, model, task, metrics, stream(run, source, plan), plan)
-    return EvaluatorGroup(evaluators) if len(evaluators) > 1 else next(iter(evaluators.values()))
+    return EvaluatorGroup(evaluators)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tfdist.data.sources.source import Source
+from tfdist.data.sources.user_dataset import StreamSource
+from tfdist.data.transforms.mapped import FirstExamples
+from tfdist.errors import UserError
 from tfdist.settings.checks import COUNT, FUNCTION, Check, or_none
 
 NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
@@ -37,11 +41,22 @@ class EvalSet:
         or_none(COUNT)("EvalSet.batch_size", self.batch_size)
         or_none(COUNT)("EvalSet.num_batches", self.num_batches)
 
+    def take_batches(self, source: Source, batch_size: int, split: str) -> Source:
+        """The examples of the set's batches; raises UserError for a stream of which some are wanted."""
+        if self.num_batches is None:
+            return source
+        if isinstance(source, StreamSource):
+            raise UserError(
+                f"The {split} data is a stream, of which num_batches cannot be taken. Return "
+                f"dataset.take({self.num_batches * batch_size}) from its data function."
+            )
+        return FirstExamples(source, self.num_batches * batch_size)
 
-def list_eval_sets(eval_data: Any) -> dict[str, EvalSet]:
-    """The sets by name; the only one, where it has none, by an empty name."""
-    given = eval_data if isinstance(eval_data, Mapping) else {} if eval_data is None else {"": eval_data}
-    return {name: each if isinstance(each, EvalSet) else EvalSet(each) for name, each in given.items()}
+
+def list_eval_sets(eval_data: Any, batch_size: int) -> dict[str, tuple[EvalSet, int]]:
+    """The sets and the examples of their steps by name; the only one, where it has none, by an empty name."""
+    sets = {name: each if isinstance(each, EvalSet) else EvalSet(each) for name, each in _name_sets(eval_data).items()}
+    return {name: (each, each.batch_size or batch_size) for name, each in sets.items()}
 
 
 def name_split(name: str) -> str:
@@ -56,11 +71,14 @@ def prefix_results(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {**results[first], **dict(named)}
 
 
+def _name_sets(eval_data: Any) -> Mapping[Any, Any]:
+    return eval_data if isinstance(eval_data, Mapping) else {} if eval_data is None else {"": eval_data}
+
+
 def _are_sets(value: Any) -> bool:
-    if not isinstance(value, Mapping):
-        return isinstance(value, EvalSet) or FUNCTION.accepts(value)
-    names = all(isinstance(name, str) and NAME.fullmatch(name) for name in value)
-    return bool(value) and names and all(isinstance(each, EvalSet) or FUNCTION.accepts(each) for each in value.values())
+    sets = _name_sets(value)
+    are_named = sets is not value or all(isinstance(name, str) and NAME.fullmatch(name) for name in sets)
+    return bool(sets) and are_named and all(isinstance(e, EvalSet) or FUNCTION.accepts(e) for e in sets.values())
 
 
 EVAL_DATA = Check(

@@ -43,7 +43,7 @@ from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks, find_backup, policy_of_backup, takes_weights
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
 from tfdist.training.recovery.rollback import Rollback
-from tfdist.training.run.eval_sets import EVAL_DATA, EvalSet
+from tfdist.training.run.eval_sets import EVAL_DATA, EvalSet, list_eval_sets
 from tfdist.training.run.tuned import AUTO_XLA, UNCOMPILED, XLA_CHOICES
 from tfdist.training.sharding.shards import SHARDINGS
 from tfdist.training.sharding.shards import WEIGHTS as SHARDED_WEIGHTS
@@ -315,6 +315,11 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         return self.start_from
 
     @property
+    def eval_sets(self) -> dict[str, tuple[EvalSet, int]]:
+        """The sets of an evaluation and the examples of their steps, by name."""
+        return list_eval_sets(self.eval_data, self.eval_batch_size or self.global_batch_size)
+
+    @property
     def backup(self) -> keras.callbacks.BackupAndRestore | None:
         """The callback that says where, when and how many checkpoints there are; None where the policy does."""
         return find_backup(self.callbacks)
@@ -399,3 +404,8 @@ class EvaluateSettings(TrainedSettings):
         "returns the examples, or several sets by name", EVAL_DATA
     )
     strategy: Strategy = setting(COMPUTES, STRATEGY, make_default=auto.choose)
+
+    @property
+    def eval_sets(self) -> dict[str, tuple[EvalSet, int]]:
+        """The sets and the examples of their steps, by name."""
+        return list_eval_sets(self.data, self.global_batch_size)

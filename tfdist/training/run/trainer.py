@@ -21,7 +21,7 @@ from tfdist.telemetry.result import RunResult, read_starts, record_start, versio
 from tfdist.telemetry.sinks.sink import PAUSED
 from tfdist.training.loop.boundaries import Outcome, Vote, suspects_of_stop
 from tfdist.training.loop.callbacks import Callbacks
-from tfdist.training.loop.evaluation import Evaluator, EvaluatorGroup, renew_batch_statistics
+from tfdist.training.loop.evaluation import EvaluatorGroup, renew_batch_statistics
 from tfdist.training.loop.loop import Loop
 from tfdist.training.recovery.recovery import RecoveryStart
 from tfdist.training.recovery.rollback import Rollbacks
@@ -174,11 +174,7 @@ class Trainer:
         outcome.evaluated_at = -1
 
     def _evaluate_final_weights(
-        self,
-        evaluator: Evaluator | EvaluatorGroup | None,
-        outcome: Outcome,
-        opened: RecoveryStart,
-        learning_rate: float,
+        self, evaluator: EvaluatorGroup | None, outcome: Outcome, opened: RecoveryStart, learning_rate: float
     ) -> None:
         """Evaluates what is kept, where its weights are not those of the last evaluation, and logs that as FINAL.
 

@@ -34,7 +34,7 @@ from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisi
 from tfdist.training.recovery import survival
 from tfdist.training.run import assembly
 from tfdist.training.run.compiled import parts_of
-from tfdist.training.run.eval_sets import list_eval_sets, name_split
+from tfdist.training.run.eval_sets import EvalSet, name_split
 from tfdist.training.run.request import Request
 from tfdist.training.run.train_settings import EvaluateSettings, TrainedSettings, TrainSettings
 from tfdist.training.step.gradients import explain_errors, forward, quotients
@@ -59,11 +59,8 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
         training = settings.plan(source.num_examples, replicas)
         batches = {"training": _report_data(tell, "training", source, training)}
         splits = {"training": source}
-        for name, eval_set in list_eval_sets(settings.eval_data).items():
-            split = name_split(name)
-            splits[split] = held = _open_source(eval_set.data, scratch)
-            batch_size = eval_set.batch_size or settings.eval_batch_size or settings.global_batch_size
-            batches[split] = _report_evaluation(tell, held, batch_size, replicas, split)
+        evaluated, evaluated_batches = _open_eval_sets(settings.eval_sets, scratch, replicas, tell)
+        splits, batches = splits | evaluated, batches | evaluated_batches
     model, optimizer, task = parts_of(None, model, settings.optimizer, settings.task, source.structure)
     if isinstance(task, OwnSteps):
         assembly.check_own_step_settings(settings)
@@ -114,12 +111,7 @@ def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell
     set_precision(settings.precision)
     replicas, task = _report_strategy(tell, settings.strategy), settings.task
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
-        sets = {name_split(name): each for name, each in list_eval_sets(settings.data).items()}
-        sources = {split: _open_source(each.data, scratch) for split, each in sets.items()}
-        batches = {}
-        for split, source in sources.items():
-            batch_size = sets[split].batch_size or settings.global_batch_size
-            batches[split] = _report_evaluation(tell, source, batch_size, replicas, split)
+        sources, batches = _open_eval_sets(settings.eval_sets, scratch, replicas, tell)
     structures = [source.structure for source in sources.values()]
     if task is None:
         model, _, task = parts_of(None, model, None, None, structures[0])
@@ -204,6 +196,18 @@ def _open_source(data: Callable[[], Any], scratch: str) -> Source:
     source = as_source(data)
     source.prepare(scratch)
     return source
+
+
+def _open_eval_sets(
+    sets: Mapping[str, tuple[EvalSet, int]], scratch: str, replicas: int, tell: Tell
+) -> tuple[dict[str, Source], dict[str, Any]]:
+    """Opens the sets of an evaluation and says what they hold; their sources and first batches, by split."""
+    sources, batches = {}, {}
+    for name, (each, batch_size) in sets.items():
+        split = name_split(name)
+        sources[split] = each.take_batches(_open_source(each.data, scratch), batch_size, split)
+        batches[split] = _report_evaluation(tell, sources[split], batch_size, replicas, split)
+    return sources, batches
 
 
 def _report_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any:
@@ -314,9 +318,7 @@ STEPS = 2
 
 def shorten(settings: TrainSettings, request: Request) -> tuple[TrainSettings, Request]:
     """Shortens a training to two steps, with an evaluation of two batches, in a directory below the run's."""
-    evaluated = settings.eval_batch_size or settings.global_batch_size
-    sets = list_eval_sets(settings.eval_data).items()
-    few = {name: _take_first(each.data, STEPS * (each.batch_size or evaluated)) for name, each in sets}
+    few = {name: _take_first(each.data, STEPS * size) for name, (each, size) in settings.eval_sets.items()}
     short = dataclasses.replace(
         settings,
         fast_check=False,
