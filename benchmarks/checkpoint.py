@@ -1,6 +1,7 @@
 """What checkpoints cost: beside Keras's BackupAndRestore, beside no checkpoint, and beside plain reading.
 
 202 MB of state (16.8 million weights and Adam's two slots). The stall is what the loop waits for at a checkpoint.
+"following" trains on half of the cores, with and without an evaluator of its checkpoints on the other half.
 Goodput is the share of an undisturbed run's steps that is left when the process is killed now and then: every 20 s with
 epochs of some 5 s, or every 60 s with epochs of some two minutes. Takes half an hour.
 
@@ -9,10 +10,14 @@ epochs of some 5 s, or every 60 s with epochs of some two minutes. Takes half an
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import os
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,8 +42,8 @@ from tfdist.strategies.one_device import OneDevice
 from tfdist.training.recovery.recovery import Recovery, load_checkpoint
 from tfdist.training.step.state import TrainingState
 
-PARTS = ("stall", "writing", "restoring", "goodput", "goodput_long")
-ROUNDS = {"stall": (11, 5), "writing": (6, 3), "restoring": (9, 5)}  # and with --quick
+PARTS = ("stall", "writing", "restoring", "following", "goodput", "goodput_long")
+ROUNDS = {"stall": (11, 5), "writing": (6, 3), "restoring": (9, 5), "following": (7, 3)}  # and with --quick
 GOODPUT = {
     "goodput": (
         {"mean_seconds": 20, "num_kills": 10, "alone_seconds": 60, "steps_per_epoch": 50, "goal": 1.0},
@@ -197,6 +202,36 @@ def restoring(rounds: str) -> list[Figure]:
             make_ratio(f"{name}, from the disk", *cold, goal=1.3, unit="s", at_most=True),
             make_ratio(f"{name}, from the page cache", *warm, goal=1.3, unit="s", at_most=True),
         ]
+
+
+def following(rounds: str) -> list[Figure]:
+    """Training the digits while an evaluator follows ÷ without one."""
+    epochs = choose_size(300, 4)
+    cores = sorted(os.sched_getaffinity(0))
+    own, others = cores[: len(cores) // 2] or cores, cores[len(cores) // 2 :]
+    gin = ["--gin_file=tfdist:experiments/digits.gin", "--gin_param=from tfdist.checkpoint import policy"]
+    gin += [f"--gin_param={name}" for name in (f"train.epochs = {epochs}", "train.xla = 'off'")]
+    gin += ["--gin_param=train.checkpoint = @policy.CheckpointPolicy()", "--gin_param=train.eval_data = None"]
+    gin += [
+        "--gin_param=policy.CheckpointPolicy.every_epochs = 20",
+        "--gin_param=evaluate.data = @test/sklearn_sets.load_digits",
+    ]
+
+    def start(run_dir: str, processors: Sequence[int], *flags: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tfdist.main", *gin, f"--run_dir={run_dir}", *flags]
+        pin = functools.partial(os.sched_setaffinity, 0, processors)
+        return subprocess.Popen(command, preexec_fn=pin, stdout=subprocess.DEVNULL)
+
+    def sample(*, follows: bool) -> float:
+        with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as run_dir:
+            evaluator = start(run_dir, others, "--mode=evaluate", "--follow") if follows else None
+            processes = [start(run_dir, own), *([evaluator] if evaluator else [])]
+            if any(process.wait() for process in processes):
+                raise RuntimeError("a process failed; its output says why")
+            return json.loads(Path(run_dir, "result.json").read_text())["wall_seconds"]
+
+    with_it, without = take_samples([lambda: sample(follows=True), lambda: sample(follows=False)], int(rounds))
+    return [make_ratio("training with an evaluator ÷ without", with_it, without, 1.01, unit="s", at_most=True)]
 
 
 def _build_keras_sample(directory: str) -> Callable[[], float]:

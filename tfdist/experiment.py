@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.checkpoint import catalog
-from tfdist.errors import DivergedError, OutOfMemoryError
+from tfdist.errors import DivergedError, OutOfMemoryError, UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.storage import files
 from tfdist.tasks.task import OwnSteps
@@ -22,11 +22,12 @@ from tfdist.telemetry.result import RunResult
 from tfdist.training.loop.learner import build_model, check_metric_sums
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import check_start_from
-from tfdist.training.recovery.weights import check_exported, find_weights, put_weights
+from tfdist.training.recovery.weights import SavedWeights, check_exported, find_weights, put_weights
 from tfdist.training.run import assembly, validate_run
 from tfdist.training.run.compiled import parts_of
+from tfdist.training.run.follower import CheckpointFollower
 from tfdist.training.run.request import Request
-from tfdist.training.run.run import Run, open_run
+from tfdist.training.run.run import FOLLOW, Run, open_run
 from tfdist.training.run.train_settings import EvaluateSettings, TrainSettings
 from tfdist.training.run.trainer import Trainer, format_metrics
 from tfdist.training.run.validate_run import shorten
@@ -118,37 +119,70 @@ def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:
     Raises:
       UserError: something given is wrong, or there are no such weights.
     """
-    task, strategy = settings.task, settings.strategy
     check = functools.partial(check_exported, request.run_dir, settings.weights)
-    with open_run(request, strategy, mode="evaluate", check=check) as run:
-        model = hypermodel.builder_of_trained(settings, request.run_dir, strategy)
-        set_precision(settings.precision)
+    opening = open_run(request, settings.strategy, mode="evaluate", check=check)
+    with contextlib.ExitStack() as at_end, opening as run:
         found = find_weights(run, settings.weights, settings.policy, setting="evaluate.weights")
-        sets = assembly.open_eval_sets(run, settings.eval_sets)
-        structure = next(source.structure for source, _ in sets.values())
-        if task is None:
-            model, _, task = parts_of(strategy, model, None, None, structure)
-        with strategy.scope():
-            built = model() if isinstance(task, OwnSteps) else build_model(model, task, structure)
-        if not isinstance(task, OwnSteps):
-            check_metric_sums(built, task, structure, run.topology.num_replicas)
-        evaluator = assembly.evaluator_of(run, built, task, sets, Patches())
-        put_weights(run, built, found)
+        return _build_evaluation(run, settings, at_end)(found)
+
+
+def follow(settings: EvaluateSettings, request: Request) -> None:
+    """Evaluates each checkpoint of a run while it trains, and returns when it has ended and all are evaluated.
+
+    metrics-follow.jsonl gets a point for each, and evaluation.json the last one.
+
+    Raises:
+      UserError: something given is wrong.
+    """
+    if settings.weights is not None:
+        raise UserError(
+            f"evaluate.weights is {settings.weights!r}, and --follow evaluates each checkpoint. Leave one of them out."
+        )
+    with contextlib.ExitStack() as at_end, open_run(request, settings.strategy, mode=FOLLOW) as run:
+        follower = CheckpointFollower(run, settings.policy, only_newest=settings.only_newest)
+        at_end.callback(follower.close)
+        evaluate_weights: Callable[[SavedWeights], dict[str, Any]] | None = None
+        while (weights := follower.wait_for_next()) is not None:
+            evaluate_weights = evaluate_weights or _build_evaluation(run, settings, at_end)
+            follower.record(weights, evaluate_weights(weights))
+
+
+def _build_evaluation(
+    run: Run, settings: EvaluateSettings, at_end: contextlib.ExitStack
+) -> Callable[[SavedWeights], dict[str, Any]]:
+    """Builds the model of a run, and what evaluates it with some weights; evaluation.json gets the results."""
+    task, strategy = settings.task, settings.strategy
+    model = hypermodel.builder_of_trained(settings, run.request.run_dir, strategy)
+    set_precision(settings.precision)
+    sets = assembly.open_eval_sets(run, settings.eval_sets)
+    structure = next(source.structure for source, _ in sets.values())
+    if task is None:
+        model, _, task = parts_of(strategy, model, None, None, structure)
+    with strategy.scope():
+        built = model() if isinstance(task, OwnSteps) else build_model(model, task, structure)
+    if not isinstance(task, OwnSteps):
+        check_metric_sums(built, task, structure, run.topology.num_replicas)
+    evaluator = assembly.evaluator_of(run, built, task, sets, Patches())
+    at_end.callback(evaluator.close)
+
+    def evaluate_weights(weights: SavedWeights) -> dict[str, Any]:
+        put_weights(run, built, weights)
         results = evaluator.evaluate()
         assert results is not None  # nothing asks it to leave
-        evaluator.close()
         if run.topology.is_chief:
             evaluated = {
-                "weights": found.path,
-                "step": found.step,
-                "data": request.settings().get("evaluate.data"),
+                "weights": weights.path,
+                "step": weights.step,
+                "data": run.request.settings().get("evaluate.data"),
                 "num_examples": sum(source.num_examples for source, _ in sets.values()),
                 "strategy": strategy.name,
                 "num_replicas": run.topology.num_replicas,
             }
             files.write_atomic(run.directory.evaluation, to_json(results | {"evaluated": evaluated}, indent=2) + "\n")
-        run.events.info("evaluated", message=f"{found.describe()}: {format_metrics(results)}", **results)
+        run.events.info("evaluated", message=f"{weights.describe()}: {format_metrics(results)}", **results)
         return results
+
+    return evaluate_weights
 
 
 def validate_evaluation(settings: EvaluateSettings, run_dir: str, tell: Callable[[str], None]) -> None:

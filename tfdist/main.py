@@ -23,6 +23,7 @@ from tfdist import command_line, xla_cache
 from tfdist.command_line import exit_status_of, flags
 from tfdist.errors import EXIT_INTERRUPTED, TfdistError, UserError, build_user_error, is_unicode, suggest
 from tfdist.requirements import REQUIREMENTS, check_tensorflow, missing_requirement
+from tfdist.strategies.cluster import tf_config
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.console.console import write_line
 from tfdist.training.run.request import ProfiledSteps
@@ -62,6 +63,9 @@ flags.DEFINE_string(
 flags.DEFINE_string("mode", "train", "what to do", flag_values=FLAGS)
 flags.DEFINE_enum(
     "log", "text", ["text", "json"], "what is printed: for people, or a JSON object a line", flag_values=FLAGS
+)
+flags.DEFINE_bool(
+    "follow", False, "--mode=evaluate: each checkpoint of a run that trains, until it ends", flag_values=FLAGS
 )
 flags.DEFINE_string("profile", None, "of a training: profile 'steps 100-110', for TensorBoard", flag_values=FLAGS)
 flags.DEFINE_multi_string(
@@ -120,6 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def start(arguments: Sequence[str]) -> int | None:
     """Runs the mode that is asked for; returns an exit status where that may say more than done."""
     given = parse(arguments)
+    if tf_config.take_evaluator(os.environ) and given.mode == "train":
+        given["mode"].value, given["follow"].value = "evaluate", True
     ignore_profile_signal()
     if os.environ.get("HOROVOD_ELASTIC") == "1":
         raise UserError(
@@ -161,6 +167,8 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
             f"There is no --mode={values.mode}; the modes are {', '.join(MODES)}.{suggest(values.mode, MODES)}"
         )
     parse_profile(values)
+    if values.follow and values.mode != "evaluate":
+        raise UserError(f"--follow works with --mode=evaluate, and this is --mode={values.mode}. Leave it out.")
     if not values.gin_file and values.mode in USES and values.run_dir is not None:
         values["gin_file"].value = [find_config(values.run_dir)]
     if not values.gin_file:
@@ -226,11 +234,14 @@ def run(given: flags.FlagValues) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the step is traced on the CPU
 
     def load(parameters: Sequence[str] = (), modes: Collection[str] = (given.mode,)) -> Any:
+        inherited = {name: others for mode in modes for name, others in INHERITED.get(mode, {}).items()}
+        if given.follow:
+            inherited.pop("evaluate.strategy")  # an evaluator is none of the training's workers
         return loading.load(
             gin_files=given.gin_file,
             gin_params=[*given.gin_param, *parameters],
             roots=lambda: load_roots(given.verbose, starts_trials=given.mode == "tune"),
-            inherited={name: others for mode in modes for name, others in INHERITED.get(mode, {}).items()},
+            inherited=inherited,
         )
 
     try:
@@ -303,7 +314,7 @@ def run_mode(given: flags.FlagValues, loaded: Any, load: Callable[[Sequence[str]
     )
     modes: dict[str, Callable[[Any], object]] = {
         "train": lambda settings: train(settings, request),
-        "evaluate": lambda settings: experiment.evaluate(settings, request),
+        "evaluate": lambda settings: (experiment.follow if given.follow else experiment.evaluate)(settings, request),
         "predict": lambda settings: predicting.predict(settings, request),
         "export": lambda settings: exporting.export(settings, request),
         "plan": lambda settings: plan(given, settings, run_dir),

@@ -75,7 +75,7 @@ def test_an_ipv6_host_loses_its_brackets_when_split() -> None:
         ({"cluster": {"worker": "a:1"}, "task": FIRST}, "worker must be a list.*Received: a:1"),
         ({"cluster": {"worker": [1]}, "task": FIRST}, "worker must be a list.*strings.*Received: .1"),
         ({"cluster": {"wroker": ["a:1"]}, "task": FIRST}, "cluster.wroker: the jobs are.*mean 'worker'"),
-        ({"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": FIRST}, "no parameter servers and no evaluators"),
+        ({"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": FIRST}, "There are no parameter servers"),
         ({"cluster": {"chief": ["a:1", "b:1"]}, "task": FIRST}, "cluster.chief must be one address"),
         ({"cluster": {"chief": ["A:1"], "worker": ["a:1"]}, "task": FIRST}, r"chief.0. and cluster.worker.0. have the"),
         ({"cluster": TWO}, "and 'task'"),

@@ -67,7 +67,7 @@ VERBS = {
         takes_run=True,
     ),
     "validate": _build_verb("validate", DIGITS),
-    "evaluate": _build_verb("evaluate", "runs/digits", takes_run=True),
+    "evaluate": _build_verb("evaluate", "runs/digits", ("follow",), takes_run=True),
     "predict": _build_verb("predict", "runs/digits", takes_run=True),
     "export": _build_verb("export", "runs/digits", takes_run=True),
     "sweep": _build_verb("tune", "tfdist:experiments/digits_sweep.gin --run_dir=runs/sweep"),

@@ -23,7 +23,7 @@ from tfdist.telemetry.account import goodput
 from tfdist.telemetry.account.goodput import Account, sum_accounts
 from tfdist.telemetry.facts import Event, Sample
 from tfdist.telemetry.records import Unreadable, load_if_whole, read_events, read_lines, read_samples
-from tfdist.telemetry.result import RunResult, Start, Starts
+from tfdist.telemetry.result import RunResult, Start, Starts, read_end
 from tfdist.telemetry.run_directory import RunDirectory
 
 DONE, RUNNING, UNFINISHED = "done", "running", "unfinished"
@@ -179,15 +179,14 @@ def read_run(run_dir: str) -> RunData:
     config = files.read(directory.config).decode(errors="replace") if files.exists(directory.config) else ""
     stated, defaults = _parse_settings(config)
     starts = record.starts if (record := load_if_whole(directory.starts, Starts)) is not None else ()
-    result = load_if_whole(directory.result, RunResult)
     return RunData(
         path=directory.path,
         config=config,
         stated=stated,
         defaults=defaults,
-        result=result if result is not None and len(result.starts or starts) >= len(starts) else None,
+        result=read_end(directory),
         starts=starts,
-        curves=_read_curves(directory.metrics, unreadable),
+        curves=_read_curves((directory.metrics, directory.followed), unreadable),
         events=read_events(directory, unreadable),
         samples=read_samples(directory, unreadable),
         unreadable=unreadable.lines,
@@ -211,10 +210,10 @@ def _parse_settings(config: str) -> tuple[dict[str, str], dict[str, str]]:
     return stated, defaults
 
 
-def _read_curves(path: str, unreadable: Unreadable) -> dict[tuple[str, str], Curve]:
+def _read_curves(paths: Sequence[str], unreadable: Unreadable) -> dict[tuple[str, str], Curve]:
     """The curves by metric and split; a metric that is an array of numbers has none."""
     points: dict[tuple[str, str], dict[int, float]] = {}
-    for line in read_lines(path, unreadable):
+    for line in itertools.chain.from_iterable(read_lines(path, unreadable) for path in paths):
         step, split = line.get("step"), line.get("split")
         if not isinstance(step, int) or not isinstance(split, str):
             unreadable.lines += 1

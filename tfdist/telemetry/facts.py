@@ -26,7 +26,7 @@ class RunFacts:
     Attributes:
       directory: the run directory, local or gs://.
       run_id: the same for every start and every worker of the run; 32 hexadecimal digits.
-      mode: "train", "evaluate" or "predict".
+      mode: "train", "evaluate", "follow" or "predict".
       strategy: its name.
       worker: this process's index; `num_workers` of them compute on `num_replicas` devices.
       settings: what is configured, by the names that gin takes, as text.
@@ -84,6 +84,7 @@ class Point:
       epoch: of the last of them, from 1.
       split: "train", "eval" or the like.
       metrics: numbers, or arrays of them, by name.
+      checkpoint: the name of the one that was evaluated; None within a training.
     """
 
     step: int
@@ -91,6 +92,7 @@ class Point:
     split: str
     metrics: Mapping[str, Any]
     learning_rate: float | None = None
+    checkpoint: str | None = None
     time: datetime.datetime = dataclasses.field(default_factory=now)
 
 

@@ -52,6 +52,7 @@ class MetricsLog(Metrics):
 
     Args:
       run: whose directory it is.
+      follows: whether the points are of an evaluator beside the training.
       tensorboard: whether summaries are written.
       config_text: the configuration, for TensorBoard.
       events: pass on each point, once it is written, and get what could not be written.
@@ -61,13 +62,15 @@ class MetricsLog(Metrics):
         self,
         run: RunDirectory,
         *,
+        follows: bool = False,
         tensorboard: bool = True,
         config_text: str = "",
         events: EventLog,
     ) -> None:
         self._run = run
         self._events = events
-        self._points = GuardedLog(run.metrics)
+        self._points = GuardedLog(run.followed if follows else run.metrics)
+        self._stores_each = follows  # as the checkpoint of a lost point may be gone
         self._summaries = Summaries(run.tensorboard, config_text) if tensorboard else None
 
     def log(self, point: Point) -> None:
@@ -77,7 +80,10 @@ class MetricsLog(Metrics):
                 f"A metric may not be called {taken[0]!r}: metrics.jsonl has that key. Give it another name."
             )
         head = {"step": point.step, "epoch": point.epoch, "split": point.split, "learning_rate": point.learning_rate}
-        self._events.warn_of_loss(self._points.write_line(to_json({**head, **point.metrics})))
+        tail = {} if point.checkpoint is None else {"checkpoint": point.checkpoint}
+        self._events.warn_of_loss(self._points.write_line(to_json({**head, **point.metrics, **tail})))
+        if self._stores_each:
+            self._events.warn_of_loss(self._points.close())
         self._events.dispatch(point)
         rate = {} if point.learning_rate is None else {"learning_rate": point.learning_rate}
         self._summarize(lambda summaries: summaries.scalars(point.split, point.step, {**point.metrics, **rate}))
@@ -139,7 +145,7 @@ class Summaries:
 
     Args:
       directory: local or gs://; nothing is there before the first summary.
-      config_text: is shown beside them.
+      config_text: is shown beside them, unless it is empty.
     """
 
     def __init__(self, directory: str, config_text: str) -> None:
@@ -171,7 +177,7 @@ class Summaries:
     def _writer(self, split: str) -> Any:
         import tensorflow as tf
 
-        if not self._writers:
+        if not self._writers and self._config_text:
             self._write_config()
         if split not in self._writers:
             directory = files.join(self._written_to(), split)

@@ -26,7 +26,7 @@ from tfdist.telemetry.run_directory import RUN_FILES, Policy, RunDirectory, RunF
 FORMAT = 1  # of every record; one without "format" has it
 T = TypeVar("T")
 Warn = Callable[[str], None]
-POINT_KEYS = frozenset({"step", "epoch", "split", "learning_rate"})  # of metrics.jsonl, beside metrics
+POINT_KEYS = frozenset({"step", "epoch", "split", "learning_rate", "checkpoint"})  # of metrics.jsonl, beside metrics
 _COPY = "Restore it from a copy of the run"
 
 

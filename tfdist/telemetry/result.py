@@ -122,6 +122,14 @@ def read_result(run: RunDirectory) -> RunResult | None:
     return load_record(run.result, RunResult)
 
 
+def read_end(run: RunDirectory) -> RunResult | None:
+    """Reads how a run ended; None where it has not, or a start after that result goes on with it."""
+    result = load_if_whole(run.result, RunResult)
+    record = load_if_whole(run.starts, Starts)
+    starts = () if record is None else record.starts
+    return result if result is not None and len(result.starts or starts) >= len(starts) else None
+
+
 def read_starts(directory: RunDirectory, warn: Warn) -> Starts:
     """Reads what earlier starts left; nothing where there was none, or the file is damaged."""
     return read_record(directory.starts, Starts, warn) or Starts(settings={}, starts=())

@@ -43,6 +43,8 @@ class RunDirectory:
     result = _Name("result.json")
     evaluation = _Name("evaluation.json")  # what `--mode=evaluate` found last
     metrics = _Name("metrics.jsonl")
+    followed = _Name("metrics-follow.jsonl")  # the points of an evaluator beside the training
+    best = _Name("best")  # the checkpoint that it found best
     events = _Name("events.jsonl")
     telemetry = _Name("telemetry")  # what each worker's process used, and what the run is known by
     run_id = _Name("telemetry/run_id")
@@ -208,6 +210,14 @@ RUN_FILES = (
     RunFile("find_rate/", "a range test in progress", Policy.REMAKE, "Emptied before each test.", mode="find_rate"),
     RunFile("find_rate.json", "the last range test", Policy.REMAKE, "Repeat the test.", mode="find_rate"),
     RunFile("evaluation.json", "the last evaluation", Policy.REMAKE, "Evaluate again.", mode="evaluate"),
+    RunFile(
+        "metrics-follow.jsonl",
+        "the points of `--follow`",
+        Policy.KEEP,
+        "Checkpoints without a point are evaluated again.",
+        mode="follow",
+    ),
+    RunFile("best/", "the best checkpoint by `--follow`", Policy.KEEP, "A better one replaces it.", mode="follow"),
     RunFile(
         "predictions/",
         "the last predictions",

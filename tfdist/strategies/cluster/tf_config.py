@@ -10,13 +10,14 @@ import dataclasses
 import ipaddress
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from tfdist.errors import UserError, build_user_error, is_whole_number, suggest
 
 VARIABLE = "TF_CONFIG"
 JOBS = ("chief", "worker")  # in the order in which TensorFlow counts them
+EVALUATOR = "evaluator"  # a task that evaluates a run's checkpoints, alone
 _HOST = re.compile(r"([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
 EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 
@@ -71,6 +72,20 @@ class Cluster:
         return f"worker {worker_index} ({f'task worker {worker_index - 1}' if worker_index else 'the chief'})"
 
 
+def take_evaluator(environment: MutableMapping[str, str]) -> bool:
+    """Whether TF_CONFIG names this process the run's evaluator; the variable goes, as that computes alone."""
+    try:
+        task = json.loads(environment.get(VARIABLE, "")).get("task", {})
+    except (ValueError, AttributeError):
+        return False
+    if not isinstance(task, dict) or task.get("type") != EVALUATOR:
+        return False
+    if task.get("index", 0) not in (0, "0"):
+        raise _error(f"a run has one evaluator, whose task.index is 0; received {task['index']!r}", task)
+    del environment[VARIABLE]
+    return True
+
+
 def read_tf_config(environment: Mapping[str, str]) -> Cluster | None:
     """The cluster of TF_CONFIG; None where it is not set, empty or `{}`.
 
@@ -89,6 +104,8 @@ def read_tf_config(environment: Mapping[str, str]) -> Cluster | None:
             _check_jobs(jobs)
         case _:
             raise _error("it must have 'cluster', jobs with addresses, and 'task', with 'type' and 'index'", config)
+    if job == EVALUATOR:
+        raise _error("task.type 'evaluator' follows a run: python -m tfdist.main --mode=evaluate --follow", config)
     if not isinstance(job, str) or not jobs.get(job):
         known = [name for name in JOBS if jobs.get(name)]
         near = suggest(job, known) if isinstance(job, str) else ""
@@ -138,10 +155,10 @@ def _is_ipv6(host: str) -> bool:
 def _check_jobs(jobs: Mapping[str, Any]) -> None:
     seen: dict[str, str] = {}
     for job, addresses in jobs.items():
-        if job not in JOBS:
+        if job not in (*JOBS, EVALUATOR):
             raise _error(
-                f"cluster.{job}: the jobs are 'worker' and, if wanted, 'chief'; all of them train and evaluate. There "
-                f"are no parameter servers and no evaluators.{suggest(job, JOBS)}",
+                f"cluster.{job}: the jobs are 'worker' and, if wanted, 'chief' and 'evaluator'. There are no parameter "
+                f"servers.{suggest(job, (*JOBS, EVALUATOR))}",
                 jobs,
             )
         if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
@@ -153,7 +170,7 @@ def _check_jobs(jobs: Mapping[str, Any]) -> None:
             if other := seen.get(address.lower()):
                 raise _error(f"{other} and {task} have the same address; every task needs its own", address)
             seen[address.lower()] = task
-    if not seen:
+    if not any(jobs.get(job) for job in JOBS):
         raise _error("'cluster' names no worker", jobs)
     if len(jobs.get("chief", [])) > 1:
         raise _error("cluster.chief must be one address; the others are workers", jobs["chief"])

@@ -92,7 +92,7 @@ def open_recovery(training: Training) -> Iterator[RecoveryStart]:
             manager = CheckpointManager(
                 run.directory.checkpoints,
                 policy,
-                identity=_describe_run(run),
+                identity=_describe_run(run, steps_per_epoch),
                 tell=run.events,
                 still_ours=run.claim.check,
                 part=part,
@@ -146,13 +146,14 @@ def _close(manager: CheckpointManager, kind: type[BaseException] | None, error: 
     manager.close()
 
 
-def _describe_run(run: Run) -> dict[str, object]:
+def _describe_run(run: Run, steps_per_epoch: int) -> dict[str, object]:
     """Describes, in a checkpoint, the run that made it."""
     return {
         "settings": dict(run.request.settings()),
         "strategy": run.strategy.name,
         "num_workers": run.topology.num_workers,
         "num_replicas": run.topology.num_replicas,
+        "steps_per_epoch": steps_per_epoch,
         "versions": versions(),
     }
 

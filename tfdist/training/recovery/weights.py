@@ -154,7 +154,9 @@ def _load(path: str) -> SavedWeights:
 
 def _list_whole(run: RunDirectory) -> list[Entry]:
     """The checkpoints that are whole, newest first."""
-    return [entry for entry in reversed(list_checkpoints(run.checkpoints)) if entry.manifest is not None]
+    entries = [*list_checkpoints(run.checkpoints), *list_checkpoints(run.best)]
+    whole = [entry for entry in entries if entry.manifest is not None]
+    return sorted(whole, key=lambda entry: entry.age_order, reverse=True)
 
 
 def _list_steps(run: RunDirectory) -> str:

@@ -47,6 +47,7 @@ from tfdist.training.run.request import Request
 from tfdist.training.run.train_settings import TelemetrySettings, TrainSettings
 from tfdist.training.watch.equality import check_agreement
 
+FOLLOW = "follow"  # the mode of an evaluator beside the training
 RUN_ID_BYTES = 16  # all random, since samplers of traces decide by any of their bits
 MISMATCH = re.compile(  # of TensorFlow's collectives and of Horovod, where workers do not ask for the same
     r"Shape mismatch in the collective instance.*|Collective instance \d+ expected.*|Inconsistent group_size.*"
@@ -351,7 +352,9 @@ def open_telemetry(
     events = EventLog(directory, worker=run.worker, mode=run.mode, console=console, dispatch=stream.dispatch)
     metrics: Metrics = Metrics()
     if run.is_chief:
-        metrics = MetricsLog(directory, tensorboard=keeps, config_text=run.config_text, events=events)
+        follows = run.mode == FOLLOW
+        text = "" if follows else run.config_text  # which the training has written
+        metrics = MetricsLog(directory, follows=follows, tensorboard=keeps, config_text=text, events=events)
     with contextlib.ExitStack() as leaving:
         leaving.callback(events.close)
         leaving.callback(stream.close)

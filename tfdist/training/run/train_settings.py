@@ -404,6 +404,7 @@ class EvaluateSettings(TrainedSettings):
         "returns the examples, or several sets by name", EVAL_DATA
     )
     strategy: Strategy = setting(COMPUTES, STRATEGY, make_default=auto.choose)
+    only_newest: bool = setting("with --follow: passes over checkpoints that a newer one has overtaken", SWITCH, False)
 
     @property
     def eval_sets(self) -> dict[str, tuple[EvalSet, int]]:

@@ -1,0 +1,178 @@
+"""An evaluator beside the training: one point a checkpoint, with the numbers of the training's own evaluation."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import json
+import pathlib
+import signal
+import sys
+from typing import Any
+
+import pytest
+from crashes import runs
+from crashes.pace import PACE
+from gcs.server import GcsServer
+from processes import Running, running, running_workers
+from support import REPOSITORY, Finished
+from training.test_eval_sets import build_model, first_set, read_points, second_set, settings
+
+from tfdist.checkpoint.catalog import list_checkpoints, remove_all
+from tfdist.checkpoint.policy import CheckpointPolicy
+from tfdist.errors import UserError
+from tfdist.experiment import evaluate, follow, train
+from tfdist.report.run_data import read_run
+from tfdist.storage import files
+from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.run.request import Request
+from tfdist.training.run.train_settings import EvaluateSettings
+
+ALL = CheckpointPolicy(every_epochs=1, keep_last=20)
+EVALUATOR = {"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"]}, "task": {"type": "evaluator", "index": 0}}
+
+
+def evaluation(**others: Any) -> EvaluateSettings:
+    given: dict[str, Any] = {"model": build_model, "task": settings(None).task, "global_batch_size": 32}
+    return EvaluateSettings(**given | {"data": {"near": first_set, "far": second_set}} | others)
+
+
+def read_followed(run_dir: str | pathlib.Path) -> list[dict[str, Any]]:
+    try:
+        lines = files.read(files.join(str(run_dir), "metrics-follow.jsonl")).splitlines()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines]
+
+
+def has_points(run_dir: str, count: int) -> bool:
+    return len(read_followed(run_dir)) >= count
+
+
+def test_each_checkpoint_has_the_bits_of_the_evaluation_within_the_training(tmp_path: pathlib.Path) -> None:
+    request = Request(run_dir=str(tmp_path))
+    train(settings({"near": first_set, "far": second_set}, checkpoint=ALL), request)
+    for _ in range(2):  # the second finds nothing to do
+        follow(evaluation(), request)
+    inline, followed = read_points(tmp_path), read_followed(tmp_path)
+    assert [point.pop("checkpoint") for point in followed] == [
+        pathlib.Path(each.path).name for each in list_checkpoints(RunDirectory(str(tmp_path)).checkpoints)
+    ]
+    assert len(followed) == 3
+    assert followed == [point | {"learning_rate": None} for point in inline]
+    assert json.loads((tmp_path / "evaluation.json").read_text())["far_loss"] == inline[-1]["far_loss"]
+
+
+def test_the_best_checkpoint_of_a_set_outlives_the_run_s_own(tmp_path: pathlib.Path) -> None:
+    request, policy = Request(run_dir=str(tmp_path)), CheckpointPolicy(keep_best="val_far_loss", best_mode="max")
+    train(settings(None, checkpoint=ALL), request)
+    follow(evaluation(checkpoint=policy), request)
+    remove_all(RunDirectory(str(tmp_path)).checkpoints)
+    first = read_followed(tmp_path)[0]  # the loss falls from there
+    found = evaluate(evaluation(weights="best", checkpoint=policy), request)
+    assert found == {name: first[name] for name in found}
+    assert len(list_checkpoints(RunDirectory(str(tmp_path)).best)) == 1
+    with pytest.raises(UserError, match="'val_near', which is not reported"):
+        other = Request(run_dir=str(tmp_path / "other"))
+        train(settings(None, checkpoint=ALL, epochs=1), other)
+        follow(evaluation(checkpoint=CheckpointPolicy(keep_best="val_near", best_mode="min")), other)
+
+
+def test_a_report_shows_what_an_evaluator_found(tmp_path: pathlib.Path) -> None:
+    request = Request(run_dir=str(tmp_path))
+    train(settings(None, checkpoint=ALL), request)
+    follow(evaluation(), request)
+    curve = read_run(str(tmp_path)).curves["far_loss", "eval"]
+    assert curve.values.tolist() == [point["far_loss"] for point in read_followed(tmp_path)]
+
+
+def test_the_newest_alone_is_evaluated_where_that_is_asked_for(tmp_path: pathlib.Path) -> None:
+    request = Request(run_dir=str(tmp_path))
+    train(settings(None, checkpoint=ALL), request)
+    follow(evaluation(only_newest=True), request)
+    assert [point["step"] for point in read_followed(tmp_path)] == [21]
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: pathlib.Path) -> None:
+    request = Request(run_dir=str(tmp_path))
+    train(settings(None, checkpoint=ALL), request)
+    first = next(pathlib.Path(RunDirectory(str(tmp_path)).checkpoints).iterdir())
+    data = next(path for path in first.iterdir() if path.name != "manifest.json")
+    data.write_bytes(data.read_bytes()[:-1] + b"\0\0")
+    follow(evaluation(), request)
+    assert len(read_followed(tmp_path)) == 2
+    assert "Passed over the checkpoint" in (tmp_path / "events-follow.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "words"),
+    [
+        ({}, ["--mode=train", "--follow"], "--follow works with --mode=evaluate, and this is --mode=train"),
+        ({}, ["--gin_param=evaluate.weights = 'last'"], "and --follow evaluates each checkpoint. Leave one"),
+        ({"task": {"type": "evaluator", "index": 1}}, [], "a run has one evaluator, whose task.index is 0"),
+        ({"cluster": {"ps": ["host2:2222"]}}, ["--mode=train"], "There are no parameter servers"),
+    ],
+)
+def test_a_mistake_is_one_message(
+    answer: Any, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], flags: list[str], words: str
+) -> None:
+    task = {"task": {"type": "worker", "index": 0}} if "cluster" in changes else {}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(EVALUATOR | task | changes))
+    ended: Finished = answer("--gin_file=tfdist:experiments/digits.gin", *flags)
+    assert (ended.status, words in ended.stderr) == (2, True), ended.stderr
+
+
+@pytest.mark.slow
+def test_two_workers_and_an_evaluator_are_killed_twice_each_and_every_point_is_there_once(
+    gcs: GcsServer, tmp_path: pathlib.Path
+) -> None:
+    run_dir = "gs://bucket/run"
+    params = [
+        "policy.CheckpointPolicy.every_steps = 4",
+        "policy.CheckpointPolicy.keep_last = 50",
+        "policy.CheckpointPolicy.keep_best = 'val_loss'",
+        "train.callbacks = [@experiment.Paced()]",
+    ]
+    command = runs.command("multi_worker", pathlib.Path("unused"), *params)
+    arguments = [each for each in command if each.startswith(("--gin_", "--gin_param"))] + [f"--run_dir={run_dir}"]
+    variables = runs.environment() | {PACE: "0.1"}
+    evaluator_variables = variables | {"TF_CONFIG": json.dumps(EVALUATOR)}
+
+    def start_evaluator() -> Any:
+        return running(arguments, tmp_path / "evaluator.log", evaluator_variables, REPOSITORY)
+
+    with contextlib.ExitStack() as stack:
+        evaluator = stack.enter_context(start_evaluator())
+        killed_at = 0
+        for lives_left in (2, 1, 0):
+            lines = [[sys.executable, "-m", "tfdist.main", *arguments]] * 2
+            (tmp_path / str(lives_left)).mkdir()
+            with running_workers(lines, tmp_path / str(lives_left), variables, REPOSITORY) as workers:
+                if lives_left:
+                    evaluator.until(functools.partial(has_points, run_dir, killed_at + 2))
+                    killed_at = len(read_followed(run_dir))
+                    for worker in workers:
+                        worker.signal(signal.SIGKILL)
+                    evaluator.signal(signal.SIGKILL)
+                    evaluator.end()
+                    evaluator = stack.enter_context(start_evaluator())
+                else:
+                    assert [worker.end() for worker in workers] == [0, 0], workers[0].output
+        assert evaluator.end() == 0, evaluator.output
+    followed = read_followed(run_dir)
+    counts = collections.Counter(point["checkpoint"] for point in followed)
+    assert set(counts.values()) == {1}
+    by_step = {point["step"]: point for point in followed}
+    assert sorted(by_step) == [*range(4, 49, 4)]
+    undisturbed = tmp_path / "undisturbed"
+    command = [*runs.command("mirrored", undisturbed, *params)]
+    with Running([sys.executable, "-m", *command], tmp_path / "undisturbed.log", variables, REPOSITORY) as reference:
+        assert reference.end() == 0, reference.output
+    inline = read_points(undisturbed)
+    assert [point["step"] for point in inline] == [*range(8, 49, 8)]
+    for point in inline:
+        assert by_step[point["step"]]["loss"] == pytest.approx(point["loss"], rel=runs.TOLERANCE)
+        assert by_step[point["step"]]["epoch"] == point["epoch"]
+    (best,) = list_checkpoints(f"{run_dir}/best")
+    assert by_step[best.step]["loss"] == min(point["loss"] for point in followed)
