@@ -86,13 +86,6 @@ def test_layers_compute_in_float32_whatever_the_models_precision() -> None:
         keras.config.set_dtype_policy("float32")
 
 
-def test_integer_images_keep_their_type() -> None:
-    structure = (tf.TensorSpec([None, SIZE, SIZE, 3], tf.uint8), STRUCTURE[1])
-    augment = Augmentation([lambda: keras.layers.RandomBrightness(0.5)], structure)
-    found, _ = augment((tf.constant(IMAGES.astype(np.uint8)), tf.range(EXAMPLES)), tf.constant(SEEDS))
-    assert found.dtype == tf.uint8
-
-
 @pytest.mark.parametrize(
     ("builder", "message"),
     [

@@ -34,12 +34,6 @@ def test_texts_images_and_nests_keep_their_types() -> None:
     assert [array.dtype for array in batch[:3]] == [bool, np.uint8, object] and batch[2][0] == "é".encode()
 
 
-def test_a_transform_is_given_batches() -> None:
-    source = IndexedSource(Squares(), transform=lambda nest: (nest[0] / 2, nest[1]))
-    (batch,) = global_batches(lambda: source, steps=1)
-    np.testing.assert_array_equal(batch[0][:, 0], batch[1] ** 2 / 2)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -48,13 +48,6 @@ def test_every_batch_holds_its_quotas_and_every_source_goes_through_its_epochs()
         assert len(set(map(tuple, epochs))) == len(epochs)  # another order each time
 
 
-def test_an_epoch_longer_than_a_source_many_times_over() -> None:
-    batches = global_batches(lambda: mixture((0, 1, 0), examples_per_epoch=64), steps=2, batch_size=32)
-    found = column(batches, 0)[:, 0].astype(int) - 1000
-    for begin in range(0, 63, 7):
-        assert sorted(found[begin : begin + 7]) == list(range(7))
-
-
 @pytest.mark.slow
 def test_weights_change_by_epoch() -> None:
     by_epoch = global_batches(lambda: mixture({0: (1, 0, 0), 2: (0, 1, 1)}, examples_per_epoch=16), steps=8)

@@ -13,7 +13,7 @@ import support
 import tensorflow as tf
 
 from tfdist.data.batches import BatchPlan
-from tfdist.data.pipeline import build_pipeline, dispose
+from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Order, Reader, Source, StagedReader
@@ -95,20 +95,6 @@ def test_shapes_are_static_where_all_batches_are_full(settings: dict[str, Any], 
     assert first_rows is None or first_rows.shape == [3]
 
 
-def test_a_stream_never_ends_and_can_be_disposed_of() -> None:
-    stream = build_pipeline(source(), plan(num_replicas=1), Topology(0, 1, 1))
-    assert stream.cardinality() == tf.data.INFINITE_CARDINALITY
-    iterator = iter(stream)
-    next(iterator)
-    dispose(iterator)
-
-
-def test_float64_becomes_float32_and_other_types_stay() -> None:
-    x, y = ArraySource((np.zeros((3, 2)), np.zeros(3, np.int8))).structure
-    assert (x.dtype, y.dtype) == (tf.float32, tf.int8)
-    assert x.shape.as_list() == [None, 2]
-
-
 def test_objects_that_are_texts_are_texts() -> None:
     words = np.array([["", "köln"], [b"\xff\x00", "x" * 1000]], dtype=object)  # as pandas has them
     found = ArraySource({"words": words})
@@ -138,11 +124,6 @@ def test_objects_that_are_texts_are_texts() -> None:
 def test_data_that_is_none_gives_the_message(data: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         as_source(data)
-
-
-def test_a_source_stays_the_source_that_it_is() -> None:
-    held = source()
-    assert as_source(held) is held
 
 
 class _Fetching(Source):

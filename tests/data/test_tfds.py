@@ -15,7 +15,7 @@ from support import REPOSITORY, run_python
 
 from tfdist.data.formats.tfds_source import build_decoder, load_tfds
 from tfdist.data.sources.columns import Columns
-from tfdist.data.sources.source import Order, Source
+from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
 
 pytest.importorskip("tensorflow_datasets")
@@ -55,19 +55,6 @@ def test_a_split_holds_what_tfds_finds_in_it(prepared: dict[str, str], file_form
     image, label = source.structure
     assert image == tf.TensorSpec([None, 8, 8, 1], tf.uint8) and label == tf.TensorSpec([None], tf.int64)
     assert sorted(epoch(source)) == theirs(prepared["tfrecord"], split)
-
-
-def test_columns_and_transforms(prepared: dict[str, str]) -> None:
-    source = load_tfds(
-        name="digits:1.0.0",
-        split="test",
-        data_dir=prepared["tfrecord"],
-        columns=Columns(inputs=["image"], targets="label"),
-        transforms={"image": lambda image: tf.cast(image, tf.float32) / 255},
-        transform=lambda nest: (nest[0]["image"], nest[1] % 2),
-    )
-    image, label = source.reader(Order(8, None))(tf.range(8, dtype=tf.int64), tf.constant(0, tf.int64))
-    assert image.dtype == tf.float32 and float(tf.reduce_max(image)) == 1.0 and int(tf.reduce_max(label)) == 1
 
 
 def test_features_of_every_kind_decode_as_tfds_decodes_them(tmp_path: pathlib.Path) -> None:

@@ -132,12 +132,6 @@ def test_every_kind_of_feature(tmp_path: pathlib.Path) -> None:
     assert x["image"][1].numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_describe_counts_files_records_and_bytes(tmp_path: pathlib.Path) -> None:
-    (line,) = numbered(write_numbered(tmp_path, [5, 0])).describe()
-    total = sum(path.stat().st_size for path in tmp_path.glob("part-*"))
-    assert line.startswith(f"2 files (1 empty), 5 records, {total:,} bytes")
-
-
 # What is wrong
 
 
