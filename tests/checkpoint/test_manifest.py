@@ -7,7 +7,6 @@ import json
 import math
 import re
 
-import numpy as np
 import pytest
 
 from tfdist.checkpoint.format import manifest as manifests
@@ -31,18 +30,6 @@ def test_it_is_json_that_every_parser_takes_with_floats_that_json_has_no_number_
     restored = manifests.decode(text).values
     assert math.isnan(restored["nan"])
     assert restored["inf"] == [math.inf, -math.inf]
-
-
-def test_numbers_of_numpy_become_pythons() -> None:
-    plain = manifests.to_plain({"a": np.float32(0.5), "b": np.int64(3), "c": np.bool_(True), "d": np.array(2)})
-    assert plain == {"a": 0.5, "b": 3, "c": True, "d": 2}
-    assert [type(item) for item in plain.values()] == [float, int, bool, int]
-
-
-@pytest.mark.parametrize("value", [{1: 2}, b"bytes", object(), np.zeros(2), {"a": {"b": {1, 2}}}])
-def test_what_json_cannot_hold_is_refused(value: object) -> None:
-    with pytest.raises(UserError, match="A checkpoint cannot keep"):
-        manifests.to_plain(value)
 
 
 @pytest.mark.parametrize(
