@@ -199,17 +199,6 @@ def test_several_outputs_give_keras_numbers() -> None:
     assert ours == pytest.approx(theirs, abs=1e-6)
 
 
-def test_several_outputs_may_be_lists() -> None:
-    inputs = keras.Input((6,))
-    layers = keras.layers.Dense(4, name="label"), keras.layers.Dense(1, name="odd")
-    model = keras.Model(inputs, [layer(inputs) for layer in layers])
-    targets = [TARGETS["label"], TARGETS["odd"]]
-    theirs = by_keras(model, ROWS, targets, loss=list(two_losses().values()))
-    fresh = keras.Model(inputs, [layer(inputs) for layer in layers])  # not compiled
-    ours = evaluated(Supervised(loss=two_losses()), fresh, (ROWS, targets))
-    assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
-
-
 def test_each_output_has_weights_of_its_own() -> None:
     model, other = two_outputs(), WEIGHTS[::-1].copy()
     ours = evaluated(Supervised(loss=two_losses()), model, (ROWS, TARGETS, {"label": WEIGHTS, "odd": other}))
@@ -243,12 +232,6 @@ def test_a_sequence_beside_another_output_may_have_weights_of_steps_and_a_mask()
     ours = evaluated(task, model, (WORDS, {"tags": TAGS, "label": LABELS}, {"tags": STEP_WEIGHTS}))
     losses = losses_of(lambda x: model(x)["tags"], WORDS, TAGS)
     assert ours["tags_loss"] == pytest.approx((STEP_WEIGHTS * losses).sum() / (N * T), abs=1e-6)
-
-
-def test_a_loss_for_some_outputs_leaves_the_others_alone() -> None:
-    model = two_outputs()
-    ours = evaluated(Supervised(loss={"label": sparse()}), model, (ROWS, {"label": LABELS}))
-    assert set(ours) == {"loss"}
 
 
 def test_a_key_more_than_the_model_has_inputs_is_refused() -> None:

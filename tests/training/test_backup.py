@@ -165,13 +165,6 @@ def test_no_checkpoints_are_refused() -> None:
         settings("off")
 
 
-def test_a_policy_that_says_the_same_or_something_else_is_taken() -> None:
-    beside = CheckpointPolicy(every_steps=6, keep_best="val_loss", on_error="stop")
-    policy = settings(beside, save_freq=6, delete_checkpoint=False).policy
-    assert (policy.every_steps, policy.every_epochs, policy.keep_last) == (6, None, 1)
-    assert (policy.keep_best, policy.on_error) == ("val_loss", "stop")
-
-
 class Own(keras.callbacks.BackupAndRestore):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         raise AssertionError("is never called")
