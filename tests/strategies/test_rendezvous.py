@@ -130,10 +130,6 @@ def test_localhost_and_a_chief_task_do_as_well(start: Start, addresses) -> None:
     assert [end_of(process) for process in started] == [(0, "met\n")] * 2
 
 
-def test_a_worker_alone_waits_for_nobody(start: Start, addresses) -> None:
-    assert end_of(start(tf_config(addresses(1), 0))) == (0, "met\n")
-
-
 @pytest.mark.slow
 def test_who_comes_late_is_named_and_then_met(start: Start, addresses) -> None:
     cluster = addresses(3)

@@ -128,18 +128,6 @@ def test_without_a_tpu_the_user_is_told_what_to_write(address: str | None, messa
         TPU(address).connect()
 
 
-def test_an_address_in_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TPU_NAME", "grpc://127.0.0.1:1")
-    with pytest.raises(UserError, match=r"None \(whatever the environment names\): 127.0.0.1:1 does not answer"):
-        TPU().connect()
-
-
-@pytest.mark.parametrize("setting", ["address", "zone", "project"])
-def test_a_setting_that_is_no_text_is_refused(setting: str) -> None:
-    with pytest.raises(UserError, match=f"TPU.{setting} is 3; write it as text"):
-        TPU(**{setting: 3})
-
-
 def test_a_tpu_of_this_machine_is_local_unless_another_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["a TPU"] if kind == "TPU" else [])
