@@ -72,12 +72,6 @@ def test_each_checkpoint_is_evaluated_to_what_the_training_found_there(saved: Pa
     assert "best val_accuracy" in evaluate(saved, "evaluate.weights = 'best'").stdout
 
 
-def test_other_data_and_another_strategy_may_be_given(saved: Path, evaluate: Evaluate) -> None:
-    data = "evaluate.data = @train/sklearn_sets.load_digits"
-    evaluate(saved, "evaluate.weights = 'last'", data, "evaluate.precision = 'float32'").check()
-    assert evaluation_of(saved)["evaluated"]["num_examples"] == 1437
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

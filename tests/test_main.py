@@ -317,24 +317,6 @@ def test_what_is_wrong_is_one_message_before_training(
     check_refused(answer(*arguments), *words)
 
 
-def test_what_can_be_seen_in_the_settings_alone_leaves_no_run_directory(
-    answer: Callable[..., Finished], tmp_path: Path
-) -> None:
-    refused = answer(DIGITS, param("train.epochs = 0"), "--run_dir=run")
-    check_refused(refused)
-    assert not refused.stdout and not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_batch_that_the_replicas_cannot_share_is_told(answer: Callable[..., Finished]) -> None:
-    settings = [param("mirrored.Mirrored.num_cpu_devices = 8"), param("train.global_batch_size = 4")]
-    refused = answer(DIGITS, strategy("mirrored"), *settings, "--mode=validate")
-    check_refused(refused, "global_batch_size = 4", "8 replicas", "multiple of 8")
-    settings = [param("mirrored.Mirrored.num_cpu_devices = 3"), param("train.global_batch_size = 2")]
-    args = ["-m", "tfdist.main", DIGITS, strategy("mirrored"), *settings, "--run_dir=run"]
-    check_refused(run_python(args, cwd=os.getcwd()), "global_batch_size = 2", "3 replicas", "multiple of 3")
-
-
 # Files, directories, environment
 
 
@@ -576,21 +558,6 @@ def test_a_bug_of_tfdist_keeps_its_traceback_and_the_users_own_has_one_by_verbos
 
 
 @pytest.mark.slow
-def test_divergence_has_a_status_of_its_own(answer: Callable[..., Finished]) -> None:
-    told = answer(DIGITS, param("keras.optimizers.Adam.learning_rate = 1e30"), "--run_dir=run")
-    assert told.status == 3 and told.stderr.startswith("error: Training diverged")
-    assert told.stderr.endswith(" [not-a-number]\n")
-
-
-def test_ctrl_c_ends_without_a_traceback(answer: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: object, **kwargs: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "load_roots", interrupt)
-    assert answer(DIGITS) == Finished(130, "", "interrupted\n")
-
-
-@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_ends_the_command_quietly(tmp_path: Path) -> None:
     line = f"{sys.executable} -m tfdist.main {DIGITS} --mode=validate 2>errors | head -1; echo ${{PIPESTATUS[0]}}"
     told = run_command(["bash", "-c", line], cwd=tmp_path).check()
@@ -668,15 +635,6 @@ def test_validate_shows_loss_and_outputs_and_notes_those_that_the_loss_does_not_
         line = r"first batch of the training data: loss \d+\.\d+; outputs float32\[8, 10\], -?\d\S* … \d\S*"
         assert re.search(f"^{line}$", shown, re.MULTILINE), shown
         assert note in shown if note else "note: the outputs" not in shown
-
-
-@pytest.mark.slow
-def test_validate_says_where_each_setting_comes_from_and_what_it_overrides(answer: Callable[..., Finished]) -> None:
-    lines = answer(DIGITS, param("train.epochs = 3"), "--mode=validate").stdout.splitlines()
-    at = next(i for i, line in enumerate(lines) if "train.epochs" in line)
-    assert "= 3" in lines[at] and lines[at].endswith("--gin_param 'train.epochs = 3'")
-    assert re.search(r"overrides 12 of .*configs/experiments/digits\.gin:\d+$", lines[at + 1])
-    assert any("train.model" in line and "configs/models/convnet.gin:" in line for line in lines)
 
 
 @pytest.mark.slow
@@ -768,13 +726,3 @@ def test_a_finished_run_is_not_trained_over(trained: tuple[Path, Finished], answ
     assert f"{run_dir} holds this run, and it is finished" in again.stdout
     assert "epoch " not in again.stdout
     assert contents() == before
-
-
-def test_another_experiments_directory_is_refused_with_what_differs(
-    trained: tuple[Path, Finished], answer: Callable[..., Finished]
-) -> None:
-    run_dir, _ = trained
-    other = answer(DIGITS, param("train.seed = 5"), param("train.deterministic = True"), f"--run_dir={run_dir}")
-    check_refused(other, f"{run_dir} holds another experiment, at step 276", "train.seed: the default there, 5 here")
-    check_refused(other, "another --run_dir", "train.accept_changes = True", "\n    [another-experiment]\n")
-    assert other.stderr.count(" there, ") == 1
