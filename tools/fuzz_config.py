@@ -1,12 +1,11 @@
-"""Types wrong and odd command lines by the thousand, and checks that each is taken or refused as it should be.
+"""Writes wrong and odd experiments by the thousand, and checks that each is taken or refused as it should be.
 
     python tools/fuzz_config.py --seed=1 --count=1000
     python tools/fuzz_config.py --seed=1 --only=17       # one case, with all that it prints
 
-A case is a mutation of a shipped or a generated experiment: its text, a name, a value, its structure, its files, the
-flags, the environment. Each runs in a process of its own, forked from one that has TensorFlow imported, nearly all with
---mode=validate. Ends with 1 if one ended with a traceback, with another status than 0 or 2, with more than one message,
-or took a misspelling.
+A case is a mutation of a shipped experiment's text, an odd value of a setting, or a generated experiment. Each runs in
+a process of its own, forked from one that has TensorFlow imported, nearly all with --mode=validate. Ends with 1 if one
+ended with a traceback, with another status than 0 or 2, or with more than one message.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def fuzz(
                 wrong.append(index)
             if problems or shows:
                 print(f"case {index} ({case.kind}): {', '.join(problems) or 'as it should be'}; status {ending.status}")
-                print(f"    {shlex.join(case.arguments)} {case.environment or ''}"[:1500])
+                print(f"    {shlex.join(case.arguments)}"[:1500])
                 print("\n".join(f"    {line}" for line in (ending.stdout + ending.stderr).splitlines()[-12:])[:3000])
                 sys.stdout.flush()
             shutil.rmtree(root / str(index), ignore_errors=True)
@@ -103,7 +102,7 @@ def write_case(case: cases.Case, directory: pathlib.Path) -> runner.Command:
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    return runner.Command(case.arguments, directory, case.environment)
+    return runner.Command(case.arguments, directory)
 
 
 def report(counts: dict[str, collections.Counter[str]]) -> None:

@@ -1,7 +1,7 @@
 """Runs the command many times over, each in a child forked from a process that has TensorFlow imported.
 
 Invariant: this process computes nothing and imports no module of a case, so every child starts alike; a child has a
-working directory, an environment and output files of its own and is ended after a time.
+working directory and output files of its own and is ended after a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tfdist import main
 from tfdist.launch.child import die_with_parent
@@ -28,12 +28,10 @@ class Command:
     Attributes:
       arguments: its flags.
       directory: where it runs; it exists.
-      environment: variables set on top of this process's.
     """
 
     arguments: Sequence[str]
     directory: pathlib.Path
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +105,6 @@ def _fork(command: Command) -> int:
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(opened, descriptor)
         os.chdir(command.directory)
-        os.environ.update(command.environment)
         status = main.main(list(command.arguments))
     except SystemExit as error:  # as the interpreter takes it
         status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
