@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from fuzz import material
+from support import Finished
 
 from tfdist.errors import EXIT_STORE_UNAVAILABLE
 
@@ -147,11 +148,10 @@ def part(dice: random.Random, choices: Sequence[str]) -> str:
 KINDS: Sequence[Callable[[random.Random], Case]] = (text, value, generated)
 
 
-def judge(case: Case, status: int | None, stdout: str, stderr: str) -> list[str]:
+def judge(case: Case, ended: Finished) -> list[str]:
     """What is wrong with how a case ended; nothing if it was taken or refused as it should be."""
-    if status is None:
-        return ["it had to be killed for its time"]
-    status = 2 if status == EXIT_STORE_UNAVAILABLE else status  # of a bucket that a case names
+    stdout, stderr = ended.stdout, ended.stderr
+    status = 2 if ended.status == EXIT_STORE_UNAVAILABLE else ended.status  # of a bucket that a case names
     found = []
     trains = "--mode=train" in case.arguments or VALIDATE not in case.arguments
     if status not in ((0, 2, 3) if trains else (0, 2)):

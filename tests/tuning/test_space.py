@@ -63,13 +63,6 @@ def test_a_value_exists_only_under_its_parents_choice_whatever_the_order() -> No
     assert {values["kind"] for values in drawn} == {"mlp", "cnn"}
 
 
-def test_a_text_with_a_sign_is_a_reference() -> None:
-    assert space.statements({"MODEL": "@mlp.build_mlp", "a.name": "mlp"}) == [
-        "MODEL = @mlp.build_mlp",
-        "a.name = 'mlp'",
-    ]
-
-
 @pytest.mark.parametrize(
     ("parameters", "expected"),
     [

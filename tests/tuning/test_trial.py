@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tfdist.errors import EXIT_IN_USE, PeerLostError, UserError
-from tfdist.launch.processes import KILLED_FOR_MEMORY, deal
+from tfdist.launch.processes import KILLED_FOR_MEMORY
 from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.schedule.chief import Interruptions
@@ -206,12 +206,6 @@ def test_an_objective_that_is_not_reported_is_named_with_what_is(tmp_path: pathl
     run = trial(tmp_path, points=1)
     with pytest.raises(UserError, match=r"Did you mean 'val_accuracy'.*Reported: val_loss, val_accuracy"):
         list(run.new_reports(TuneObjective("val_acuracy", "max")))
-
-
-def test_devices_are_dealt_in_equal_parts_and_shared_only_if_there_are_too_few() -> None:
-    assert deal(["0", "1", "2", "3"], 2) == [["0", "1"], ["2", "3"]]
-    assert deal(["5", "7", "9"], 2) == [["5"], ["7"]]
-    assert deal(["0"], 2) == [["0"], ["0"]]
 
 
 def test_a_run_that_another_process_still_trains_is_only_interrupted(tmp_path: pathlib.Path) -> None:
