@@ -9,10 +9,10 @@ import random
 
 import pytest
 import tensorflow as tf
+from mistakes import each_is_refused
 
 from tfdist.data.batches import BatchPlan
 from tfdist.data.sources.source import permute
-from tfdist.errors import UserError
 
 REPLICAS = (1, 2, 3, 4)
 
@@ -138,16 +138,11 @@ def test_parts_are_the_same_for_any_number_of_replicas() -> None:
                 assert parts[num_replicas] == parts[1] and all(parts[1]) and len(parts[1]) == num_parts
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"global_batch_size": 3, "num_replicas": 4}, "global_batch_size = 3 .*4 replicas.*Write a multiple of 4"),
-        ({"global_batch_size": 8, "num_replicas": 4, "num_microbatches": 3}, "4 replicas × 3 microbatches.*of 12"),
-        ({"global_batch_size": 10, "num_replicas": 4, "pad": True}, "evenly .*multiple of 4, such as (8|12)"),
-        ({"num_examples": 0}, "no examples"),
-        ({"num_examples": 15, "drop_remainder": True}, "15 examples, fewer than one batch of 16"),
-    ],
+test_what_cannot_be_split_is_an_error = each_is_refused(
+    lambda settings: BatchPlan(**{"num_examples": 100, "global_batch_size": 16, "num_replicas": 1} | settings),
+    ({"global_batch_size": 3, "num_replicas": 4}, "global_batch_size = 3 .*4 replicas.*Write a multiple of 4"),
+    ({"global_batch_size": 8, "num_replicas": 4, "num_microbatches": 3}, "4 replicas × 3 microbatches.*of 12"),
+    ({"global_batch_size": 10, "num_replicas": 4, "pad": True}, "evenly .*multiple of 4, such as (8|12)"),
+    ({"num_examples": 0}, "no examples"),
+    ({"num_examples": 15, "drop_remainder": True}, "15 examples, fewer than one batch of 16"),
 )
-def test_what_cannot_be_split_is_an_error(settings: dict[str, int | bool], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        BatchPlan(**{"num_examples": 100, "global_batch_size": 16, "num_replicas": 1} | settings)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from data_streams import global_batches
+from mistakes import each_is_refused
 from support import REPOSITORY, run_python
 
 from tfdist.data.formats.tfds_source import build_decoder, load_tfds
@@ -113,20 +113,17 @@ def test_prepared_data_is_read_without_a_network_attempt(prepared: dict[str, str
 # What is wrong
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"name": "digitz"}, "'digitz' is not prepared in .*Did you mean 'digits'"),
-        ({"name": "9!!"}, "no name of a TensorFlow data set"),
-        ({"split": "tran"}, "no split 'tran'; it has .*Did you mean 'train'"),
-        ({"split": "train[:"}, "no split 'train.:'"),
-        ({"split": "train[:0]"}, "holds no examples"),
-        ({"columns": Columns(inputs="picture", targets="label")}, "no column 'picture'"),
-    ],
+test_wrong_settings_give_one_message = each_is_refused(
+    lambda settings, prepared: load_tfds(
+        **{"name": "digits", "split": "train", "data_dir": prepared["tfrecord"]} | settings
+    ),
+    ({"name": "digitz"}, "'digitz' is not prepared in .*Did you mean 'digits'"),
+    ({"name": "9!!"}, "no name of a TensorFlow data set"),
+    ({"split": "tran"}, "no split 'tran'; it has .*Did you mean 'train'"),
+    ({"split": "train[:"}, "no split 'train.:'"),
+    ({"split": "train[:0]"}, "holds no examples"),
+    ({"columns": Columns(inputs="picture", targets="label")}, "no column 'picture'"),
 )
-def test_wrong_settings_give_one_message(prepared: dict[str, str], settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        load_tfds(**{"name": "digits", "split": "train", "data_dir": prepared["tfrecord"]} | settings)
 
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from data.every_source import EXAMPLES, STEPS, pair, plain, shuffled
 from data_streams import column, global_batches, same
+from mistakes import each_is_refused
 
 from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
@@ -110,19 +111,14 @@ def test_batches_are_recognized_and_taken_apart_when_asked() -> None:
     assert same(found, global_batches(lambda: DatasetFunction(plain), steps=STEPS))
 
 
-@pytest.mark.parametrize(
-    ("function", "settings", "message"),
-    [
-        (lambda: (1, 2), {}, "returns a tf.data.Dataset; received tuple"),
-        (lambda: tf.data.Dataset.range(3), {}, r"gives \(x, y\)"),
-        (plain, {"policy": "file"}, "write one of 'data', 'off'"),
-        (plain, {"num_examples": 0}, "num_examples is 0; write a whole number"),
-        (lambda: plain().ragged_batch(2), {}, "unbatch = True"),
-    ],
+test_mistakes_have_messages = each_is_refused(
+    lambda function, settings: DatasetFunction(function, **settings),
+    (lambda: (1, 2), {}, "returns a tf.data.Dataset; received tuple"),
+    (lambda: tf.data.Dataset.range(3), {}, r"gives \(x, y\)"),
+    (plain, {"policy": "file"}, "write one of 'data', 'off'"),
+    (plain, {"num_examples": 0}, "num_examples is 0; write a whole number"),
+    (lambda: plain().ragged_batch(2), {}, "unbatch = True"),
 )
-def test_mistakes_have_messages(function: Any, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        DatasetFunction(function, **settings)
 
 
 @pytest.mark.slow

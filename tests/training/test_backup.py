@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import pytest
 from checkpoint.checkpoints import Listener
+from mistakes import each_is_refused
 from training.test_resume import BASE, assert_same, memories
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
@@ -170,15 +171,10 @@ class Own(keras.callbacks.BackupAndRestore):
         raise AssertionError("is never called")
 
 
-@pytest.mark.parametrize(
-    ("callbacks", "message"),
-    [
-        ([keras.callbacks.BackupAndRestore("a"), keras.callbacks.BackupAndRestore("b")], "holds 2 keras.callbacks"),
-        ([keras.callbacks.BackupAndRestore("a", save_freq=False)], "save_freq is False; write 'epoch' or a number"),
-        ([keras.callbacks.BackupAndRestore("a", save_freq=-3)], "save_freq is -3; write 'epoch' or a number"),
-        ([Own("a")], "holds Own, a keras.callbacks.BackupAndRestore of your own"),
-    ],
+test_what_cannot_be_meant_is_refused = each_is_refused(
+    lambda callbacks: check_callbacks(callbacks),
+    ([keras.callbacks.BackupAndRestore("a"), keras.callbacks.BackupAndRestore("b")], "holds 2 keras.callbacks"),
+    ([keras.callbacks.BackupAndRestore("a", save_freq=False)], "save_freq is False; write 'epoch' or a number"),
+    ([keras.callbacks.BackupAndRestore("a", save_freq=-3)], "save_freq is -3; write 'epoch' or a number"),
+    ([Own("a")], "holds Own, a keras.callbacks.BackupAndRestore of your own"),
 )
-def test_what_cannot_be_meant_is_refused(callbacks: list[keras.callbacks.Callback], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        check_callbacks(callbacks)

@@ -14,10 +14,10 @@ import pytest
 import tensorflow as tf
 from equivalence.cases import dense_model, digits, embedding_model, words
 from equivalence.runs import assert_close
+from mistakes import each_is_refused
 from support import REPOSITORY
 from training.trainings import run
 
-from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.training.step import gradients
 from tfdist.training.step.optimizer import build_optimizer
@@ -67,24 +67,19 @@ def test_a_schedule_is_traced_once_for_all_variables(tmp_path: pathlib.Path) -> 
     assert counts[0] == counts[1] > 0
 
 
-@pytest.mark.parametrize(
-    ("builder", "message"),
-    [
-        (keras.optimizers.SGD(), "Write @keras.optimizers.SGD without parentheses"),
-        ("adm", "train.optimizer is 'adm'.*Did you mean 'adam'"),
-        (3, "train.optimizer is 3"),
-        (keras.losses.MeanSquaredError(), "train.optimizer is .*MeanSquaredError; write @keras.optimizers.Adam"),
-        (lambda: "adam", "train.optimizer gave a str"),
-        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "train.precision = 'float16'"),
-        (
-            lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3),
-            "SGD.gradient_accumulation_steps is 3.*train.num_microbatches = 3",
-        ),
-    ],
+test_what_is_no_builder_of_an_optimizer_gives_a_message = each_is_refused(
+    lambda builder: build_optimizer(builder, dense_model(), Patches()),
+    (keras.optimizers.SGD(), "Write @keras.optimizers.SGD without parentheses"),
+    ("adm", "train.optimizer is 'adm'.*Did you mean 'adam'"),
+    (3, "train.optimizer is 3"),
+    (keras.losses.MeanSquaredError(), "train.optimizer is .*MeanSquaredError; write @keras.optimizers.Adam"),
+    (lambda: "adam", "train.optimizer gave a str"),
+    (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "train.precision = 'float16'"),
+    (
+        lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3),
+        "SGD.gradient_accumulation_steps is 3.*train.num_microbatches = 3",
+    ),
 )
-def test_what_is_no_builder_of_an_optimizer_gives_a_message(builder: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        build_optimizer(builder, dense_model(), Patches())
 
 
 ONE_STEP: dict[str, Any] = {

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import pytest
+from mistakes import each_is_refused
 
-from tfdist.errors import UserError
 from tfdist.tuning.search import search, space
 
 OBJECTIVE = "val_accuracy"
@@ -102,14 +102,9 @@ def test_the_same_calls_get_the_same_answers_and_no_file_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("chosen", "limits", "expected"),
-    [
-        (search.Random(), {"max_trials": None, "epochs": 3}, "tune.max_trials = 20"),
-        (search.AshaStopping(), {"max_trials": 3, "epochs": None}, "train.epochs"),
-        (search.Hyperband(), {"max_trials": 3, "epochs": 3}, "Remove tune.max_trials = 3"),
-    ],
+test_a_search_says_what_it_lacks = each_is_refused(
+    lambda chosen, limits: chosen.validate(**limits),
+    (search.Random(), {"max_trials": None, "epochs": 3}, "tune.max_trials = 20"),
+    (search.AshaStopping(), {"max_trials": 3, "epochs": None}, "train.epochs"),
+    (search.Hyperband(), {"max_trials": 3, "epochs": 3}, "Remove tune.max_trials = 3"),
 )
-def test_a_search_says_what_it_lacks(chosen: search.Search, limits: dict[str, Any], expected: str) -> None:
-    with pytest.raises(UserError, match=expected):
-        chosen.validate(**limits)
