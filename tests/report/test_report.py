@@ -12,7 +12,6 @@ import sys
 
 import numpy as np
 import pytest
-from gcs.server import GcsServer
 from processes import Running
 from report.written_runs import BEGAN, WrittenRun, eventful_run
 from support import REPOSITORY, run_python
@@ -121,13 +120,6 @@ def test_any_part_of_a_run_has_a_page(tmp_path: pathlib.Path, eventful: pathlib.
     assert run.status(run.last_update or BEGAN) == ("running" if left == "events.jsonl" else "unfinished")
     assert run.unreadable == {"run.json": 0}.get(left, 3)  # the halves of the cut line, and what stands between them
     assert ("could not be read" in page) == (left != "run.json")
-
-
-@pytest.mark.slow
-def test_a_run_in_a_bucket_gets_its_page_there(gcs: GcsServer, eventful: pathlib.Path) -> None:
-    for path in files.list_tree(str(eventful)):
-        files.write_atomic(f"gs://bucket/run/{path}", (eventful / path).read_bytes())
-    assert "Where the time went" in titles(page_of("gs://bucket/run"))
 
 
 @pytest.mark.slow

@@ -148,10 +148,3 @@ def test_values_for_a_model_that_takes_none_are_refused() -> None:
         hypermodel.builder_of(training(lambda: None, {"units": 3}))
     with pytest.raises(UserError, match="must be a dict"):
         hypermodel.builder_of(training(hyper_models.build, 3))
-
-
-@pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, "{}", '{"space": 1, "values": {}}'])
-def test_hyperparameters_that_no_trial_wrote_are_one_message(tmp_path: pathlib.Path, content: str) -> None:
-    (tmp_path / "hyperparameters.json").write_text(content)
-    with pytest.raises(UserError, match=r"hyperparameters.json is damaged"):
-        hypermodel.read(str(tmp_path))

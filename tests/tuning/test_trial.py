@@ -12,7 +12,6 @@ import pytest
 
 from tfdist.errors import EXIT_IN_USE, PeerLostError, UserError
 from tfdist.launch.processes import KILLED_FOR_MEMORY
-from tfdist.storage import files
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.schedule.chief import Interruptions
 from tfdist.tuning.schedule.trial import ActiveTrial, TuneObjective
@@ -168,31 +167,6 @@ def test_what_a_resumed_run_does_again_is_reported_once(tmp_path: pathlib.Path) 
     assert list(run.new_reports(OBJECTIVE)) == []
     (tmp_path / "metrics.jsonl").write_text("".join(point(1 + index, 0.1 * index) for index in range(5)))
     assert [(report.epoch, report.step) for report in run.new_reports(OBJECTIVE)] == [(4, 40), (5, 50)]
-
-
-def test_a_metrics_file_that_grows_is_not_read_again_from_its_beginning(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-    for name in ("read", "read_range"):
-        whole = getattr(files, name)
-
-        def counted(*args: Any, whole: Any = whole) -> bytes:
-            data = whole(*args)
-            sizes.append(len(data))
-            return data
-
-        monkeypatch.setattr(files, name, counted)
-    run, path = trial(tmp_path), tmp_path / "metrics.jsonl"
-    for index in range(100):
-        with path.open("a") as metrics:
-            metrics.write(point(1 + index, 0.1))
-        assert [report.epoch for report in run.new_reports(OBJECTIVE)] == [1 + index]
-    assert sum(sizes) < 3 * path.stat().st_size
-    with path.open("a") as metrics:
-        metrics.write("{\n")
-    with pytest.raises(UserError, match="a line is not a point"):
-        list(run.new_reports(OBJECTIVE))
 
 
 def test_half_a_line_waits_for_its_other_half(tmp_path: pathlib.Path) -> None:
