@@ -207,15 +207,11 @@ WRONG_FLAGS = [
     ([DIGITS, "--gin_params=train.epochs = 1"], ["'gin_params'", "Did you mean: gin_param ?"]),
     ([DIGITS, "--run-dir=x"], ["'run-dir'", "Did you mean: run_dir ?"]),
     ([DIGITS, "-x"], ["command line flag 'x'", "--help lists the flags"]),
-    (["configs/experiments/digits.gin"], ["Write --gin_file=configs/experiments/digits.gin"]),
     ([DIGITS, "--gin_param=train.epochs", "=", "3"], ["'= 3'", "quotes", "--gin_param='train.epochs = 3'"]),
-    ([DIGITS, "--run_dir="], ["--run_dir= is empty", "leave --run_dir out"]),
     ([DIGITS, "--gin_param=train.seed = 1  # \udcff"], ["no text in UTF-8"]),
     (["--gin_file="], ["is empty"]),
-    (["--gin_file=configs/experiments/digit.gin"], ["'configs/experiments/digits.gin'"]),
     (["--gin_file=nothing.gin"], ["'nothing.gin'", "Looked for it in", " [missing-file]\n"]),
     ([f"--gin_file={CONFIGS}"], ["is a directory"]),
-    ([DIGITS, "--run_dir=runs/a\nrm -r x"], ["runs/a\\nrm -r x' has characters that cannot be printed"]),
 ]
 WRONG_SETTINGS = [
     ("train.epoch = 3", ["train.epoch = 3", "Did you mean 'epochs'? [unknown-setting]\n"]),
@@ -228,7 +224,6 @@ WRONG_SETTINGS = [
     ("train.model = 'convnet'", ["train.model is 'convnet'", "without parentheses"]),
     ("train.eval_data = @keras.losses.Huber()", ["train.eval_data is a Huber", "without arguments"]),
     ("train.model = @convnet.build_convnet()", ["@convnet.build_convnet()", "without parentheses"]),
-    ("train.optimizer = 'adm'", ["train.optimizer is 'adm'", "Did you mean 'adam'"]),
     ("keras.optimizers.Adam.learning_rate = 'high'", ["keras.optimizers.Adam()", "learning_rate = 'high'"]),
     ("train.train_data = @train/sklearn_sets.load_digits()", ["train.train_data is a tuple", "without parenthes"]),
     ("train/sklearn_sets.load_digits.split = 'tran'", ["'tran'", "Did you mean 'train'?"]),
@@ -236,8 +231,6 @@ WRONG_SETTINGS = [
     ("train.strategy = 'mirrored'", ["train.strategy is 'mirrored'", "@mirrored.Mirrored()"]),
     ("supervised.Supervised.metrics = ['acuracy']", ["metrics holds 'acuracy'", "Did you mean 'accuracy'"]),
     ("supervised.Supervised.loss = 'msee'", ["loss is 'msee'", "Did you mean 'mse'"]),
-    ("train.callbacks = [@keras.callbacks.EarlyStopping]", ["class EarlyStopping", "with parentheses"]),
-    ("train.callbacks = @keras.callbacks.EarlyStopping()", ["train.callbacks is", "write a list"]),
     ("train.callbacks = [@keras.callbacks.BackupAndRestore()]", ["backup_dir"]),
     ("convnet.build_convnet.filters = (8, 8, 8, 8, 8)", ["convnet.build_convnet()", "filters = (8, 8, 8, 8, 8)"]),
     (
@@ -246,9 +239,7 @@ WRONG_SETTINGS = [
     ),
 ]
 WRONG_STRATEGIES = [
-    ("mirrored", "mirrored.Mirrored.num_cpu_device = 2", ["'num_cpu_device'", "Did you mean 'num_cpu_devices'?"]),
     ("mirrored", "mirrored.Mirrored.num_cpu_devices = -1", ["num_cpu_devices is -1"]),
-    ("mirrored", "mirrored.Mirrored.num_cpu_devices = 'two'", ["num_cpu_devices is 'two'", "whole number"]),
     (
         "mirrored",
         "mirrored.Mirrored.num_cpu_devices = 0",
@@ -278,7 +269,6 @@ WRONG_CODE = [
     ("train.model = @mine.no_model", ["mine.py:17", "returned NoneType"]),
     ("train.model = @mine.frozen_model", ["no trainable variables"]),
     ("train.model = @mine.layer_that_raises", ["do not fit the data", "the shape of the Lambda's output"]),
-    ("train.model = @mine.modle_of_rows", ["'modle_of_rows'", "Did you mean 'model_of_rows'"]),
     ("supervised.Supervised.loss = @mine.loss_that_raises", ["KeyError: 'b'", "mine.py:24, in loss_that_raises"]),
     (
         "train.train_data = @mine.data_that_raises",
@@ -299,7 +289,6 @@ WRONG_CODE = [
 WRONG_DIRECTORIES = [
     ("mine.py/run", ["mine.py", "is a file", "Choose another run directory"]),
     ("/proc/run", ["'/proc/run' cannot be written", "Choose another run directory"]),
-    ("s3://bucket/run", ["'s3://bucket/run'", "gs://BUCKET/DIRECTORY"]),
 ]
 REFUSED = [
     *WRONG_FLAGS,

@@ -127,7 +127,6 @@ MISTAKES = [
     (["checkpoint", "list", "nowhere"], "There is no directory 'nowhere'"),
     (["checkpoint", "list", "runs", "--verfy"], r"verify \?"),
     (["checkpoint", "verify", "runs"], r"Write: tfdist checkpoint list RUN_DIR \[--verify\]"),
-    (["checkpoint", "list", "s3://bucket/run"], "'s3:/'"),
     (["report"], "No run given. Write, for example: tfdist report runs/digits"),
     (["report", "nowhere"], "'nowhere' holds no run: there is no run.json"),
     (["report", "s3://bucket/run"], "it takes local paths and gs://BUCKET/DIRECTORY"),

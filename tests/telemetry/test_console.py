@@ -64,12 +64,6 @@ def test_a_terminal_shows_a_bar_and_keeps_the_lines_of_epochs() -> None:
     assert shown.index("\x1b[?25l") < shown.rindex("\x1b[?25h") < shown.rindex("done")
 
 
-def test_warnings_reach_a_standard_error_that_is_not_the_terminal_as_plain_text() -> None:
-    shown, told = _run_on_terminal(has_own_stderr=True)
-    assert told == "warning: A [bold] claim.\n"
-    assert "warning" not in shown
-
-
 @pytest.mark.parametrize("command", ["tfdist", "tfdist.main", "tfdist.launch", "tfdist checkpoint", "tfdist.doctor"])
 def test_every_command_shows_errors_in_red_on_a_terminal_that_has_colors(command: str) -> None:
     arguments = ("-m", *command.split(), "--there_is_no_such_flag")
@@ -147,22 +141,6 @@ def test_a_long_epoch_gets_a_line_in_ten_seconds_with_the_time_left_and_lines_ar
         "epoch   9/100  step   90  loss 1.5000 | 1.0 s  9 examples/s",
         "epoch  99/100  step  990  loss 1.5000 | 1.0 s",
     ]
-
-
-@pytest.mark.parametrize("make", [PlainConsole, ProgressBarConsole])
-def test_thousands_of_short_epochs_get_a_line_in_five_seconds_and_the_first_and_last_always(
-    make: type[PlainConsole] | type[ProgressBarConsole],
-) -> None:
-    clock, stdout, stderr = _Clock(), io.StringIO(), io.StringIO()
-    console = make(stdout, stderr, clock=clock)
-    console.start(TrainingPlan(total_epochs=2000, steps_per_epoch=1))
-    for epoch in range(1, 2001):
-        clock.now = 0.01 * epoch
-        console.end_epoch(EpochSummary(step=epoch, epoch=epoch, metrics={}, seconds=0.01, examples_per_second=9))
-        console.message(f"trouble in epoch {epoch}", "warning")
-    console.close()
-    assert _epochs_in(stdout) == [1, 501, 1001, 1501, 2000]
-    assert len(stderr.getvalue().splitlines()) == 2000
 
 
 @pytest.mark.parametrize("make", [PlainConsole, ProgressBarConsole])

@@ -40,25 +40,6 @@ class Slow(Source):
         return gather
 
 
-class Recorder:
-    """Takes the events of `WaitTimes`: the step and the details."""
-
-    def __init__(self) -> None:
-        self.epochs: list[tuple[int, dict[str, Any]]] = []
-        self.warnings: list[tuple[int, dict[str, Any]]] = []
-
-    def info(self, event: str, *, step: int, **details: Any) -> None:
-        assert event == "input_wait"
-        self.epochs.append((step, details))
-
-    def warning(self, event: str, *, step: int, **details: Any) -> None:
-        assert event == "input_bound"
-        self.warnings.append((step, details))
-
-
-# Steps that compute a while with a batch that is there, on the only thread that the process has for operations.
-
-
 @pytest.mark.slow
 def test_a_run_that_waits_tells_each_epochs_share_and_warns_once_with_the_cure(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
