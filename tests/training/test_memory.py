@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 import support
 from equivalence.runs import assert_close
+from training.trainings import run
+
+from tfdist.errors import UserError
 
 pytestmark = pytest.mark.slow
 
@@ -78,3 +81,8 @@ def test_of_two_workers_one_is_short_of_memory(tmp_path: pathlib.Path, fitting: 
 def test_without_auto_the_run_ends_with_advice(tmp_path: pathlib.Path) -> None:
     failed = trained(tmp_path / "run", "one_device", "1", MEGABYTES, "1")
     assert failed.status == 3 and "Write train.num_microbatches = 'auto'" in failed.stderr
+
+
+def test_a_number_that_is_none_is_one_message(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UserError, match="num_microbatches is 'many'; write a whole number of at least 1, or 'auto'"):
+        run(tmp_path, num_microbatches="many")
