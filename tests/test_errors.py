@@ -26,7 +26,6 @@ from tfdist.errors import (
     UserError,
     build_user_error,
     exit_status_of_error,
-    suggest,
 )
 from tfdist.strategies import failure_report
 
@@ -58,11 +57,6 @@ def test_an_error_that_is_raised_from_itself_ends() -> None:
     one.__cause__, other.__cause__ = other, one
     assert exit_status_of_error(one) == EXIT_USER_ERROR
     assert find_error_id(one) == "user-error"
-
-
-def test_a_suggestion_knows_initials_and_names_a_near_one_once() -> None:
-    assert suggest("lr", ["beta_1", "learning_rate", "lora_rank"]).startswith(" Did you mean 'learning_rate'")
-    assert suggest("epoch", ["epochs", "steps", "epochs"]) == " Did you mean 'epochs'?"
 
 
 @pytest.mark.parametrize(

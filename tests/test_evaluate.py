@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gcs.server import GcsServer
 from support import REPOSITORY, Finished, run_python
 
-from tfdist import main as command
 from tfdist.storage import files
 
 DIGITS = "--gin_file=configs/experiments/digits.gin"
@@ -72,12 +69,6 @@ def test_each_checkpoint_is_evaluated_to_what_the_training_found_there(saved: Pa
     assert "best val_accuracy" in evaluate(saved, "evaluate.weights = 'best'").stdout
 
 
-def test_other_data_and_another_strategy_may_be_given(saved: Path, evaluate: Evaluate) -> None:
-    data = "evaluate.data = @train/sklearn_sets.load_digits"
-    evaluate(saved, "evaluate.weights = 'last'", data, "evaluate.precision = 'float32'").check()
-    assert evaluation_of(saved)["evaluated"]["num_examples"] == 1437
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -98,52 +89,6 @@ def test_weights_that_are_not_there_are_told_with_those_that_are(
     ended = evaluate(saved, *settings)
     assert ended.status == 2 and ended.stderr.startswith("error: ") and "Traceback" not in ended.stderr
     assert all(word in ended.stderr for word in words), ended
-
-
-def test_a_directory_without_a_run_is_told(evaluate: Evaluate, tmp_path: Path) -> None:
-    ended = evaluate("nothing")
-    assert ended.status == 2 and "'nothing' holds no run: there is no nothing/config.gin" in ended.stderr
-    assert not (tmp_path / "nothing").exists()
-
-
-@pytest.mark.slow
-def test_an_experiment_that_says_nothing_of_evaluation_is_evaluated_as_it_was_trained(
-    evaluate: Evaluate, tmp_path: Path
-) -> None:
-    (tmp_path / "own.py").write_text(
-        "import keras, numpy as np\n"
-        "def data(n=20): return np.ones((n, 4), np.float32), np.zeros(n, np.float32)\n"
-        "def model():\n"
-        "    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])\n"
-        "    model.compile('sgd', 'mse')\n"
-        "    return model\n"
-    )
-    lines = ["import own", "from tfdist.strategies import one_device", "train.strategy = @one_device.OneDevice()"]
-    lines += ["train.model = @own.model", "train.train_data = @own.data", "train.eval_data = @own.data"]
-    lines += ["train.global_batch_size = 8", "train.epochs = 1"]
-    (tmp_path / "own.gin").write_text("\n".join(lines))
-    assert command.main(["--gin_file=own.gin", "--run_dir=run"]) == 0
-    evaluate("run").check()
-    found = evaluation_of(tmp_path / "run")
-    result = json.loads((tmp_path / "run/result.json").read_text())
-    assert found["loss"] == pytest.approx(result["eval_metrics"]["loss"])
-    assert found["evaluated"] | {"weights": "", "data": ""} == {
-        "weights": "",
-        "step": None,
-        "data": "",
-        "num_examples": 20,
-        "strategy": "one_device",
-        "num_replicas": 1,
-    }
-
-
-@pytest.mark.slow
-def test_a_run_in_a_bucket_is_evaluated(evaluate: Evaluate, gcs: GcsServer) -> None:
-    settings = params(*EPOCHS, "train.stop_after_epochs = 1")
-    os.chdir(REPOSITORY)
-    assert command.main([DIGITS, *settings, "--run_dir=gs://bucket/run"]) == 0
-    evaluate("gs://bucket/run", "evaluate.weights = 'last'").check()
-    assert evaluation_of("gs://bucket/run")["evaluated"]["step"] == 23
 
 
 @pytest.mark.slow

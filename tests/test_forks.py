@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 
@@ -41,15 +40,3 @@ def test_a_forked_process_sees_what_a_started_one_does(
     told, _, status = seen[1]
     assert (status, told["parent"], told["leads"], told["directory"]) == (7, os.getpid(), session, str(tmp_path))
     assert told["command"][1:] == [*command, "--flag=1"] and told["mark"] == ["TFDIST_TEST_MARK=m"]
-
-
-@pytest.mark.slow
-def test_a_forked_process_is_killed_and_reaped_like_any_child() -> None:
-    process = forks.Popen(
-        [sys.executable, str(PROGRAM), "wait"], env=support.clean_environment(), stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None and process.stdout.readline()
-    assert process.poll() is None
-    process.kill()
-    assert process.wait(timeout=60) == -signal.SIGKILL
-    process.stdout.close()

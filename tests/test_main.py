@@ -67,9 +67,6 @@ def data_that_raises():
 def labels_out_of_range():
     return np.zeros((50, 8, 8, 1), np.float32), np.arange(50)
 
-def uneven_arrays():
-    return np.zeros((5, 8, 8, 1)), np.zeros(4)
-
 class CallbackThatRaises(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         raise RuntimeError("the callback's own words")
@@ -207,15 +204,11 @@ WRONG_FLAGS = [
     ([DIGITS, "--gin_params=train.epochs = 1"], ["'gin_params'", "Did you mean: gin_param ?"]),
     ([DIGITS, "--run-dir=x"], ["'run-dir'", "Did you mean: run_dir ?"]),
     ([DIGITS, "-x"], ["command line flag 'x'", "--help lists the flags"]),
-    (["configs/experiments/digits.gin"], ["Write --gin_file=configs/experiments/digits.gin"]),
     ([DIGITS, "--gin_param=train.epochs", "=", "3"], ["'= 3'", "quotes", "--gin_param='train.epochs = 3'"]),
-    ([DIGITS, "--run_dir="], ["--run_dir= is empty", "leave --run_dir out"]),
     ([DIGITS, "--gin_param=train.seed = 1  # \udcff"], ["no text in UTF-8"]),
     (["--gin_file="], ["is empty"]),
-    (["--gin_file=configs/experiments/digit.gin"], ["'configs/experiments/digits.gin'"]),
     (["--gin_file=nothing.gin"], ["'nothing.gin'", "Looked for it in", " [missing-file]\n"]),
     ([f"--gin_file={CONFIGS}"], ["is a directory"]),
-    ([DIGITS, "--run_dir=runs/a\nrm -r x"], ["runs/a\\nrm -r x' has characters that cannot be printed"]),
 ]
 WRONG_SETTINGS = [
     ("train.epoch = 3", ["train.epoch = 3", "Did you mean 'epochs'? [unknown-setting]\n"]),
@@ -224,20 +217,15 @@ WRONG_SETTINGS = [
     ("train.epochs = 0", ["train.epochs is 0", "at least 1", " [wrong-value]\n"]),
     ("train.precision = 'bfloat'", ["train.precision is 'bfloat'", "'float32'", "Did you mean 'bfloat16'"]),
     ("train.xla = True", ["train.xla is True", "'auto', 'off', 'pass', 'update', 'on'"]),
-    ("train.num_microbatches = 65", ["global_batch_size = 64", "65 microbatches", "multiple of 65"]),
     ("train.model = 'convnet'", ["train.model is 'convnet'", "without parentheses"]),
     ("train.eval_data = @keras.losses.Huber()", ["train.eval_data is a Huber", "without arguments"]),
     ("train.model = @convnet.build_convnet()", ["@convnet.build_convnet()", "without parentheses"]),
-    ("train.optimizer = 'adm'", ["train.optimizer is 'adm'", "Did you mean 'adam'"]),
     ("keras.optimizers.Adam.learning_rate = 'high'", ["keras.optimizers.Adam()", "learning_rate = 'high'"]),
     ("train.train_data = @train/sklearn_sets.load_digits()", ["train.train_data is a tuple", "without parenthes"]),
     ("train/sklearn_sets.load_digits.split = 'tran'", ["'tran'", "Did you mean 'train'?"]),
     ("train.task = @supervised.Supervised", ["train.task is the class Supervised", "with parentheses"]),
     ("train.strategy = 'mirrored'", ["train.strategy is 'mirrored'", "@mirrored.Mirrored()"]),
     ("supervised.Supervised.metrics = ['acuracy']", ["metrics holds 'acuracy'", "Did you mean 'accuracy'"]),
-    ("supervised.Supervised.loss = 'msee'", ["loss is 'msee'", "Did you mean 'mse'"]),
-    ("train.callbacks = [@keras.callbacks.EarlyStopping]", ["class EarlyStopping", "with parentheses"]),
-    ("train.callbacks = @keras.callbacks.EarlyStopping()", ["train.callbacks is", "write a list"]),
     ("train.callbacks = [@keras.callbacks.BackupAndRestore()]", ["backup_dir"]),
     ("convnet.build_convnet.filters = (8, 8, 8, 8, 8)", ["convnet.build_convnet()", "filters = (8, 8, 8, 8, 8)"]),
     (
@@ -246,9 +234,7 @@ WRONG_SETTINGS = [
     ),
 ]
 WRONG_STRATEGIES = [
-    ("mirrored", "mirrored.Mirrored.num_cpu_device = 2", ["'num_cpu_device'", "Did you mean 'num_cpu_devices'?"]),
     ("mirrored", "mirrored.Mirrored.num_cpu_devices = -1", ["num_cpu_devices is -1"]),
-    ("mirrored", "mirrored.Mirrored.num_cpu_devices = 'two'", ["num_cpu_devices is 'two'", "whole number"]),
     (
         "mirrored",
         "mirrored.Mirrored.num_cpu_devices = 0",
@@ -278,28 +264,25 @@ WRONG_CODE = [
     ("train.model = @mine.no_model", ["mine.py:17", "returned NoneType"]),
     ("train.model = @mine.frozen_model", ["no trainable variables"]),
     ("train.model = @mine.layer_that_raises", ["do not fit the data", "the shape of the Lambda's output"]),
-    ("train.model = @mine.modle_of_rows", ["'modle_of_rows'", "Did you mean 'model_of_rows'"]),
     ("supervised.Supervised.loss = @mine.loss_that_raises", ["KeyError: 'b'", "mine.py:24, in loss_that_raises"]),
     (
         "train.train_data = @mine.data_that_raises",
         ["FileNotFoundError", "no/such/file.npy", "mine.py:27", "\n    [code-failure]\n"],
     ),
     ("train.train_data = @mine.data_that_exits", ["data_that_exits() failed: SystemExit: 3"]),
-    ("train.train_data = @mine.uneven_arrays", ["same number of examples", "[4, 5]"]),
     (
         "train.train_data = @mine.labels_out_of_range",
         ["Example 10 of the training data has the label 10", "0 … 9", " [labels-out-of-range]\n"],
     ),
     (
         "train.train_data = @mine.raising_generator",
-        ["code failed: KeyError: 'no such image'\n    mine.py:95, in <genexpr>"],
+        ["code failed: KeyError: 'no such image'\n    mine.py:92, in <genexpr>"],
     ),
     ("train.train_data = @mine.generator_without_shapes", ["does not say the shapes", "output_signature"]),
 ]
 WRONG_DIRECTORIES = [
     ("mine.py/run", ["mine.py", "is a file", "Choose another run directory"]),
     ("/proc/run", ["'/proc/run' cannot be written", "Choose another run directory"]),
-    ("s3://bucket/run", ["'s3://bucket/run'", "gs://BUCKET/DIRECTORY"]),
 ]
 REFUSED = [
     *WRONG_FLAGS,
@@ -315,24 +298,6 @@ def test_what_is_wrong_is_one_message_before_training(
     answer: Callable[..., Finished], arguments: list[str], words: list[str]
 ) -> None:
     check_refused(answer(*arguments), *words)
-
-
-def test_what_can_be_seen_in_the_settings_alone_leaves_no_run_directory(
-    answer: Callable[..., Finished], tmp_path: Path
-) -> None:
-    refused = answer(DIGITS, param("train.epochs = 0"), "--run_dir=run")
-    check_refused(refused)
-    assert not refused.stdout and not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_batch_that_the_replicas_cannot_share_is_told(answer: Callable[..., Finished]) -> None:
-    settings = [param("mirrored.Mirrored.num_cpu_devices = 8"), param("train.global_batch_size = 4")]
-    refused = answer(DIGITS, strategy("mirrored"), *settings, "--mode=validate")
-    check_refused(refused, "global_batch_size = 4", "8 replicas", "multiple of 8")
-    settings = [param("mirrored.Mirrored.num_cpu_devices = 3"), param("train.global_batch_size = 2")]
-    args = ["-m", "tfdist.main", DIGITS, strategy("mirrored"), *settings, "--run_dir=run"]
-    check_refused(run_python(args, cwd=os.getcwd()), "global_batch_size = 2", "3 replicas", "multiple of 3")
 
 
 # Files, directories, environment
@@ -514,16 +479,16 @@ def test_values_that_are_not_finite_are_told_by_validate(
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("train.callbacks = [@mine.CallbackThatRaises()]", ["CallbackThatRaises, in on_train_begin", "mine.py:37"]),
+        ("train.callbacks = [@mine.CallbackThatRaises()]", ["CallbackThatRaises, in on_train_begin", "mine.py:34"]),
         (
             "keras.optimizers.Adam.learning_rate = @mine.ScheduleThatRaises()",
-            ["the schedule's own words", "mine.py:41"],
+            ["the schedule's own words", "mine.py:38"],
         ),
         ("train.train_data = @mine.unseen_labels_out_of_range", ["label value of 49", "valid range of [0, 10)"]),
         ("train.train_data = @mine.refusing_dataset", ["input pipeline failed: the logarithm : Tensor had Inf"]),
         (
             "train.train_data = @mine.raising_dataset",
-            ["Your code failed: KeyError: 'no such image'", "mine.py:80, in key_error"],
+            ["Your code failed: KeyError: 'no such image'", "mine.py:77, in key_error"],
         ),
         ("supervised.Supervised.loss = 'mse'", ["cannot compute on these examples", "[64] vs. [64,10]"]),
     ],
@@ -573,21 +538,6 @@ def test_a_bug_of_tfdist_keeps_its_traceback_and_the_users_own_has_one_by_verbos
     monkeypatch.setattr(assembly, "build_step", fail)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         answer(DIGITS, "--run_dir=run")
-
-
-@pytest.mark.slow
-def test_divergence_has_a_status_of_its_own(answer: Callable[..., Finished]) -> None:
-    told = answer(DIGITS, param("keras.optimizers.Adam.learning_rate = 1e30"), "--run_dir=run")
-    assert told.status == 3 and told.stderr.startswith("error: Training diverged")
-    assert told.stderr.endswith(" [not-a-number]\n")
-
-
-def test_ctrl_c_ends_without_a_traceback(answer: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*args: object, **kwargs: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "load_roots", interrupt)
-    assert answer(DIGITS) == Finished(130, "", "interrupted\n")
 
 
 @pytest.mark.slow
@@ -668,15 +618,6 @@ def test_validate_shows_loss_and_outputs_and_notes_those_that_the_loss_does_not_
         line = r"first batch of the training data: loss \d+\.\d+; outputs float32\[8, 10\], -?\d\S* … \d\S*"
         assert re.search(f"^{line}$", shown, re.MULTILINE), shown
         assert note in shown if note else "note: the outputs" not in shown
-
-
-@pytest.mark.slow
-def test_validate_says_where_each_setting_comes_from_and_what_it_overrides(answer: Callable[..., Finished]) -> None:
-    lines = answer(DIGITS, param("train.epochs = 3"), "--mode=validate").stdout.splitlines()
-    at = next(i for i, line in enumerate(lines) if "train.epochs" in line)
-    assert "= 3" in lines[at] and lines[at].endswith("--gin_param 'train.epochs = 3'")
-    assert re.search(r"overrides 12 of .*configs/experiments/digits\.gin:\d+$", lines[at + 1])
-    assert any("train.model" in line and "configs/models/convnet.gin:" in line for line in lines)
 
 
 @pytest.mark.slow
@@ -768,13 +709,3 @@ def test_a_finished_run_is_not_trained_over(trained: tuple[Path, Finished], answ
     assert f"{run_dir} holds this run, and it is finished" in again.stdout
     assert "epoch " not in again.stdout
     assert contents() == before
-
-
-def test_another_experiments_directory_is_refused_with_what_differs(
-    trained: tuple[Path, Finished], answer: Callable[..., Finished]
-) -> None:
-    run_dir, _ = trained
-    other = answer(DIGITS, param("train.seed = 5"), param("train.deterministic = True"), f"--run_dir={run_dir}")
-    check_refused(other, f"{run_dir} holds another experiment, at step 276", "train.seed: the default there, 5 here")
-    check_refused(other, "another --run_dir", "train.accept_changes = True", "\n    [another-experiment]\n")
-    assert other.stderr.count(" there, ") == 1

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import re
 import shlex
-import shutil
 import socket
 import subprocess
-import sys
-from collections.abc import Sequence
-from concurrent import futures
 
 import pytest
 import support
@@ -128,6 +123,10 @@ MISTAKES = [
     (["completion", "fish"], "Received 'fish'"),
     (["checkpoint"], "Write: tfdist checkpoint list RUN_DIR"),
     (["checkpoint", "lst", "x"], "Did you mean 'list'"),
+    (["checkpoint", "list"], "RUN_DIR"),
+    (["checkpoint", "list", "nowhere"], "There is no directory 'nowhere'"),
+    (["checkpoint", "list", "runs", "--verfy"], r"verify \?"),
+    (["checkpoint", "verify", "runs"], r"Write: tfdist checkpoint list RUN_DIR \[--verify\]"),
     (["report"], "No run given. Write, for example: tfdist report runs/digits"),
     (["report", "nowhere"], "'nowhere' holds no run: there is no run.json"),
     (["report", "s3://bucket/run"], "it takes local paths and gs://BUCKET/DIRECTORY"),
@@ -253,50 +252,6 @@ def test_a_script_and_a_verb_run_on_two_workers(what: list[str], tmp_path: pathl
         assert json.loads((tmp_path / "run" / "result.json").read_text())["num_workers"] == 2
     else:
         assert done.stdout.count("['--lr', '0.1', '--help']") == 2, done.stdout
-
-
-@pytest.fixture
-def namespaces() -> list[str]:
-    """Two network namespaces with a cable between them, as hosts 10.77.0.1 and 10.77.0.2."""
-    names = [f"tfdist-{os.getpid()}-{end}" for end in "ab"]
-    try:
-        for name in names:
-            subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"this machine makes no network namespaces: {error}")
-    return names
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["tf_config", pytest.param("horovod", marks=pytest.mark.horovod)])
-def test_the_same_line_on_each_host_makes_one_cluster(
-    launcher: str, namespaces: Sequence[str], tmp_path: pathlib.Path, request: pytest.FixtureRequest
-) -> None:
-    def ip(*arguments: str) -> None:
-        subprocess.run(["ip", *arguments], check=True)
-
-    for name in namespaces:
-        request.addfinalizer(lambda name=name: ip("netns", "del", name))  # type: ignore[misc]
-    ends = ["tfdist-a", "tfdist-b"]
-    ip("-n", namespaces[0], "link", "add", ends[0], "type", "veth", "peer", "name", ends[1], "netns", namespaces[1])
-    for index, (name, end) in enumerate(zip(namespaces, ends, strict=True)):
-        own = pathlib.Path("/etc/netns", name, "hosts")  # which `ip netns exec` puts in the place of /etc/hosts
-        request.addfinalizer(lambda own=own: shutil.rmtree(own.parent))  # type: ignore[misc]
-        own.parent.mkdir(parents=True)
-        own.write_text(f"127.0.0.1 localhost\n10.77.0.{index + 1} {os.uname().nodename}\n")
-        ip("-n", name, "addr", "add", f"10.77.0.{index + 1}/24", "dev", end)
-        ip("-n", name, "link", "set", end, "up")
-        ip("-n", name, "link", "set", "lo", "up")
-    launch = ["-m", "tfdist", "launch", "--hosts=10.77.0.1,10.77.0.2", f"--launcher={launcher}"]
-    line = [*launch, "train", DIGITS, "train.epochs=1", "--run_dir=run"]
-
-    def start(name: str) -> support.Finished:
-        return support.run_command(["ip", "netns", "exec", name, sys.executable, *line], cwd=tmp_path)
-
-    with futures.ThreadPoolExecutor() as threads:
-        for done in threads.map(start, reversed(namespaces)):
-            done.check()
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["num_workers"] == 2
 
 
 def test_settings_are_listed_by_name_and_as_a_gin_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import sys
 import pytest
 from support import REPOSITORY, clean_environment
 
-from tfdist.xla_cache import FLAG, FLAGS, NAME, keep_compiled, remove_unreadable
+from tfdist.xla_cache import FLAG, FLAGS, NAME, keep_compiled
 
 
 @pytest.mark.parametrize(
@@ -55,21 +55,6 @@ def test_the_cache_is_this_users_alone_and_nothing_that_others_may_have_written_
     with pytest.raises(PermissionError, match="a link to one"):
         keep_compiled(str(tmp_path), environment)
     assert not environment
-
-
-def test_only_an_error_of_tensorflows_removes_the_cache_and_only_once(tmp_path: pathlib.Path) -> None:
-    from tensorflow.errors import InternalError
-
-    for number, said in enumerate(
-        ("Failed to parse serialized CpuAotCompilationResult.", "Read less bytes than requested")
-    ):
-        run = tmp_path / str(number)
-        (run / NAME).mkdir(parents=True)
-        theirs = InternalError(None, None, said)
-        assert not remove_unreadable(ValueError("the serialized user"), str(run)) and (run / NAME).exists()
-        assert remove_unreadable(theirs, str(run)) and not (run / NAME).exists()
-        (run / NAME).mkdir()
-        assert not remove_unreadable(theirs, str(run))
 
 
 def train(run_dir: pathlib.Path, epochs: int) -> str:

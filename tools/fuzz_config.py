@@ -1,30 +1,31 @@
-"""Types wrong and odd command lines by the thousand, and checks that each is taken or refused as it should be.
+"""Writes wrong and odd experiments by the thousand, and checks that each is taken or refused as it should be.
 
     python tools/fuzz_config.py --seed=1 --count=1000
     python tools/fuzz_config.py --seed=1 --only=17       # one case, with all that it prints
 
-A case is a mutation of a shipped or a generated experiment: its text, a name, a value, its structure, its files, the
-flags, the environment. Each runs in a process of its own, forked from one that has TensorFlow imported, nearly all with
---mode=validate. Ends with 1 if one ended with a traceback, with another status than 0 or 2, with more than one message,
-or took a misspelling.
+A case is a mutation of a shipped experiment's text, an odd value of a setting, or a generated experiment. Each runs in
+a process of its own, forked from one that has TensorFlow imported, nearly all with --mode=validate. Ends with 1 if one
+ended with a traceback, with another status than 0 or 2, or with more than one message.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import os
 import pathlib
 import shlex
-import shutil
 import sys
 import tempfile
 import time
+from concurrent import futures
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent / part) for part in ("", "tests")]
 
-import support  # noqa: E402 (found only now)
-from fuzz import cases, runner  # noqa: E402
+import pytest  # noqa: E402 (found only now)
+import support  # noqa: E402
+from fuzz import cases  # noqa: E402
 
 HEADS = ("mutation of", "cases", "valid", "refused", "wrong")
 
@@ -68,42 +69,34 @@ def fuzz(
     seed: int, indices: range, *, at_once: int, seconds: float, shows: bool = False
 ) -> tuple[dict[str, collections.Counter[str]], list[int]]:
     """Runs the cases, prints what is wrong; the counts by kind, and the numbers of the cases that are wrong."""
-    os.environ.update(support.clean_environment())
-    for name in [name for name in os.environ if name.startswith(support.CLUSTER_VARIABLES)]:
-        del os.environ[name]
-    runner.prepare()
-    made = [cases.make(seed, index) for index in indices]
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     wrong = []
-    root = pathlib.Path(tempfile.mkdtemp(prefix="tfdist-fuzz-"))
-    try:
-        commands = (write_case(case, root / str(index)) for index, case in zip(indices, made, strict=True))
-        for place, ending in runner.run_all(commands, at_once=at_once, seconds=seconds):
-            index, case = indices[place], made[place]
-            problems = cases.judge(case, ending.status, ending.stdout, ending.stderr)
-            counts[case.kind][{0: "valid", 2: "refused"}.get(ending.status, "other")] += 1
+    with futures.ThreadPoolExecutor(at_once) as threads:
+        made = [cases.make(seed, index) for index in indices]
+        for index, case, ended in zip(indices, made, threads.map(functools.partial(run, seconds), made), strict=True):
+            problems = cases.judge(case, ended)
+            counts[case.kind][{0: "valid", 2: "refused"}.get(ended.status, "other")] += 1
             counts[case.kind]["wrong"] += bool(problems)
             if problems:
                 wrong.append(index)
             if problems or shows:
-                print(f"case {index} ({case.kind}): {', '.join(problems) or 'as it should be'}; status {ending.status}")
-                print(f"    {shlex.join(case.arguments)} {case.environment or ''}"[:1500])
-                print("\n".join(f"    {line}" for line in (ending.stdout + ending.stderr).splitlines()[-12:])[:3000])
+                print(f"case {index} ({case.kind}): {', '.join(problems) or 'as it should be'}; status {ended.status}")
+                print(f"    {shlex.join(case.arguments)}"[:1500])
+                print("\n".join(f"    {line}" for line in (ended.stdout + ended.stderr).splitlines()[-12:])[:3000])
                 sys.stdout.flush()
-            shutil.rmtree(root / str(index), ignore_errors=True)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
     return counts, wrong
 
 
-def write_case(case: cases.Case, directory: pathlib.Path) -> runner.Command:
-    """The case's command, with its files in a directory of its own."""
-    directory.mkdir(parents=True)
-    for name, data in case.files.items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return runner.Command(case.arguments, directory, case.environment)
+def run(seconds: float, case: cases.Case) -> support.Finished:
+    """How a case ends that is run in a directory of its own; with status 137 where it took too long."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-fuzz-") as directory:
+        for name, data in case.files.items():
+            pathlib.Path(directory, name).write_bytes(data)
+        try:
+            command = ["-m", "tfdist.main", *case.arguments]
+            return support.run_python(command, cwd=directory, timeout=seconds / support.PATIENCE)
+        except pytest.fail.Exception as late:
+            return support.Finished(137, "", str(late))
 
 
 def report(counts: dict[str, collections.Counter[str]]) -> None:

@@ -77,29 +77,6 @@ def test_list_tells_unfinished_and_damaged_ones(run_dir: pathlib.Path, capsys: p
     assert "damaged: data-" in lines["20"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ([], "Received ''. Write: tfdist checkpoint list RUN_DIR"),
-        (["lst", "RUN"], "Did you mean 'list'?"),
-        (["list"], "RUN_DIR"),
-        (["list", "nowhere"], "There is no directory 'nowhere'"),
-        (["list", "RUN", "--verfy"], "verify ?"),
-        (["verify", "RUN"], "Write: tfdist checkpoint list RUN_DIR [--verify]"),
-        (["list", "s3://bucket/run"], "'s3:/'"),
-    ],
-)
-def test_what_is_wrong_is_one_message_and_status_2(
-    arguments: list[str], expected: str, run_dir: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert verbs.run(["checkpoint", *(str(run_dir) if each == "RUN" else each for each in arguments)]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("error: ")
-    assert captured.err.count("\n") == 1
-    assert expected in captured.err
-    assert steps(run_dir) == [10, 20, 30, 40]
-
-
 def test_the_command_does_not_import_tensorflow(run_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(

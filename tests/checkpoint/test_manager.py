@@ -91,21 +91,6 @@ def test_a_save_waits_while_the_one_before_is_being_written_and_says_so_if_that_
         assert_same(restore.load(entry.path), state_of(entry.step))
 
 
-def test_a_store_that_takes_several_files_at_once_gets_them(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is done for gs://, on a local directory: uploads by threads, and reads into memory instead of a mapping."""
-    monkeypatch.setattr(files, "is_remote", lambda path: True)
-    states = [State(step, {f"t{n}": np.full(1000, n + step) for n in range(20)}, {}) for step in (1, 2)]
-    manager = new_manager(tmp_path, on_error="stop")
-    for state in states:
-        manager.save(state)
-    manager.close()
-    for entry, state in zip(list_checkpoints(str(tmp_path)), states, strict=True):
-        assert len(entry.manifest.files) == 20
-        assert_same(restore.load(entry.path), state)
-
-
 def test_tensors_may_change_their_shapes_between_saves(tmp_path: pathlib.Path) -> None:
     manager = new_manager(tmp_path, keep_last=4)
     states = [state_of(step, num_items=num_items) for step, num_items in ((1, 50), (2, 60), (3, 50), (4, 0))]
@@ -275,31 +260,6 @@ def test_leftovers_of_a_crash_are_removed_at_the_start(tmp_path: pathlib.Path) -
     assert (tmp_path / "notes.txt").exists()
     assert steps(list_checkpoints(str(tmp_path))) == [1]
     assert listener.warnings == []
-
-
-def test_what_cannot_be_removed_is_told_and_tried_again(tmp_path: pathlib.Path) -> None:
-    listener = Listener()
-
-    class Keeping(faulty.Calls):
-        refuses = True
-
-        def rmdir(self, path: str) -> None:
-            if self.refuses:
-                raise OSError(errno.EACCES, "Permission denied", path)
-            os.rmdir(path)
-
-    keeping = Keeping()
-    with faulty.installed(keeping):
-        manager = new_manager(tmp_path, listener, keep_last=1, on_error="stop")
-        for step in (1, 2):
-            manager.save(state_of(step))
-            manager.wait()
-        assert "could not be removed: [Errno 13] Permission denied" in listener.warnings[0]
-        assert len(list_checkpoints(str(tmp_path))) == 2
-        keeping.refuses = False
-        manager.save(state_of(3))
-        manager.close()
-    assert steps(list_checkpoints(str(tmp_path))) == [3]
 
 
 def test_going_back_abandons_the_checkpoints_ahead(tmp_path: pathlib.Path) -> None:

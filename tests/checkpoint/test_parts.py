@@ -48,22 +48,6 @@ def test_a_checkpoint_is_there_once_all_parts_are(tmp_path: pathlib.Path) -> Non
     assert entry.path == found.path
 
 
-def test_the_notes_of_many_workers_are_read_several_at_once(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for index in range(1, 65):
-        Part(index, 65, "a1").note(str(tmp_path), {"index": index})
-    read, together = writer._read_note, threading.Barrier(8)
-
-    def waiting(path: str, name: str) -> dict[str, Any]:
-        together.wait(60)  # for seven others, which one after the other would never come
-        return read(path, name)
-
-    monkeypatch.setattr(writer, "_read_note", waiting)
-    notes = Part(0, 65, "a1").collect_notes(str(tmp_path), lambda: True)
-    assert [note["index"] for note in notes] == [*range(1, 65)]
-
-
 def test_of_a_worker_that_cannot_write_there_is_no_checkpoint(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

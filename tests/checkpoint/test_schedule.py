@@ -38,30 +38,6 @@ def test_checkpoints_are_made_where_they_are_due(
     assert found == saved
 
 
-def test_every_epochs_needs_the_length_of_an_epoch() -> None:
-    with pytest.raises(ValueError, match="steps_per_epoch"):
-        CheckpointSchedule(CheckpointPolicy(every_epochs=1), steps_per_epoch=None)
-
-
-@pytest.mark.parametrize(
-    ("settings", "step", "expected"),
-    [
-        ({"every_steps": 4}, 0, 4),
-        ({"every_steps": 4}, 4, 8),
-        ({"every_epochs": 1}, 13, 20),
-        ({"every_epochs": 2}, 13, 20),
-        ({"every_steps": 15, "every_epochs": 2}, 13, 15),
-        ({"every_steps": 15, "every_epochs": 2}, 15, 20),
-        ({"every_seconds": 3}, 13, None),
-        ({}, 13, None),
-    ],
-)
-def test_the_next_boundary_is_the_next_step_that_counts(
-    settings: dict[str, int], step: int, expected: int | None
-) -> None:
-    assert CheckpointSchedule(CheckpointPolicy(**settings), steps_per_epoch=10).next_boundary(step) == expected
-
-
 # The interval that is worked out
 
 

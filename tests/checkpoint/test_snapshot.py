@@ -66,20 +66,6 @@ def test_a_variable_is_updated_in_place_after_a_snapshot_of_it() -> None:
     pool.close()
 
 
-def test_mirrored_variables_are_read_without_a_collective() -> None:
-    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    with strategy.scope():
-        mirrored = tf.Variable([1.0, 2.0])
-        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
-        counter = tf.Variable(
-            4.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
-        )
-    found = view_arrays({"mirrored": mirrored, "kernel": model.variables[0], "counter": counter})
-    np.testing.assert_array_equal(found["mirrored"], [1.0, 2.0])
-    np.testing.assert_array_equal(found["kernel"], model.get_weights()[0])
-    assert found["counter"] == 4.0
-
-
 @pytest.mark.parametrize(
     ("raised", "told"),
     [(MemoryError(), "no room for a copy of 4,000 bytes"), (OSError("cannot map memory"), "cannot map memory")],

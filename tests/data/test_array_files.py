@@ -38,14 +38,6 @@ def test_npy_files_are_mapped_and_float64_rows_become_float32(written: dict[str,
     assert not whole.calls_python and "read whole" in whole.describe()[0]
 
 
-@pytest.mark.parametrize("kind", ["plain", "npy"])
-def test_text_becomes_utf_8_and_several_inputs_a_dict(written: dict[str, Any], kind: str) -> None:
-    source = ArrayFiles(written[kind], inputs=["name", "x"], targets="y")
-    (batch,) = global_batches(lambda: source, steps=1, seed=None)
-    assert batch[0][3] == "é3".encode()
-    assert set(source.structure[0]) == {"name", "x"}
-
-
 @pytest.mark.slow
 def test_mistakes_have_messages(written: dict[str, Any], tmp_path: pathlib.Path) -> None:
     (tmp_path / "broken.npz").write_bytes(b"PK nothing")

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from mistakes import each_is_refused
 
 from tfdist.data.sources.augment import Augmentation
 from tfdist.errors import UserError
@@ -86,25 +87,13 @@ def test_layers_compute_in_float32_whatever_the_models_precision() -> None:
         keras.config.set_dtype_policy("float32")
 
 
-def test_integer_images_keep_their_type() -> None:
-    structure = (tf.TensorSpec([None, SIZE, SIZE, 3], tf.uint8), STRUCTURE[1])
-    augment = Augmentation([lambda: keras.layers.RandomBrightness(0.5)], structure)
-    found, _ = augment((tf.constant(IMAGES.astype(np.uint8)), tf.range(EXAMPLES)), tf.constant(SEEDS))
-    assert found.dtype == tf.uint8
-
-
-@pytest.mark.parametrize(
-    ("builder", "message"),
-    [
-        (keras.layers.MixUp, "MixUp mixes the examples of a batch"),
-        (keras.layers.AugMix, "AugMix draws its operations once"),
-        (keras.layers.RandomRotation, "RandomRotation cannot be made.*factor"),
-        (lambda: 3, "list of builders of Keras layers.*gives int"),
-    ],
+test_layers_that_do_not_fit_are_refused = each_is_refused(
+    lambda builder: Augmentation([builder], STRUCTURE),
+    (keras.layers.MixUp, "MixUp mixes the examples of a batch"),
+    (keras.layers.AugMix, "AugMix draws its operations once"),
+    (keras.layers.RandomRotation, "RandomRotation cannot be made.*factor"),
+    (lambda: 3, "list of builders of Keras layers.*gives int"),
 )
-def test_layers_that_do_not_fit_are_refused(builder: object, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Augmentation([builder], STRUCTURE)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import support
 import tensorflow as tf
 from data.every_source import STEPS, XY, Squares
 from data_streams import global_batches
+from mistakes import call, each_is_refused
 from processes import Running
 
 from tfdist.data.sources import failures
@@ -34,30 +35,19 @@ def test_texts_images_and_nests_keep_their_types() -> None:
     assert [array.dtype for array in batch[:3]] == [bool, np.uint8, object] and batch[2][0] == "é".encode()
 
 
-def test_a_transform_is_given_batches() -> None:
-    source = IndexedSource(Squares(), transform=lambda nest: (nest[0] / 2, nest[1]))
-    (batch,) = global_batches(lambda: source, steps=1)
-    np.testing.assert_array_equal(batch[0][:, 0], batch[1] ** 2 / 2)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: as_source(Squares(0)), "Squares holds no examples"),
-        (lambda: as_source(Squares(fails_at=0)), r"Squares\[0\] failed: KeyError: 'no file for 0'"),
-        (lambda: IndexedSource(7), "IndexedSource.data is an object with __len__ and __getitem__.*received int"),
-        (lambda: IndexedSource(Squares(), columns=XY), "chooses among the keys of a dict.*Leave columns out"),
-        (lambda: IndexedSource([{"x": 1}], columns=XY), "has no column 'y'; it has .'x'."),
-        (lambda: IndexedSource([{"x": 1}], transforms={"x": abs}), "needs IndexedSource.columns"),
-        (lambda: IndexedSource(Squares(), num_threads=-1), "num_threads is -1"),
-        (lambda: IndexedSource(Squares(), num_threads=1, num_processes=1), "received both"),
-        (lambda: as_source([(None, 1)]), "Example 0 is or holds None"),
-        (lambda: as_source([(object(), 1)]), "Example 0 holds a object, which is no array"),
-    ],
+test_a_mistake_is_one_message = each_is_refused(
+    call,
+    (lambda: as_source(Squares(0)), "Squares holds no examples"),
+    (lambda: as_source(Squares(fails_at=0)), r"Squares\[0\] failed: KeyError: 'no file for 0'"),
+    (lambda: IndexedSource(7), "IndexedSource.data is an object with __len__ and __getitem__.*received int"),
+    (lambda: IndexedSource(Squares(), columns=XY), "chooses among the keys of a dict.*Leave columns out"),
+    (lambda: IndexedSource([{"x": 1}], columns=XY), "has no column 'y'; it has .'x'."),
+    (lambda: IndexedSource([{"x": 1}], transforms={"x": abs}), "needs IndexedSource.columns"),
+    (lambda: IndexedSource(Squares(), num_threads=-1), "num_threads is -1"),
+    (lambda: IndexedSource(Squares(), num_threads=1, num_processes=1), "received both"),
+    (lambda: as_source([(None, 1)]), "Example 0 is or holds None"),
+    (lambda: as_source([(object(), 1)]), "Example 0 holds a object, which is no array"),
 )
-def test_a_mistake_is_one_message(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make()
 
 
 @pytest.mark.parametrize(

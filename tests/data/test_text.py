@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from data_streams import global_batches, same
 
-from tfdist.data.text.text import TextLines, permute_by_length
+from tfdist.data.text.text import TextLines
 from tfdist.errors import UserError
 
 
@@ -40,13 +40,6 @@ def test_buckets_pad_less_than_a_third_as_much(tmp_path: pathlib.Path) -> None:
         words = sum(np.count_nonzero(each) for each in ids)
         for_each_word[bucket_batches] = sum(each.size for each in ids) / words - 1
     assert for_each_word[25] < for_each_word[0] / 3
-
-
-@pytest.mark.parametrize(("num_lines", "batch"), [(1000, 12), (997, 64), (40, 64), (129, 128)])
-def test_the_order_by_length_is_a_permutation(num_lines: int, batch: int) -> None:
-    lengths = np.random.default_rng(1).integers(1, 99, num_lines)
-    first, later = (permute_by_length(lengths, batch, 5, (3, epoch)).tolist() for epoch in (0, 7))
-    assert first != later and sorted(first) == sorted(later) == list(range(num_lines))
 
 
 def test_a_vocabulary_is_kept_with_the_run_and_serves_every_split(tmp_path: pathlib.Path) -> None:

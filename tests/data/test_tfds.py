@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from data_streams import global_batches
+from mistakes import each_is_refused
 from support import REPOSITORY, run_python
 
 from tfdist.data.formats.tfds_source import build_decoder, load_tfds
 from tfdist.data.sources.columns import Columns
-from tfdist.data.sources.source import Order, Source
+from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
 
 pytest.importorskip("tensorflow_datasets")
@@ -55,19 +55,6 @@ def test_a_split_holds_what_tfds_finds_in_it(prepared: dict[str, str], file_form
     image, label = source.structure
     assert image == tf.TensorSpec([None, 8, 8, 1], tf.uint8) and label == tf.TensorSpec([None], tf.int64)
     assert sorted(epoch(source)) == theirs(prepared["tfrecord"], split)
-
-
-def test_columns_and_transforms(prepared: dict[str, str]) -> None:
-    source = load_tfds(
-        name="digits:1.0.0",
-        split="test",
-        data_dir=prepared["tfrecord"],
-        columns=Columns(inputs=["image"], targets="label"),
-        transforms={"image": lambda image: tf.cast(image, tf.float32) / 255},
-        transform=lambda nest: (nest[0]["image"], nest[1] % 2),
-    )
-    image, label = source.reader(Order(8, None))(tf.range(8, dtype=tf.int64), tf.constant(0, tf.int64))
-    assert image.dtype == tf.float32 and float(tf.reduce_max(image)) == 1.0 and int(tf.reduce_max(label)) == 1
 
 
 def test_features_of_every_kind_decode_as_tfds_decodes_them(tmp_path: pathlib.Path) -> None:
@@ -126,20 +113,17 @@ def test_prepared_data_is_read_without_a_network_attempt(prepared: dict[str, str
 # What is wrong
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"name": "digitz"}, "'digitz' is not prepared in .*Did you mean 'digits'"),
-        ({"name": "9!!"}, "no name of a TensorFlow data set"),
-        ({"split": "tran"}, "no split 'tran'; it has .*Did you mean 'train'"),
-        ({"split": "train[:"}, "no split 'train.:'"),
-        ({"split": "train[:0]"}, "holds no examples"),
-        ({"columns": Columns(inputs="picture", targets="label")}, "no column 'picture'"),
-    ],
+test_wrong_settings_give_one_message = each_is_refused(
+    lambda settings, prepared: load_tfds(
+        **{"name": "digits", "split": "train", "data_dir": prepared["tfrecord"]} | settings
+    ),
+    ({"name": "digitz"}, "'digitz' is not prepared in .*Did you mean 'digits'"),
+    ({"name": "9!!"}, "no name of a TensorFlow data set"),
+    ({"split": "tran"}, "no split 'tran'; it has .*Did you mean 'train'"),
+    ({"split": "train[:"}, "no split 'train.:'"),
+    ({"split": "train[:0]"}, "holds no examples"),
+    ({"columns": Columns(inputs="picture", targets="label")}, "no column 'picture'"),
 )
-def test_wrong_settings_give_one_message(prepared: dict[str, str], settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        load_tfds(**{"name": "digits", "split": "train", "data_dir": prepared["tfrecord"]} | settings)
 
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from data_streams import global_batches
+from mistakes import each_is_refused
 from record_files_support import COLUMNS, FEATURES, example, write_numbered, write_records
 
 from tfdist import user_code
@@ -132,39 +133,28 @@ def test_every_kind_of_feature(tmp_path: pathlib.Path) -> None:
     assert x["image"][1].numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_describe_counts_files_records_and_bytes(tmp_path: pathlib.Path) -> None:
-    (line,) = numbered(write_numbered(tmp_path, [5, 0])).describe()
-    total = sum(path.stat().st_size for path in tmp_path.glob("part-*"))
-    assert line.startswith(f"2 files (1 empty), 5 records, {total:,} bytes")
-
-
 # What is wrong
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"files": "nowhere/*"}, r"No file matches 'nowhere/\*'"),
-        ({"files": []}, r"TFRecordSource\.files is \[\]; write a path"),
-        ({"features": {}}, "features is a dict"),
-        (
-            {"features": {"x": ("fixed", (2,), "float32")}},
-            r"is not a feature of tf\.io. Write @tf\.io\.FixedLenFeature",
-        ),
-        ({"features": {"x": tf.io.FixedLenFeature((2,), "int32")}}, "'int32'; records hold float32, int64, string"),
-        ({"features": {**FEATURES, "x": tf.io.FixedLenFeature("a", "float32")}}, "Failed to convert .* to a shape"),
-        (
-            {"features": {**FEATURES, "y": tf.io.FixedLenFeature((), "int64")}},
-            "Record 0 of .*Feature: y .*not be found",
-        ),
-        ({"features": {**FEATURES, "x": tf.io.FixedLenFeature((3,), "float32")}}, "features: Key: x.* Values size: 2"),
-        ({"features": {**FEATURES, "x": tf.io.VarLenFeature("int64")}}, "Key: x.*type: int64, Actual type: float"),
-        ({"columns": Columns(inputs="y", targets="number")}, "no column 'y'"),
-    ],
+test_wrong_settings_give_one_message = each_is_refused(
+    lambda settings, tmp_path: numbered(**{"files": write_numbered(tmp_path, [4])} | settings),
+    ({"files": "nowhere/*"}, r"No file matches 'nowhere/\*'"),
+    ({"files": []}, r"TFRecordSource\.files is \[\]; write a path"),
+    ({"features": {}}, "features is a dict"),
+    (
+        {"features": {"x": ("fixed", (2,), "float32")}},
+        r"is not a feature of tf\.io. Write @tf\.io\.FixedLenFeature",
+    ),
+    ({"features": {"x": tf.io.FixedLenFeature((2,), "int32")}}, "'int32'; records hold float32, int64, string"),
+    ({"features": {**FEATURES, "x": tf.io.FixedLenFeature("a", "float32")}}, "Failed to convert .* to a shape"),
+    (
+        {"features": {**FEATURES, "y": tf.io.FixedLenFeature((), "int64")}},
+        "Record 0 of .*Feature: y .*not be found",
+    ),
+    ({"features": {**FEATURES, "x": tf.io.FixedLenFeature((3,), "float32")}}, "features: Key: x.* Values size: 2"),
+    ({"features": {**FEATURES, "x": tf.io.VarLenFeature("int64")}}, "Key: x.*type: int64, Actual type: float"),
+    ({"columns": Columns(inputs="y", targets="number")}, "no column 'y'"),
 )
-def test_wrong_settings_give_one_message(tmp_path: pathlib.Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        numbered(**{"files": write_numbered(tmp_path, [4])} | settings)
 
 
 def packed(compression: str) -> Callable[[pathlib.Path], None]:
@@ -189,25 +179,17 @@ def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
 
 
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (packed("GZIP"), r"f is compressed, .* Unpack it once, or read it with tf\.data"),
-        (packed("ZLIB"), r"f is compressed, .* Unpack it once, or read it with tf\.data"),
-        (lambda path: path.write_text("not a record file at all"), "f is not a TFRecord file"),
-        (lambda path: path.touch(), "hold no records"),
-        (lambda path: path.mkdir(), "is a directory"),
-        (damaged(lambda data, size: data[:-1]), r"Record 3 of .*f is corrupt: it is cut short"),
-        (damaged(lambda data, size: data[:-9]), r"Record 3 of .*f is corrupt: it is cut short"),
-        (damaged(lambda data, size: flipped(data, 2 * size)), "Record 2 of .*f is corrupt: the checksum of its length"),
-    ],
+test_a_file_that_cannot_be_indexed_is_one_message = each_is_refused(
+    lambda write, tmp_path: (write(tmp_path / "f"), numbered(str(tmp_path / "f"))),
+    (packed("GZIP"), r"f is compressed, .* Unpack it once, or read it with tf\.data"),
+    (packed("ZLIB"), r"f is compressed, .* Unpack it once, or read it with tf\.data"),
+    (lambda path: path.write_text("not a record file at all"), "f is not a TFRecord file"),
+    (lambda path: path.touch(), "hold no records"),
+    (lambda path: path.mkdir(), "is a directory"),
+    (damaged(lambda data, size: data[:-1]), r"Record 3 of .*f is corrupt: it is cut short"),
+    (damaged(lambda data, size: data[:-9]), r"Record 3 of .*f is corrupt: it is cut short"),
+    (damaged(lambda data, size: flipped(data, 2 * size)), "Record 2 of .*f is corrupt: the checksum of its length"),
 )
-def test_a_file_that_cannot_be_indexed_is_one_message(
-    tmp_path: pathlib.Path, write: Callable[[pathlib.Path], None], message: str
-) -> None:
-    write(tmp_path / "f")
-    with pytest.raises(UserError, match=message):
-        numbered(str(tmp_path / "f"))
 
 
 def test_a_corrupt_record_is_named_by_file_and_number(tmp_path: pathlib.Path) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from data_streams import global_batches, same
+from mistakes import call, each_is_refused
 
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.source import Source
 from tfdist.data.text.token_windows import TokenWindows
 from tfdist.data.transforms.drawn import MaskedTokens, TwoViews
 from tfdist.data.transforms.mixing import CutMix, MixUp
-from tfdist.errors import UserError
 
 N, BATCH = 22, 8
 IMAGES = np.random.default_rng(0).uniform(0.1, 1.0, (N, 6, 6, 1)).astype(np.float32)
@@ -120,24 +120,18 @@ def counted() -> tuple[np.ndarray, np.ndarray]:
     return np.zeros((4, 3), np.int32), np.zeros(4, np.int32)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: MixUp(images, alpha=0.0), "MixUp.alpha is 0.0"),
-        (lambda: MixUp(images, num_classes=1), "MixUp.num_classes is 1"),
-        (lambda: MixUp(images).structure, "Write MixUp.num_classes"),
-        (lambda: MixUp(counted).structure, "Cast it"),
-        (lambda: MixUp(lambda: IMAGES).structure, "takes examples (x, y)"),
-        (lambda: CutMix(lambda: (IMAGES[:, 0, 0], LABELS), num_classes=4).structure, "CutMix takes images"),
-        (lambda: MixUp(lambda: tf.data.Dataset.from_tensor_slices(images())), "use Dataset.map"),
-        (lambda: TwoViews(images, augmentation=[]), "TwoViews.augmentation is empty"),
-        (lambda: MaskedTokens(lambda: TOKENS, mask_token=1, vocabulary_size=30, rate=1.5), "MaskedTokens.rate is 1.5"),
-        (lambda: MaskedTokens(images, mask_token=1, vocabulary_size=9).structure, "takes whole numbers [n, length]"),
-        (lambda: TokenWindows(lambda: np.arange(4), length=4), "fewer than length + 1"),
-        (lambda: TokenWindows(lambda: TOKENS, length=4), "one row of whole numbers"),
-    ],
+test_what_does_not_fit_is_one_message = each_is_refused(
+    call,
+    (lambda: MixUp(images, alpha=0.0), "MixUp.alpha is 0.0"),
+    (lambda: MixUp(images, num_classes=1), "MixUp.num_classes is 1"),
+    (lambda: MixUp(images).structure, "Write MixUp.num_classes"),
+    (lambda: MixUp(counted).structure, "Cast it"),
+    (lambda: MixUp(lambda: IMAGES).structure, "takes examples (x, y)"),
+    (lambda: CutMix(lambda: (IMAGES[:, 0, 0], LABELS), num_classes=4).structure, "CutMix takes images"),
+    (lambda: MixUp(lambda: tf.data.Dataset.from_tensor_slices(images())), "use Dataset.map"),
+    (lambda: TwoViews(images, augmentation=[]), "TwoViews.augmentation is empty"),
+    (lambda: MaskedTokens(lambda: TOKENS, mask_token=1, vocabulary_size=30, rate=1.5), "MaskedTokens.rate is 1.5"),
+    (lambda: MaskedTokens(images, mask_token=1, vocabulary_size=9).structure, "takes whole numbers [n, length]"),
+    (lambda: TokenWindows(lambda: np.arange(4), length=4), "fewer than length + 1"),
+    (lambda: TokenWindows(lambda: TOKENS, length=4), "one row of whole numbers"),
 )
-def test_what_does_not_fit_is_one_message(make: Any, words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        make()
-    assert words in str(caught.value)

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from data.every_source import EXAMPLES, STEPS, by_epoch, pair, plain, shuffled
+from data.every_source import EXAMPLES, STEPS, pair, plain, shuffled
 from data_streams import column, global_batches, same
+from mistakes import each_is_refused
 
 from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
@@ -74,13 +75,6 @@ def test_a_function_shares_files_out_by_its_input_context(shards: list[str]) -> 
     assert same(global_batches(lambda: source, steps=2, first_step=5, num_workers=4), batches[5:7])
 
 
-def test_the_policy_that_is_told_is_the_one_that_is_used() -> None:
-    assert DatasetFunction(plain).has_same_batches
-    source = DatasetFunction(plain, policy="off")
-    assert not source.has_same_batches
-    assert "come more than once and others not at all" in source.describe()[0]
-
-
 def test_off_gives_every_worker_its_part_from_its_own_stream() -> None:
     found = global_batches(lambda: DatasetFunction(plain, policy="off"), steps=2, num_workers=2)
     assert [batch[1].tolist() for batch in found] == [[0, 1, 2, 3] * 2, [4, 5, 6, 7] * 2]
@@ -105,22 +99,6 @@ def test_what_draws_without_a_seed_takes_the_runs_for_any_workers_and_whatever_w
     assert same(first, global_batches(lambda: DatasetFunction(unseeded), steps=2 * STEPS, num_workers=2))
 
 
-def test_what_a_source_tells_of_resuming() -> None:
-    assert "from the first epoch on" in DatasetFunction(shuffled).describe()[0]
-    assert (
-        "made anew each epoch with its epoch; resumes by skipping in the epoch"
-        in DatasetFunction(by_epoch).describe()[0]
-    )
-
-
-def test_a_dataset_that_a_data_function_returns_is_taken_as_it_is() -> None:
-    source = as_source(plain())
-    assert source.num_examples == EXAMPLES
-    assert sorted(column(global_batches(lambda: source, steps=STEPS), 1)) == list(range(EXAMPLES))
-    again = as_source(shuffled)
-    assert same(global_batches(lambda: again, steps=STEPS), global_batches(lambda: again, steps=STEPS))
-
-
 def test_batches_are_recognized_and_taken_apart_when_asked() -> None:
     def batched() -> tf.data.Dataset:
         return plain().batch(4).prefetch(1)
@@ -133,19 +111,14 @@ def test_batches_are_recognized_and_taken_apart_when_asked() -> None:
     assert same(found, global_batches(lambda: DatasetFunction(plain), steps=STEPS))
 
 
-@pytest.mark.parametrize(
-    ("function", "settings", "message"),
-    [
-        (lambda: (1, 2), {}, "returns a tf.data.Dataset; received tuple"),
-        (lambda: tf.data.Dataset.range(3), {}, r"gives \(x, y\)"),
-        (plain, {"policy": "file"}, "write one of 'data', 'off'"),
-        (plain, {"num_examples": 0}, "num_examples is 0; write a whole number"),
-        (lambda: plain().ragged_batch(2), {}, "unbatch = True"),
-    ],
+test_mistakes_have_messages = each_is_refused(
+    lambda function, settings: DatasetFunction(function, **settings),
+    (lambda: (1, 2), {}, "returns a tf.data.Dataset; received tuple"),
+    (lambda: tf.data.Dataset.range(3), {}, r"gives \(x, y\)"),
+    (plain, {"policy": "file"}, "write one of 'data', 'off'"),
+    (plain, {"num_examples": 0}, "num_examples is 0; write a whole number"),
+    (lambda: plain().ragged_batch(2), {}, "unbatch = True"),
 )
-def test_mistakes_have_messages(function: Any, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        DatasetFunction(function, **settings)
 
 
 @pytest.mark.slow

@@ -1,17 +1,9 @@
-"""The private interfaces of Keras and TensorFlow that tfdist leans on, and whether the installed releases have them.
+"""The private interfaces of Keras and TensorFlow that tfdist leans on.
 
-Invariant: tfdist uses no others. test_private_interfaces.py reads the source for them, and fails for each that a new
-release does not have.
+Invariant: tfdist uses no others; test_private_interfaces.py reads the source for them.
 """
 
 from __future__ import annotations
-
-import importlib
-from collections.abc import Callable
-from typing import Any
-
-import keras
-import tensorflow as tf
 
 # Functions and classes by the module that has them, and what nothing public does.
 OF_MODULES = {
@@ -110,89 +102,4 @@ OF_OBJECTS = {
     "dataset": {"_inputs": "the parts of a user's tf.data pipeline"},
     "batched dataset": {"_batch_size": "how many examples a batch holds"},
     "graph": {"_get_function": "the bodies of loops and branches, for the plan of a step's memory"},
-}
-
-
-def missing() -> list[str]:
-    """The interfaces that are not there, each as OWNER.NAME."""
-    gone = []
-    for owner, names in OF_MODULES.items():
-        try:
-            module = importlib.import_module(owner)
-        except ImportError:
-            gone += [f"{owner}.{name}" for name in names]
-            continue
-        gone += [f"{owner}.{name}" for name in names if not hasattr(module, name)]
-    for owner, names in OF_OBJECTS.items():
-        try:
-            found = _SAMPLES[owner]()
-        except (ImportError, AttributeError):
-            gone += [f"{owner}.{name}" for name in names]
-            continue
-        gone += [f"{owner}.{name}" for name in names if not hasattr(found, name)]
-    return gone
-
-
-def _model() -> keras.Model:
-    x = keras.Input((2,))
-    y = keras.layers.Dense(1)(keras.layers.Dropout(0.5)(x))
-    model = keras.Model(x, y)
-    model.compile("sgd", "mse", metrics=["mae"])
-    return model
-
-
-def _optimizer() -> keras.optimizers.Optimizer:
-    optimizer = keras.optimizers.SGD(use_ema=True)
-    optimizer.build([keras.Variable(0.0)])
-    return optimizer
-
-
-def _context() -> Any:
-    from tensorflow.python.eager import context
-
-    return context.context()
-
-
-def _extended_strategy() -> Any:
-    from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
-
-    return CollectiveAllReduceExtended
-
-
-def _operations_across_devices() -> Any:
-    from tensorflow.python.distribute.collective_util import Options
-    from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
-    from tensorflow.python.distribute.cross_device_utils import CollectiveKeys
-
-    return CollectiveAllReduce(["CPU:0"], 1, Options(), collective_keys=CollectiveKeys())
-
-
-def _numbers() -> tf.data.Dataset:
-    return tf.data.Dataset.range(1)
-
-
-def _storage_client() -> Any:
-    from google.cloud import storage
-
-    return storage.Client.create_anonymous_client()
-
-
-_SAMPLES: dict[str, Callable[[], Any]] = {
-    "client of Cloud Storage": _storage_client,
-    "context": _context,
-    "graph": tf.Graph,
-    "layer": lambda: keras.layers.Dropout(0.5),
-    "normalization": keras.layers.BatchNormalization,
-    "symbol": lambda: keras.layers.Masking()(keras.Input((2, 1))),
-    "probabilities": lambda: keras.ops.softmax(tf.zeros((1, 2))),
-    "model": _model,
-    "metric of a function": lambda: keras.metrics.MeanMetricWrapper(keras.losses.mean_squared_error),
-    "optimizer": _optimizer,
-    "extended strategy": _extended_strategy,
-    "operations across devices": _operations_across_devices,
-    "launcher of collectives": lambda: _operations_across_devices()._launchers[0],
-    "variable": lambda: keras.Variable(0.0),
-    "tensorboard": keras.callbacks.TensorBoard,
-    "dataset": lambda: _numbers().take(1),
-    "batched dataset": lambda: _numbers().batch(1),
 }

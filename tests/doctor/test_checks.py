@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import support
 
-from tfdist.config import loading
-from tfdist.doctor import findings, machine, versions, worker_facts
+from tfdist.doctor import machine, versions, worker_facts
 from tfdist.doctor.findings import Finding
 
 FITTING = {
@@ -80,13 +79,6 @@ sys.exit(verbs.run(["doctor", "--run_dir={tmp_path / "run"}"]))
     assert re.search(r"^problem +devices +TensorFlow cannot be imported", told.stdout, re.MULTILINE)  # without wrapt
 
 
-def test_the_drivers_version_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "version"
-    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
-    assert versions.driver_version(file) == "535.104.05"
-    assert versions.driver_version(tmp_path / "none") is None
-
-
 def test_little_shared_memory_and_few_open_files_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "ENOUGH_SHARED_BYTES", 1 << 60)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
@@ -136,35 +128,3 @@ def test_workers_that_differ_are_told_apart() -> None:
     assert [e.level for e in worker_facts.compare(mine, mine | {"settings": None}, "worker 1")] == ["warning"]
     only_beside = mine | {"versions": {"tensorflow": "2.21.0"}}
     assert [e.level for e in worker_facts.compare(mine, only_beside, "worker 1")] == ["note"]
-
-
-def test_the_digest_of_the_code_follows_every_file(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("x = 1\n")
-    before = worker_facts.code_digest(tmp_path)
-    (tmp_path / "a.txt").write_text("no code")
-    assert worker_facts.code_digest(tmp_path) == before
-    (tmp_path / "a.py").rename(tmp_path / "b.py")
-    assert worker_facts.code_digest(tmp_path) != before
-
-
-def test_the_later_statement_of_a_setting_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(support.REPOSITORY)
-    digits = ["configs/experiments/digits.gin"]
-    before = loading.read_statements(gin_files=digits, gin_params=[])
-    assert before["train.epochs"] == "12" and "import supervised" in before
-    assert loading.read_statements(gin_files=digits, gin_params=["train.epochs = 12"]) == before
-    assert loading.read_statements(gin_files=digits, gin_params=["train.epochs = 13"])["train.epochs"] == "13"
-
-
-@pytest.mark.slow
-def test_findings_are_lines_that_say_why_and_what_to_do() -> None:
-    problem = Finding("problem", "ports", "taken\nby x", "It is needed.", "End x.")
-    found = [findings.ok_finding("machine", "good"), problem]
-    assert findings.format_finding(found[1]).splitlines() == [
-        "problem  ports     taken",
-        "                   by x",
-        "                   why: It is needed.",
-        "                   do:  End x.",
-    ]
-    assert findings.summary(found) == "a run would fail: ports (1 ok, 0 notes, 0 warnings, 1 problem)"
-    assert findings.exit_status(found) == 2 and findings.exit_status(found[:1]) == 0

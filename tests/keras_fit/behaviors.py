@@ -190,13 +190,6 @@ def ragged() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((rows, Y)).batch(5)
 
 
-def heads_of_one_name() -> keras.Model:
-    inputs, head = [keras.Input((2,)), keras.Input((2,))], keras.layers.Dense(1, name="head")
-    model = keras.Model(inputs, [head(each) for each in inputs])
-    model.compile("sgd", ["mse", "mae"])
-    return model
-
-
 def by_position() -> keras.Model:
     return compiled_as(keras.Sequential([keras.Input((4, 1)), keras.layers.Dense(3, activation="softmax")]))
 
@@ -886,19 +879,6 @@ mistake(
     validation_data=lambda: dataset().filter(lambda x, y: False),
 )
 mistake("steps_per_epoch = 0", "steps_per_epoch is 0", steps_per_epoch=0)
-mistake(
-    "a key of x that the model does not take",
-    r"takes 'left', 'right'. Leave 'also' out",
-    x={"also": HALVES[0], "left": HALVES[0], "right": HALVES[1]},
-    model=lambda: two_inputs(names=True),
-)
-mistake(
-    "two outputs of one name",
-    r"keras\.layers\.Identity\(name=",
-    x=list(HALVES),
-    y=[X[:, :1], X[:, :1]],
-    model=heads_of_one_name,
-)
 mistake("something that is no data", "Unrecognized data type", x=3, y=None)
 mistake(
     "a callback that monitors a metric of several numbers",

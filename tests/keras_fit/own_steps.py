@@ -37,6 +37,16 @@ class Stepped(keras.Model):
         super().__init__()
         self.loss_tracker = keras.metrics.Mean(name="loss")
 
+    def find_loss(self, data: Any) -> Any:
+        """The mean loss of a batch, where one gradient of it is all that a step needs."""
+        raise NotImplementedError
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = self.find_loss(data)
+        self.learn(loss, tape)
+        return self.track(loss)
+
     def learn(self, loss: Any, tape: tf.GradientTape, weights: Any = None, optimizer: Any = None) -> None:
         weights = self.trainable_weights if weights is None else weights
         (optimizer or self.optimizer).apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
@@ -71,12 +81,9 @@ class Clipped(Netted):
         super().__init__()
         self.error = keras.metrics.MeanAbsoluteError(name="error")
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def find_loss(self, data: Any) -> Any:
         x, y = data
-        with tf.GradientTape() as tape:
-            loss = ops.mean(ops.square(self(x, training=True) - y))
-        self.learn(loss, tape)
-        return self.track(loss)
+        return ops.mean(ops.square(self(x, training=True) - y))
 
     def test_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -152,17 +159,13 @@ class Autoencoder(Stepped):
         self.encoder, self.decoder = dense(8, 8), dense(8, 6)
         self.divergence = keras.metrics.Mean(name="divergence")
 
-    def train_step(self, data: Any) -> dict[str, Any]:
-        x = data
-        with tf.GradientTape() as tape:
-            mean, log_variance = ops.split(self.encoder(x), 2, axis=1)
-            noise = keras.random.normal(ops.shape(mean), seed=self.seeds)
-            rebuilt = self.decoder(mean + ops.exp(0.5 * log_variance) * noise)
-            divergence = -0.5 * ops.mean(1 + log_variance - ops.square(mean) - ops.exp(log_variance))
-            loss = ops.mean(ops.square(rebuilt - x)) + divergence
-        self.learn(loss, tape)
+    def find_loss(self, x: Any) -> Any:
+        mean, log_variance = ops.split(self.encoder(x), 2, axis=1)
+        noise = keras.random.normal(ops.shape(mean), seed=self.seeds)
+        rebuilt = self.decoder(mean + ops.exp(0.5 * log_variance) * noise)
+        divergence = -0.5 * ops.mean(1 + log_variance - ops.square(mean) - ops.exp(log_variance))
         self.divergence.update_state(divergence, sample_weight=tf.shape(x)[0])
-        return self.track(loss)
+        return ops.mean(ops.square(rebuilt - x)) + divergence
 
 
 class Diffusion(Stepped):
@@ -177,17 +180,17 @@ class Diffusion(Stepped):
         self.average.set_weights(self.net.get_weights())
         self.average.trainable = False
 
-    def train_step(self, data: Any) -> dict[str, Any]:
-        x = data
+    def find_loss(self, x: Any) -> Any:
         time = keras.random.uniform((ops.shape(x)[0], 1), seed=self.seeds)
         noise = keras.random.normal(ops.shape(x), seed=self.seeds)
-        with tf.GradientTape() as tape:
-            given = ops.sqrt(time) * x + ops.sqrt(1 - time) * noise
-            loss = ops.mean(ops.square(self.net(ops.concatenate([given, time], axis=1)) - noise))
-        self.learn(loss, tape, self.net.trainable_weights)
+        given = ops.sqrt(time) * x + ops.sqrt(1 - time) * noise
+        return ops.mean(ops.square(self.net(ops.concatenate([given, time], axis=1)) - noise))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        results = super().train_step(data)
         for average, weight in zip(self.average.weights, self.net.weights, strict=True):
             average.assign(0.9 * average + 0.1 * weight)
-        return self.track(loss)
+        return results
 
 
 class Distilled(keras.Model):
@@ -222,20 +225,17 @@ class Adversarial(Netted):
         self.accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
         self.distance = keras.metrics.RootMeanSquaredError(name="distance")
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def find_loss(self, data: Any) -> Any:
         x, y = data
-        with tf.GradientTape() as tape:
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                clean = keras.losses.sparse_categorical_crossentropy(y, self.net(x), from_logits=True)
-            moved = x + 0.1 * ops.sign(inner.gradient(clean, x))
-            outputs = self.net(moved)
-            attacked = keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
-            loss = ops.mean(clean) + ops.mean(attacked)
-        self.learn(loss, tape)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            clean = keras.losses.sparse_categorical_crossentropy(y, self.net(x), from_logits=True)
+        moved = x + 0.1 * ops.sign(inner.gradient(clean, x))
+        outputs = self.net(moved)
+        attacked = keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
         self.accuracy.update_state(y, outputs)
         self.distance.update_state(x, moved)
-        return self.track(loss)
+        return ops.mean(clean) + ops.mean(attacked)
 
 
 class MetaLearner(Stepped):
@@ -245,17 +245,14 @@ class MetaLearner(Stepped):
         super().__init__()
         self.kernel = self.add_weight(shape=(6, 2), name="kernel")
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def find_loss(self, data: Any) -> Any:
         x, y = data
-        with tf.GradientTape() as tape:
-            kernel = ops.broadcast_to(ops.convert_to_tensor(self.kernel), (tf.shape(x)[0], 6, 2))
-            with tf.GradientTape() as inner:
-                inner.watch(kernel)
-                support = ops.sum(ops.square(ops.einsum("ni,nio->no", x, kernel) - y))
-            adapted = kernel - 0.05 * inner.gradient(support, kernel)
-            loss = ops.mean(ops.square(ops.einsum("ni,nio->no", x[:, ::-1], adapted) - y))
-        self.learn(loss, tape)
-        return self.track(loss)
+        kernel = ops.broadcast_to(ops.convert_to_tensor(self.kernel), (tf.shape(x)[0], 6, 2))
+        with tf.GradientTape() as inner:
+            inner.watch(kernel)
+            support = ops.sum(ops.square(ops.einsum("ni,nio->no", x, kernel) - y))
+        adapted = kernel - 0.05 * inner.gradient(support, kernel)
+        return ops.mean(ops.square(ops.einsum("ni,nio->no", x[:, ::-1], adapted) - y))
 
 
 class MixtureDensity(Netted):
@@ -263,15 +260,12 @@ class MixtureDensity(Netted):
 
     units = 6
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def find_loss(self, data: Any) -> Any:
         x, y = data
-        with tf.GradientTape() as tape:
-            logits, means, scales = ops.split(self(x, training=True), 3, axis=1)
-            log_scales = ops.softplus(scales)
-            distances = ops.square((y[:, :1] - means) / ops.exp(log_scales))
-            loss = -ops.mean(ops.logsumexp(ops.log_softmax(logits) - 0.5 * distances - log_scales, axis=1))
-        self.learn(loss, tape)
-        return self.track(loss)
+        logits, means, scales = ops.split(self(x, training=True), 3, axis=1)
+        log_scales = ops.softplus(scales)
+        distances = ops.square((y[:, :1] - means) / ops.exp(log_scales))
+        return -ops.mean(ops.logsumexp(ops.log_softmax(logits) - 0.5 * distances - log_scales, axis=1))
 
 
 class Policy(Netted):
@@ -281,15 +275,16 @@ class Policy(Netted):
         super().__init__()
         self.baseline = self.add_weight(shape=(), initializer="zeros", trainable=False, name="baseline")
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def find_loss(self, data: Any) -> Any:
         states, (actions, rewards) = data
         advantage = rewards - self.baseline
-        with tf.GradientTape() as tape:
-            chosen = ops.sum(ops.one_hot(actions, 3) * ops.log_softmax(self(states, training=True)), axis=1)
-            loss = -ops.mean(chosen * advantage)
-        self.learn(loss, tape)
-        self.baseline.assign(0.9 * self.baseline + 0.1 * ops.mean(rewards))
-        return self.track(loss)
+        chosen = ops.sum(ops.one_hot(actions, 3) * ops.log_softmax(self(states, training=True)), axis=1)
+        return -ops.mean(chosen * advantage)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        results = super().train_step(data)
+        self.baseline.assign(0.9 * self.baseline + 0.1 * ops.mean(data[1][1]))
+        return results
 
 
 class MaskedTokens(Stepped):
@@ -302,13 +297,10 @@ class MaskedTokens(Stepped):
     def call(self, tokens: Any) -> Any:
         return self.head(layers.Flatten()(self.embedding(tokens)))
 
-    def train_step(self, tokens: Any) -> dict[str, Any]:
+    def find_loss(self, tokens: Any) -> Any:
         hidden = tokens * (1 - ops.one_hot(2, 5, dtype=tokens.dtype))
-        with tf.GradientTape() as tape:
-            logits = self(hidden, training=True)
-            loss = ops.mean(keras.losses.sparse_categorical_crossentropy(tokens[:, 2], logits, from_logits=True))
-        self.learn(loss, tape)
-        return self.track(loss)
+        logits = self(hidden, training=True)
+        return ops.mean(keras.losses.sparse_categorical_crossentropy(tokens[:, 2], logits, from_logits=True))
 
 
 class Speech(Stepped):
@@ -321,14 +313,11 @@ class Speech(Stepped):
     def call(self, x: Any) -> Any:
         return self.head(self.recurrent(x))
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def find_loss(self, data: Any) -> Any:
         x, labels = data
         rows = tf.shape(x)[0]
-        with tf.GradientTape() as tape:
-            logits = self(x, training=True)
-            loss = ops.mean(ops.ctc_loss(labels, logits, tf.fill([rows], 2), tf.fill([rows], 6), mask_index=0))
-        self.learn(loss, tape)
-        return self.track(loss)
+        logits = self(x, training=True)
+        return ops.mean(ops.ctc_loss(labels, logits, tf.fill([rows], 2), tf.fill([rows], 6), mask_index=0))
 
 
 class Graph(Stepped):
@@ -345,13 +334,10 @@ class Graph(Stepped):
         hidden = self.normalization(ops.matmul(edges, self.second(hidden)), training=training)
         return self.head(ops.mean(hidden, axis=1))
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def find_loss(self, data: Any) -> Any:
         x, y = data
-        with tf.GradientTape() as tape:
-            logits = self(x, training=True)
-            loss = ops.mean(keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True))
-        self.learn(loss, tape)
-        return self.track(loss)
+        logits = self(x, training=True)
+        return ops.mean(keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True))
 
 
 class MeanTeacher(Stepped):
@@ -368,16 +354,17 @@ class MeanTeacher(Stepped):
     def call(self, x: Any) -> Any:
         return self.student(x)
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def find_loss(self, data: Any) -> Any:
         x, y = data
-        with tf.GradientTape() as tape:
-            outputs = self.student(x, training=True)
-            loss = self.compute_loss(x, y, outputs)
-            loss += ops.mean(ops.square(ops.softmax(outputs) - ops.softmax(self.teacher(x))))
-        self.learn(loss, tape, self.student.trainable_weights)
+        outputs = self.student(x, training=True)
+        loss = self.compute_loss(x, y, outputs)
+        return loss + ops.mean(ops.square(ops.softmax(outputs) - ops.softmax(self.teacher(x))))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        results = super().train_step(data)
         for mine, other in zip(self.teacher.weights, self.student.weights, strict=True):
             mine.assign(0.8 * mine + 0.2 * other)
-        return self.track(loss)
+        return results
 
 
 class Accumulating(Netted):
@@ -440,6 +427,8 @@ class Scaled(Netted):
 
 class Summarized(Netted):
     """A loss of its own in Keras's steps, which it measures as well."""
+
+    train_step = keras.Model.train_step
 
     def __init__(self) -> None:
         super().__init__()

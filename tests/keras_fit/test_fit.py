@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import support
 from equivalence.cases import random_model
-from fuzz.fit_parts import Batches, Stopping
+from fuzz.fit_parts import Batches
 from keras_fit.behaviors import Numbered, X, Y, batches, classifier, dataset
 from keras_fit.test_behaviors import differences
 from processes import running_workers
@@ -25,11 +25,8 @@ from training.test_resume import Once, send
 
 import tfdist
 from tfdist.checkpoint import policy
-from tfdist.errors import EXIT_NOT_SAVED, UserError
-from tfdist.keras_patches.patches import COMPILED
-from tfdist.training.recovery.weights import load_weights
+from tfdist.errors import EXIT_NOT_SAVED
 from tfdist.training.step.layer_state import ThreadLosses
-from tfdist.training.step.optimizer import REDUCTION
 
 WORKER = pathlib.Path(__file__).with_name("under_workers.py")
 SCRIPT = pathlib.Path(__file__).with_name("under_mirrored.py")
@@ -115,13 +112,6 @@ def test_mistakes_are_told_in_words_of_fit() -> None:
         tfdist.fit(monitored, X, Y, verbose=0, epoch=2)
 
 
-def test_weights_of_another_shape_are_refused_by_the_shapes_and_not_their_values(tmp_path: pathlib.Path) -> None:
-    keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)]).save_weights(tmp_path / "w.weights.h5")
-    with pytest.raises(UserError, match=r"\(2, 4\).*\(3, 4\)") as refused:
-        load_weights(keras.Sequential([keras.Input((2,)), keras.layers.Dense(4)]), str(tmp_path / "w.weights.h5"))
-    assert "value=" not in str(refused.value) and "[[" not in str(refused.value)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_has_to_leave_and_cannot_save_exits_with_the_status_that_says_so(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str], number: int
@@ -131,14 +121,6 @@ def test_a_run_that_has_to_leave_and_cannot_save_exits_with_the_status_that_says
         fit(classifier(), epochs=4, callbacks=Once("on_epoch_end", 1, send(number)), run_dir=str(tmp_path))
     assert ended.value.code == EXIT_NOT_SAVED
     assert "could not save" in "".join(capfd.readouterr())
-
-
-@pytest.mark.slow
-def test_a_finished_run_that_a_callback_stopped_leaves_the_model_stopped(tmp_path: pathlib.Path) -> None:
-    for _ in range(2):
-        model = classifier()
-        fit(model, epochs=3, callbacks=Stopping(1), run_dir=str(tmp_path / "run"))
-        assert model.stop_training
 
 
 @pytest.mark.slow
@@ -229,13 +211,6 @@ def test_a_generator_is_read_no_further_than_needed_and_one_that_ends_is_said() 
     assert np.array_equal(next(given)[0], X[10:20])  # 6 batches of 5
     with pytest.raises(ValueError, match=r"ended after 4 batches, and 6 are needed"):
         tfdist.fit(classifier(), batches(4), epochs=2, steps_per_epoch=3, verbose=0)
-
-
-def test_accumulated_gradients_are_refused_with_what_to_write() -> None:
-    model = classifier()
-    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "sparse_categorical_crossentropy")
-    with pytest.raises(ValueError, match=r"num_microbatches = 2. In tfdist.fit these are batch_size and"):
-        fit(model)
 
 
 def logged_epochs(path: pathlib.Path) -> list[int]:
@@ -356,28 +331,6 @@ def test_a_dataset_with_workers_that_raises_ends_the_call(broken: Any) -> None:
 
     with pytest.raises(RuntimeError, match="this batch is broken"):
         tfdist.fit(counter(40), Broken(40, workers=2), epochs=2, shuffle=False, verbose=0)
-
-
-@pytest.mark.slow
-def test_no_optimizer_is_left_without_its_own_reduction() -> None:
-    by_path = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), {".*bias": keras.optimizers.Adam()})
-    model = classifier()
-    model.compile(keras.optimizers.MultiOptimizer(by_path), "sparse_categorical_crossentropy")
-    tfdist.fit(model, X, Y, verbose=0)
-    assert not [one for one in model.optimizer.optimizers if REDUCTION in vars(one)]
-
-
-def test_what_keras_keeps_of_compile_and_of_data_is_there() -> None:
-    model = classifier()
-    assert set(COMPILED) <= set(vars(model)), "names of Keras that patches.py puts back"
-    assert hasattr(model.optimizer, REDUCTION)
-    from keras.src.trainers.data_adapters import get_data_adapter
-
-    for x in (X, dataset(), batches()):
-        adapter = get_data_adapter(x=x, batch_size=50)
-        assert all(hasattr(adapter, name) for name in ("num_batches", "batch_size", "on_epoch_begin", "on_epoch_end"))
-        assert adapter.get_tf_dataset().element_spec is not None
-        assert next(iter(adapter.get_numpy_iterator())) is not None
 
 
 class Counts(keras.layers.Layer):

@@ -6,7 +6,6 @@ import ast
 import json
 import pathlib
 import sys
-import threading
 import types
 from typing import Any
 
@@ -20,7 +19,7 @@ from training.trainings import run
 
 import tfdist
 from tfdist.data.sources import user_dataset
-from tfdist.keras_patches.patches import Patches, SharedPatch
+from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.groups import Group, Grouped
 from tfdist.strategies.strategy import Strategy
 
@@ -131,33 +130,6 @@ def test_attributes_are_put_back_in_reverse_order_after_an_exception_too() -> No
         assert vars(owner) == {"a": 4, "b": 3, "c": 5}
         raise KeyError
     assert vars(owner) == {"a": 1}
-
-
-def test_a_property_is_set_and_put_back_as_its_class_does_it() -> None:
-    optimizer = keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD(), loss_scale_factor=8.0)
-    with Patches() as patches:
-        patches.replace(optimizer, loss_scale_factor=None)
-        assert optimizer.loss_scale_factor is None and "loss_scale_factor" not in vars(optimizer)
-    assert optimizer.loss_scale_factor == 8.0
-
-
-def test_what_threads_share_lasts_until_the_last_of_them_leaves() -> None:
-    owner = types.SimpleNamespace(a=1)
-    patch, left = SharedPatch(owner, a=2), threading.Event()
-
-    def stay() -> None:
-        with patch:
-            left.wait()
-
-    with patch:
-        other = threading.Thread(target=stay)
-        other.start()
-    assert owner.a in (1, 2)
-    with patch:
-        assert owner.a == 2
-    left.set()
-    other.join()
-    assert owner.a == 1
 
 
 def test_tensorflows_seed_functions_are_its_own_outside_of_a_users_dataset() -> None:

@@ -84,12 +84,6 @@ def check_pods(groups: Iterable[dict[str, Any]]) -> None:
 both = pytest.mark.parametrize("options", [False, True], ids=["as it is", "with all options"])
 
 
-def test_each_file_begins_with_what_to_change() -> None:
-    assert sorted(each.name for each in CLUSTERS.iterdir()) == sorted(SCRIPTS + MANIFESTS)
-    for name in SCRIPTS + MANIFESTS:
-        assert "\n# Change:\n#   - " in read(name)[:400], name
-
-
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_are_shell(name: str) -> None:
     subprocess.run(["bash", "-n", str(CLUSTERS / name)], check=True)

@@ -18,8 +18,7 @@ from launch import gates, ranks
 from launch.programs import both_launchers
 from processes import Running
 
-from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
-from tfdist.launch.hosts import read_hosts
+from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR
 from tfdist.launch.supervise.supervisor import WorkerSlots
 
 TOLERANCE = 1e-5
@@ -219,13 +218,6 @@ while True:
     elastic.signal(number)
     assert elastic.wait() == (EXIT_PREEMPTED if number == signal.SIGTERM else -number)
     assert len(elastic.marks("saved")) == (2 if number == signal.SIGTERM else 0)
-
-
-def test_a_listing_names_hosts_and_their_slots() -> None:
-    assert read_hosts("a:2\n\n# none\nb  # one\na\n") == ["a", "a#2", "b", "a#3"]
-    for wrong in ("a b", "a:x", "a:-1"):
-        with pytest.raises(UserError, match="HOST or HOST:SLOTS"):
-            read_hosts(wrong)
 
 
 def test_hosts_that_stay_keep_their_places() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from concurrent import futures
 
 import pytest
 import support
@@ -100,3 +101,24 @@ def test_a_host_that_was_cut_off_is_waited_for_and_the_run_goes_on(tmp_path: pat
     assert len(run.events("resumed")) == len(run.events("restarted")) == 1
     theirs = (run.directory / "events-worker-1.jsonl").read_text()
     assert '"event": "worker_failed", "worker": 1' in theirs and '"event": "restarted"' in theirs
+
+
+@pytest.mark.parametrize("launcher", ["tf_config", pytest.param("horovod", marks=pytest.mark.horovod)])
+def test_the_same_line_on_each_host_makes_one_cluster(
+    launcher: str, hosts: Hosts, tmp_path: pathlib.Path, request: pytest.FixtureRequest
+) -> None:
+    for name, address in zip(hosts.names, hosts.addresses, strict=True):
+        own = pathlib.Path("/etc/netns", name, "hosts")  # which `ip netns exec` puts in the place of /etc/hosts
+        request.addfinalizer(lambda own=own: shutil.rmtree(own.parent))  # type: ignore[misc]
+        own.parent.mkdir(parents=True)
+        own.write_text(f"127.0.0.1 localhost\n{address} {os.uname().nodename}\n")
+    launch = ["-m", "tfdist", "launch", f"--hosts={','.join(hosts.addresses)}", f"--launcher={launcher}"]
+    line = [*launch, "train", "tfdist:experiments/digits.gin", "train.epochs=1", "--run_dir=run"]
+
+    def start(name: str) -> support.Finished:
+        return support.run_command(["ip", "netns", "exec", name, sys.executable, *line], cwd=tmp_path)
+
+    with futures.ThreadPoolExecutor() as threads:
+        for done in threads.map(start, reversed(hosts.names)):
+            done.check()
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["num_workers"] == 2

@@ -20,7 +20,7 @@ import support
 from launch.programs import DEADLINE_SECONDS, SHOWING, Run, assert_gone, both_launchers
 
 from tfdist.commands.launch import parse
-from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
+from tfdist.errors import EXIT_PREEMPTED, UserError
 from tfdist.launch import processes, worker_host
 from tfdist.launch.horovod_workers import serve_rendezvous
 from tfdist.launch.supervise.output import STDOUT, Output
@@ -315,12 +315,6 @@ heartbeat.beat(heartbeat.TRAINING, 2)
     assert run.finish()[0] == 0
     assert re.search(r"worker 0 \(host .*, process \d+\) hangs: it has shown no progress for more than 1 s", said[0])
     assert said[-1].startswith("[launch]     main thread") and not any("worker 1" in line for line in said[1:])
-
-
-def test_a_mistake_ends_with_one_message_and_status_2() -> None:
-    done = support.run_python(["-m", "tfdist.launch", "--worker=2", "--", "x"])
-    assert done.status == EXIT_USER_ERROR and done.stdout == "" and len(done.stderr.splitlines()) == 1
-    assert "Unknown command line flag 'worker'. Did you mean: workers ?" in done.stderr
 
 
 @pytest.mark.parametrize(

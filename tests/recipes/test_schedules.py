@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import support
 from keras.optimizers import schedules as of_keras
+from mistakes import call, each_is_refused
 from training.trainings import STEPS_PER_EPOCH, run
 
 from tfdist.errors import UserError
 from tfdist.recipes import schedules
-from tfdist.recipes.lengths import RunLength, parse_length
+from tfdist.recipes.lengths import RunLength
 
 RUN = RunLength(total_steps=100, steps_per_epoch=20, examples_per_epoch=630, global_batch_size=32)
 
@@ -25,46 +26,6 @@ def values(schedule: Any, run: RunLength = RUN) -> np.ndarray:
     """The schedule at each step of the run, and ten steps more."""
     schedules.bind(schedule, run)
     return np.array([float(schedule(step)) for step in range(run.total_steps + 10)])
-
-
-@pytest.mark.parametrize(
-    ("text", "steps"),
-    [
-        ("500 steps", 500),
-        ("1 step", 1),
-        (7, 7),
-        (0, 0),
-        ("2 epochs", 40),
-        ("0.25 epochs", 5),
-        ("1_260 examples", 40),
-        ("0.06 of run", 6),
-        (".5 of run", 50),
-        ("1 of run", 100),
-        ("0.0001 of run", 1),
-        ("0 of run", 0),
-    ],
-)
-def test_a_length_is_counted_by_the_run(text: str | int, steps: int) -> None:
-    assert parse_length("x", text).steps(RUN) == steps
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("12", "x is '12'; write '500 steps', '5 epochs'"),
-        ("5 years", "write '500 steps'"),
-        ("-1 epochs", "write '500 steps'"),
-        (1.5, "x is 1.5; write '500 steps'"),
-        (True, "x is True; write"),
-        (-3, "x is -3; write"),
-        ("6 of run", "a share of the run is from 0 to 1: write '0.06 of run'"),
-        ("1.5 steps", "write a whole number of steps"),
-    ],
-)
-def test_what_is_no_length_is_one_message(value: object, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        parse_length("x", value)
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -125,20 +86,14 @@ def test_a_schedule_is_its_formula(schedule: Any, formula: Callable[[int], float
     np.testing.assert_allclose(values(schedule), [formula(t) for t in range(110)], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: schedules.CosineDecay(0.1, "12 epoch s"), "CosineDecay.decay_steps is '12 epoch s'; write"),
-        (lambda: schedules.PiecewiseConstantDecay(["x"], [1.0, 2.0]), "PiecewiseConstantDecay.boundaries is 'x'"),
-        (lambda: schedules.Warmup("0.1"), "Warmup.then is '0.1'; write a rate, or a schedule"),
-        (lambda: schedules.WarmupStableDecay(0.1, end=2), "WarmupStableDecay.end is 2; write a number from 0 to 1."),
-        (lambda: schedules.ForBatch(0.1, 0), "ForBatch.base_batch_size is 0; write a whole number"),
-    ],
+test_a_wrong_setting_is_one_message = each_is_refused(
+    call,
+    (lambda: schedules.CosineDecay(0.1, "12 epoch s"), "CosineDecay.decay_steps is '12 epoch s'; write"),
+    (lambda: schedules.PiecewiseConstantDecay(["x"], [1.0, 2.0]), "PiecewiseConstantDecay.boundaries is 'x'"),
+    (lambda: schedules.Warmup("0.1"), "Warmup.then is '0.1'; write a rate, or a schedule"),
+    (lambda: schedules.WarmupStableDecay(0.1, end=2), "WarmupStableDecay.end is 2; write a number from 0 to 1."),
+    (lambda: schedules.ForBatch(0.1, 0), "ForBatch.base_batch_size is 0; write a whole number"),
 )
-def test_a_wrong_setting_is_one_message(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        make()
-    assert message in str(caught.value)
 
 
 def test_what_does_not_fit_into_the_run_is_one_message() -> None:
@@ -146,11 +101,6 @@ def test_what_does_not_fit_into_the_run_is_one_message() -> None:
         values(schedules.WarmupStableDecay(0.1, "90 steps", "0.4 of run"))
     with pytest.raises(UserError, match=r"CosineDecay: .*decay_steps"):
         values(schedules.CosineDecay(0.1, "0 steps"))
-
-
-def test_outside_of_a_run_a_schedule_says_what_it_lacks() -> None:
-    with pytest.raises(UserError, match=r"it is part of none.*call its bind"):
-        schedules.CosineDecay(0.1, "5 epochs")(0)
 
 
 def test_a_schedule_goes_through_kerass_configuration() -> None:

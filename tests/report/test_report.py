@@ -12,18 +12,15 @@ import sys
 
 import numpy as np
 import pytest
-from gcs.server import GcsServer
 from processes import Running
 from report.written_runs import BEGAN, WrittenRun, eventful_run
 from support import REPOSITORY, run_python
 
 from tfdist.report.comparison import find_differing_settings
-from tfdist.report.figures import TIME, Axis, draw_curves
-from tfdist.report.run_data import Curve, read_run
+from tfdist.report.run_data import read_run
 from tfdist.report.run_page import list_notes
 from tfdist.report.write_pages import write_comparison, write_run_page
 from tfdist.storage import files
-from tfdist.telemetry.console.console_text import short_names
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = (390, 1280)
@@ -126,13 +123,6 @@ def test_any_part_of_a_run_has_a_page(tmp_path: pathlib.Path, eventful: pathlib.
 
 
 @pytest.mark.slow
-def test_a_run_in_a_bucket_gets_its_page_there(gcs: GcsServer, eventful: pathlib.Path) -> None:
-    for path in files.list_tree(str(eventful)):
-        files.write_atomic(f"gs://bucket/run/{path}", (eventful / path).read_bytes())
-    assert "Where the time went" in titles(page_of("gs://bucket/run"))
-
-
-@pytest.mark.slow
 def test_200_000_points_are_a_small_page_with_every_spike(tmp_path: pathlib.Path) -> None:
     run = WrittenRun(tmp_path)
     run.start(0.0)
@@ -145,14 +135,6 @@ def test_200_000_points_are_a_small_page_with_every_spike(tmp_path: pathlib.Path
     assert (tmp_path / "report" / "index.html").stat().st_size < 5e6
     shown = read_run(str(tmp_path)).curves["loss", "train"].downsample(2000)
     assert len(shown.steps) <= 2002 and shown.steps[np.argmax(shown.values)] == 123_457
-
-
-def test_thinning_keeps_ends_extremes_and_gaps() -> None:
-    values = np.sin(np.arange(10_000) / 50)
-    values[5000], values[7000], values[8000:8100] = 9.0, -9.0, np.nan
-    shown = Curve(np.arange(10_000), values).downsample(500)
-    assert shown.steps[0] == 0 and shown.steps[-1] == 9999 and np.all(np.diff(shown.steps) > 0)
-    assert {5000, 7000} <= set(shown.steps) and np.isnan(shown.values).any()
 
 
 def runs_of(tmp_path: pathlib.Path) -> list[str]:
@@ -194,22 +176,6 @@ def test_runs_of_equal_settings_under_several_strategies_differ(tmp_path: pathli
     paths = [str(tmp_path / name) for name in ("one_device", "mirrored")]
     page = pathlib.Path(write_comparison(paths, str(tmp_path / "report.html"))).read_text()
     assert "No setting differs" not in page and "±" not in page
-
-
-@pytest.mark.parametrize("value", [0.48, 1e9])
-def test_ticks_of_a_nearly_level_line_read_differently(value: float) -> None:
-    curve = Curve(np.arange(2.0), np.array([value, value * 1.0001]))
-    y_range = draw_curves("CPU", Axis(TIME), {"worker 0": curve}, y_format="0.[0]%").figure.y_range
-    assert y_range.range_padding_units == "absolute" and y_range.range_padding > value / 50
-
-
-def test_runs_are_called_by_what_tells_their_paths_apart() -> None:
-    def shortened(*paths: str) -> list[str]:
-        return list(short_names(paths, "/").values())
-
-    assert shortened("runs/a", "runs/b/c") == ["a", "c"]
-    assert shortened("gs://bucket/sweep-1/run", "gs://bucket/sweep-2/run") == ["sweep-1/run", "sweep-2/run"]
-    assert shortened("runs/a") == ["a"] and shortened("runs/a", "runs/a") == ["runs/a"]
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,6 @@ predict.global_batch_size = 8
 predict.weights = 'weights.keras'
 predict.examples_per_file = 32
 """
-Predict = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")

@@ -53,18 +53,6 @@ def test_a_check_takes_what_can_be_used_and_says_what_to_write(check, good, bad,
         assert str(refused.value).startswith("part.size is ") and said in str(refused.value)
 
 
-def test_a_near_word_is_suggested() -> None:
-    with pytest.raises(UserError, match=r"part\.mode is 'fats'; write one of 'fast', 'slow'\. Did you mean 'fast'\?"):
-        Part(size=1, mode="fats")
-
-
-def test_the_kind_of_an_object_is_named_and_not_its_address() -> None:
-    with pytest.raises(UserError, match=r"part\.size is the class Part; write"):
-        COUNT("part.size", Part)
-    with pytest.raises(UserError, match=r"part\.size is a Callable_; write"):
-        COUNT("part.size", dataclasses.make_dataclass("Callable_", [])())
-
-
 def test_what_may_change_on_resume_is_what_is_declared_so() -> None:
     assert Part.changeable() == ["part.mode"]
     settings = {f"train.{name}": "1" for name in TrainSettings.declarations()}

@@ -48,13 +48,6 @@ def _assert_whole(path: pathlib.Path) -> int:
     return content["n"]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "directory").mkdir()
-    with pytest.raises(IsADirectoryError):
-        files.write_atomic(tmp_path / "directory", b"new")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["directory"]
-
-
 def test_writers_of_one_path_do_not_mix_their_bytes(tmp_path: pathlib.Path) -> None:
     contents = [bytes([letter]) * 300_000 for letter in b"abcdefgh"]
     threads = [threading.Thread(target=files.write_atomic, args=(tmp_path / "file", data)) for data in contents]
@@ -71,12 +64,6 @@ def test_text_is_utf_8_and_the_file_is_readable_as_the_umask_says(tmp_path: path
     (tmp_path / "plain").write_bytes(b"")
     assert files.read(tmp_path / "new") == "größer".encode()
     assert (tmp_path / "new").stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-def test_paths_of_a_bucket_are_told_from_local_ones() -> None:
-    assert files.is_remote("gs://bucket/run")
-    assert not files.is_remote("/somewhere/gs:/run")
-    assert files.join("gs://bucket/run", "export", "model.keras") == "gs://bucket/run/export/model.keras"
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/run", "gs:/bucket/run", "gs://", "gs:///run", "file:///run"])

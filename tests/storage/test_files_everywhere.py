@@ -54,12 +54,6 @@ def test_a_new_file_is_made_of_its_parts_and_only_once(root: str, large: np.ndar
     assert files.list_tree(root) == ["new"]
 
 
-def test_an_empty_file(root: str) -> None:
-    path = files.join(root, "empty")
-    assert files.write_new(path, []) == 0
-    assert (files.read(path), files.read_range(path, 0, 10), files.stat(path).num_bytes) == (b"", b"", 0)
-
-
 @pytest.mark.parametrize("num_bytes", [10, LARGE_BYTES])
 def test_of_racing_writers_one_makes_the_object(gcs: GcsServer, num_bytes: int) -> None:
     root = "gs://bucket/run"

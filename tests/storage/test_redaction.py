@@ -58,13 +58,6 @@ def test_an_emulator_that_does_not_answer_is_named_without_its_password(
     assert f"127.0.0.1:{port}" in said and SECRET not in said and "user" not in said
 
 
-@pytest.mark.slow
-def test_a_place_that_is_no_place_is_named_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
-    assert verbs.run(["checkpoint", "list", f"https://user:{SECRET}@host/run"]) == 2
-    said = capsys.readouterr().err
-    assert "https://***@host/run" in said and SECRET not in said
-
-
 def test_what_a_sink_raises_is_told_without_its_password(tmp_path: pathlib.Path) -> None:
     class Tracker(Sink):
         def event(self, event: Event) -> None:

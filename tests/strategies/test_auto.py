@@ -70,17 +70,6 @@ def test_the_chosen_strategy_is_made_as_the_caller_says(monkeypatch: pytest.Monk
     assert choose(mirrored=lambda: Mirrored(num_cpu_devices=3)).expected_replicas() == 3
 
 
-def test_a_wrong_tf_config_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TF_CONFIG", '{"cluster": {}}')
-    with pytest.raises(UserError, match="TF_CONFIG"):
-        choose()
-
-
-def test_a_strategy_in_the_place_of_what_makes_one_is_refused() -> None:
-    with pytest.raises(UserError, match=r"auto\.choose\.mirrored is .*without parentheses"):
-        choose(mirrored=Mirrored(num_cpu_devices=2))
-
-
 @pytest.mark.parametrize(
     ("variables", "together"),
     [
@@ -116,12 +105,6 @@ def test_a_strategy_of_one_process_is_refused_in_one_of_several(
 )
 def test_one_of_one_is_as_good_as_alone(variables: dict[str, str]) -> None:
     refuse_others("mirrored", variables)
-
-
-def test_what_auto_finds_in_a_task_of_slurms_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    with pytest.raises(UserError, match="SLURM_STEP_NUM_TASKS says that this is one of 4"):
-        choose().check_alone()
 
 
 def test_horovod_without_horovodrun_is_refused_with_what_to_start(monkeypatch: pytest.MonkeyPatch) -> None:

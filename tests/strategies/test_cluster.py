@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tfdist.errors import UserError
-from tfdist.strategies.cluster.tf_config import read_tf_config, split_address
+from tfdist.strategies.cluster.tf_config import read_tf_config
 
 TWO = {"worker": ["host0:2222", "host1:2222"]}
 FIRST = {"type": "worker", "index": 0}
@@ -30,14 +30,6 @@ def test_without_tf_config_there_is_no_cluster(environment: dict[str, str]) -> N
     assert read_tf_config(environment) is None
 
 
-def test_workers_are_counted_in_the_order_of_the_cluster() -> None:
-    cluster = read({"cluster": TWO, "task": {"type": "worker", "index": 1}})
-    assert cluster.workers == ("host0:2222", "host1:2222")
-    assert (cluster.worker_index, cluster.num_workers, cluster.is_chief) == (1, 2, False)
-    assert cluster.address == "host1:2222"
-    assert cluster.jobs == TWO
-
-
 def test_a_chief_task_is_worker_zero_in_front_of_the_others() -> None:
     jobs = {"worker": ["a:1", "b:1"], "chief": ["c:1"]}
     chief = read({"cluster": jobs, "task": {"type": "chief", "index": 0}})
@@ -47,20 +39,6 @@ def test_a_chief_task_is_worker_zero_in_front_of_the_others() -> None:
     assert (second.worker_index, second.task_index, second.is_chief) == (2, 1, False)
     assert second.jobs == jobs
     assert [second.task_name(i) for i in range(2)] == ["worker 0 (the chief)", "worker 1 (task worker 0)"]
-
-
-def test_an_index_may_be_a_string_of_digits_and_other_keys_are_let_be() -> None:
-    cluster = read({"cluster": TWO, "task": {"type": "worker", "index": "1"}, "environment": "cloud"})
-    assert cluster.worker_index == 1
-
-
-@pytest.mark.parametrize("address", ["10.0.0.1:2222", "localhost:1", "[::1]:65535", "a-b.c_d.example.:80"])
-def test_addresses_of_every_kind_are_accepted(address: str) -> None:
-    assert read({"cluster": {"worker": [address]}, "task": FIRST}).workers == (address,)
-
-
-def test_an_ipv6_host_loses_its_brackets_when_split() -> None:
-    assert split_address("[::1]:22") == ("::1", 22)
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,6 @@ from tfdist.strategies.cluster import environment
 from tfdist.telemetry.run_directory import RunDirectory
 
 
-def test_hosts_of_the_cluster_join_what_is_asked_directly() -> None:
-    given = {"http_proxy": "http://proxy:1", "NO_PROXY": ".internal,10.0.0.1"}
-    direct = ".internal,10.0.0.1,10.0.0.2"
-    assert environment.without_proxy(["10.0.0.1", "10.0.0.2"], given) == {"no_proxy": direct, "NO_PROXY": direct}
-    assert environment.without_proxy(["10.0.0.1"], {"no_proxy": "x"}) == {}
-
-
 def test_a_user_without_a_home_gets_no_directory_of_the_name_of_one(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

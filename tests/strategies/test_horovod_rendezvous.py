@@ -11,7 +11,7 @@ import pytest
 
 from tfdist.errors import EXIT_PEER_LOST, PeerLostError
 from tfdist.strategies.cluster import horovod_rendezvous
-from tfdist.strategies.cluster.horovod_rendezvous import Store, meet, read_store
+from tfdist.strategies.cluster.horovod_rendezvous import Store, meet
 
 pytestmark = [pytest.mark.horovod, pytest.mark.slow]
 
@@ -59,10 +59,3 @@ def test_who_does_not_come_is_named_with_status_4(port: int) -> None:
 def test_a_horovodrun_that_is_gone_is_named(port: int) -> None:
     with pytest.raises(PeerLostError, match=r"horovodrun, which does not answer at 127\.0\.0\.1:1 "):
         meet(Store("127.0.0.1", 1, 1, 3), timeout_seconds=0.3, on_wait=lambda message: None)
-
-
-def test_only_processes_of_horovodruns_gloo_meet() -> None:
-    variables = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "h", "HOROVOD_GLOO_RENDEZVOUS_PORT": "7"}
-    variables |= {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}
-    assert read_store(variables) == Store("h", 7, 1, 2)
-    assert read_store({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}) is None

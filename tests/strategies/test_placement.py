@@ -12,7 +12,6 @@ import pytest
 import support
 import tensorflow as tf
 
-from tfdist.strategies.one_device import OneDevice
 from tfdist.telemetry.account import sampler
 
 # Trains under OneDeviceStrategy on the second device, or on both, and prints by device the operations of the step's
@@ -122,17 +121,6 @@ READ_AHEAD = """
 def test_batches_of_one_device_wait_in_its_memory() -> None:
     done = support.run_python(["-c", textwrap.dedent(READ_AHEAD)]).check()
     assert "device:CPU:1 3" in done.stdout, done.outputs()
-
-
-def test_without_a_gpu_nothing_is_copied() -> None:
-    strategy = OneDevice("CPU")
-    strategy.connect()
-
-    def make(topology: Any) -> tf.data.Dataset:
-        assert (topology.num_workers, topology.num_local_replicas) == (1, 1)
-        return tf.data.Dataset.range(3)
-
-    assert [int(each) for each in strategy.distribute(make)] == [0, 1, 2]
 
 
 ALL_REDUCED = {

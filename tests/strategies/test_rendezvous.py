@@ -19,7 +19,7 @@ from processes import Running
 from tfdist.errors import EXIT_PEER_LOST, EXIT_USER_ERROR
 from tfdist.launch.local_workers import reserve_port, tf_config
 from tfdist.strategies.cluster import rendezvous
-from tfdist.strategies.cluster.rendezvous import PROTOCOL, Meeting, decode
+from tfdist.strategies.cluster.rendezvous import Meeting
 from tfdist.strategies.cluster.tf_config import Cluster
 
 KEPT: list[socket.socket] = []  # connections that nobody answers
@@ -101,15 +101,6 @@ def test_workers_started_together_meet_every_time_and_leave_their_ports_free(sta
         socket.create_server(("127.0.0.1", port_of(address))).close()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "0.0.0.0"])
-def test_a_reserved_port_is_the_workers_at_every_address(host: str) -> None:
-    with reserve_port() as reserved, socket.socket() as other:
-        port = reserved.getsockname()[1]
-        with pytest.raises(OSError, match="in use"):
-            other.bind((host, port))
-        socket.create_server((host, port)).close()  # sets SO_REUSEADDR, as a worker's servers do
-
-
 def test_a_large_cluster_meets() -> None:
     with reserve_port() as held:
         port = held.getsockname()[1]
@@ -128,10 +119,6 @@ def test_localhost_and_a_chief_task_do_as_well(start: Start, addresses) -> None:
     jobs = {"chief": [first], "worker": [second]}
     started = [start(json.dumps({"cluster": jobs, "task": {"type": job, "index": 0}})) for job in ("worker", "chief")]
     assert [end_of(process) for process in started] == [(0, "met\n")] * 2
-
-
-def test_a_worker_alone_waits_for_nobody(start: Start, addresses) -> None:
-    assert end_of(start(tf_config(addresses(1), 0))) == (0, "met\n")
 
 
 @pytest.mark.slow
@@ -228,10 +215,3 @@ def test_a_port_that_is_taken_when_the_workers_have_met_is_named(addresses) -> N
     with listener(cluster[0], lambda connection: connection.close()):
         ended = support.run_python(["-c", program], env={"TF_CONFIG": tf_config(cluster, 0)})
     assert f"AddressTakenError: worker 0 cannot listen at its address {cluster[0]}: another process" in ended.stderr
-
-
-@pytest.mark.parametrize("line", [b"x", b"[" * 100_000, b"5", b"{}", b"null", b"\xff", b'{"protocol": "other"}'])
-def test_what_no_worker_says_is_refused(line: bytes) -> None:
-    with pytest.raises(ValueError):
-        decode(line)
-    assert decode(json.dumps({"protocol": PROTOCOL, "index": 1}).encode())["index"] == 1

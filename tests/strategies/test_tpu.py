@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from mistakes import each_is_refused
 from support import REPOSITORY, Finished, free_ports, run_python
 
 from tfdist.errors import UserError
@@ -115,29 +116,12 @@ def _no_tpu_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [
-        (None, r"address = None.*Please provide a TPU Name.*tpu.TPU.address = 'local'"),
-        ("local", r"address = 'local': TensorFlow lists no TPU device.*tfdist\[tpu\]"),
-        ("grpc://127.0.0.1:1", r"'grpc://127.0.0.1:1': 127.0.0.1:1 does not answer \(Connection refused\)"),
-    ],
+test_without_a_tpu_the_user_is_told_what_to_write = each_is_refused(
+    lambda address: TPU(address).connect(),
+    (None, r"address = None.*Please provide a TPU Name.*tpu.TPU.address = 'local'"),
+    ("local", r"address = 'local': TensorFlow lists no TPU device.*tfdist\[tpu\]"),
+    ("grpc://127.0.0.1:1", r"'grpc://127.0.0.1:1': 127.0.0.1:1 does not answer \(Connection refused\)"),
 )
-def test_without_a_tpu_the_user_is_told_what_to_write(address: str | None, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        TPU(address).connect()
-
-
-def test_an_address_in_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TPU_NAME", "grpc://127.0.0.1:1")
-    with pytest.raises(UserError, match=r"None \(whatever the environment names\): 127.0.0.1:1 does not answer"):
-        TPU().connect()
-
-
-@pytest.mark.parametrize("setting", ["address", "zone", "project"])
-def test_a_setting_that_is_no_text_is_refused(setting: str) -> None:
-    with pytest.raises(UserError, match=f"TPU.{setting} is 3; write it as text"):
-        TPU(**{setting: 3})
 
 
 def test_a_tpu_of_this_machine_is_local_unless_another_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

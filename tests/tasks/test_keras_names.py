@@ -11,7 +11,6 @@ import pytest
 from equivalence.cases import digits, one_hot_digits
 from training.trainings import run
 
-from tfdist.errors import UserError
 from tfdist.tasks.supervised import Supervised
 
 pytestmark = pytest.mark.slow
@@ -58,20 +57,3 @@ def test_names_mean_what_compile_makes_of_them(tmp_path: pathlib.Path, data: Any
     )
     (point,) = trained.points("train")
     assert {name: point[name] for name in history} == pytest.approx({n: v[0] for n, v in history.items()}, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"task": lambda: Supervised(loss="mean_sqared_error")}, "loss is 'mean_sqared_error'.*'mean_squared_error'"),
-        (
-            {"task": lambda: Supervised(loss="crossentropy", metrics=["acuracy"])},
-            "metrics holds 'acuracy'.*Did you mean 'accuracy'",
-        ),
-        ({"optimizer": "adm"}, "train.optimizer is 'adm'.*Did you mean 'adam'"),
-    ],
-)
-def test_an_unknown_name_gets_one_message(tmp_path: pathlib.Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        trained = run(tmp_path, may_fail=True, **settings)
-        raise trained.error

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from mistakes import each_is_refused
 
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.errors import UserError
@@ -199,17 +200,6 @@ def test_several_outputs_give_keras_numbers() -> None:
     assert ours == pytest.approx(theirs, abs=1e-6)
 
 
-def test_several_outputs_may_be_lists() -> None:
-    inputs = keras.Input((6,))
-    layers = keras.layers.Dense(4, name="label"), keras.layers.Dense(1, name="odd")
-    model = keras.Model(inputs, [layer(inputs) for layer in layers])
-    targets = [TARGETS["label"], TARGETS["odd"]]
-    theirs = by_keras(model, ROWS, targets, loss=list(two_losses().values()))
-    fresh = keras.Model(inputs, [layer(inputs) for layer in layers])  # not compiled
-    ours = evaluated(Supervised(loss=two_losses()), fresh, (ROWS, targets))
-    assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
-
-
 def test_each_output_has_weights_of_its_own() -> None:
     model, other = two_outputs(), WEIGHTS[::-1].copy()
     ours = evaluated(Supervised(loss=two_losses()), model, (ROWS, TARGETS, {"label": WEIGHTS, "odd": other}))
@@ -243,12 +233,6 @@ def test_a_sequence_beside_another_output_may_have_weights_of_steps_and_a_mask()
     ours = evaluated(task, model, (WORDS, {"tags": TAGS, "label": LABELS}, {"tags": STEP_WEIGHTS}))
     losses = losses_of(lambda x: model(x)["tags"], WORDS, TAGS)
     assert ours["tags_loss"] == pytest.approx((STEP_WEIGHTS * losses).sum() / (N * T), abs=1e-6)
-
-
-def test_a_loss_for_some_outputs_leaves_the_others_alone() -> None:
-    model = two_outputs()
-    ours = evaluated(Supervised(loss={"label": sparse()}), model, (ROWS, {"label": LABELS}))
-    assert set(ours) == {"loss"}
 
 
 def test_a_key_more_than_the_model_has_inputs_is_refused() -> None:
@@ -303,43 +287,33 @@ def test_half_precision_outputs_are_compared_in_float32() -> None:
     assert ours["loss"] == pytest.approx(losses_of(model, ROWS, LABELS).mean(), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"loss": "msee"}, "loss is 'msee' for output, and Keras has none.*Did you mean 'mse'"),
-        ({"loss": 3}, "loss is 3 for output; write a Keras loss"),
-        ({"loss": keras.losses.MeanSquaredError}, "with parentheses"),
-        ({"loss": {"label": None}}, "loss is None for label"),
-        ({"loss": sparse(), "metrics": "accuracy"}, "write a list"),
-        ({"loss": sparse(), "metrics": [3]}, "metrics holds 3"),
-        ({"loss": sparse(), "metrics": [keras.metrics.AUC()]}, r"Write @keras\.metrics\.AUC without parentheses"),
-        ({"loss": sparse(), "metrics": {"label": []}}, "no loss for the output 'label'"),
-        ({"loss": {"label": sparse()}, "metrics": [keras.metrics.AUC]}, "dict of lists by output name"),
-        ({"loss": {"label": sparse()}, "metrics": {"lable": []}}, "'lable'.*Did you mean 'label'"),
-        ({"loss": {"label": sparse()}, "loss_weights": {"odd": 2.0}}, "no loss for the output 'odd'"),
-    ],
+test_wrong_arguments_give_a_message = each_is_refused(
+    lambda arguments: Supervised(**arguments),
+    ({"loss": "msee"}, "loss is 'msee' for output, and Keras has none.*Did you mean 'mse'"),
+    ({"loss": 3}, "loss is 3 for output; write a Keras loss"),
+    ({"loss": keras.losses.MeanSquaredError}, "with parentheses"),
+    ({"loss": {"label": None}}, "loss is None for label"),
+    ({"loss": sparse(), "metrics": "accuracy"}, "write a list"),
+    ({"loss": sparse(), "metrics": [3]}, "metrics holds 3"),
+    ({"loss": sparse(), "metrics": [keras.metrics.AUC()]}, r"Write @keras\.metrics\.AUC without parentheses"),
+    ({"loss": sparse(), "metrics": {"label": []}}, "no loss for the output 'label'"),
+    ({"loss": {"label": sparse()}, "metrics": [keras.metrics.AUC]}, "dict of lists by output name"),
+    ({"loss": {"label": sparse()}, "metrics": {"lable": []}}, "'lable'.*Did you mean 'label'"),
+    ({"loss": {"label": sparse()}, "loss_weights": {"odd": 2.0}}, "no loss for the output 'odd'"),
 )
-def test_wrong_arguments_give_a_message(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Supervised(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("task", "examples", "message"),
-    [
-        (Supervised(loss=sparse()), ROWS, "the data gives "),
-        (Supervised(loss=sparse()), (ROWS, LABELS, WEIGHTS, WEIGHTS), "the data gives 4 parts"),
-        (Supervised(loss=two_losses()), (ROWS, {"label": LABELS}), "The targets are .*'label'.*but there are losses"),
-        (Supervised(loss={"digit": sparse()}), (ROWS, {"digit": LABELS}), "outputs are .*'label'.*losses for"),
-        (Supervised(loss=two_losses()), (ROWS, [LABELS, LABELS, LABELS]), "targets are a list of 3"),
-        (Supervised(loss=two_losses()), (ROWS, TARGETS, [WEIGHTS] * 3), "sample_weight is a list of 3, and there"),
-        (Supervised(loss=two_losses()), (ROWS, TARGETS, {"lable": WEIGHTS}), r"sample weights for \['lable'\]"),
-        (Supervised(loss=lambda y, p: tf.reduce_mean(p["label"])), (ROWS, LABELS), "outputs are several"),
-    ],
+test_data_that_do_not_fit_give_a_message = each_is_refused(
+    lambda task, examples: evaluated(task, two_outputs(), examples),
+    (Supervised(loss=sparse()), ROWS, "the data gives "),
+    (Supervised(loss=sparse()), (ROWS, LABELS, WEIGHTS, WEIGHTS), "the data gives 4 parts"),
+    (Supervised(loss=two_losses()), (ROWS, {"label": LABELS}), "The targets are .*'label'.*but there are losses"),
+    (Supervised(loss={"digit": sparse()}), (ROWS, {"digit": LABELS}), "outputs are .*'label'.*losses for"),
+    (Supervised(loss=two_losses()), (ROWS, [LABELS, LABELS, LABELS]), "targets are a list of 3"),
+    (Supervised(loss=two_losses()), (ROWS, TARGETS, [WEIGHTS] * 3), "sample_weight is a list of 3, and there"),
+    (Supervised(loss=two_losses()), (ROWS, TARGETS, {"lable": WEIGHTS}), r"sample weights for \['lable'\]"),
+    (Supervised(loss=lambda y, p: tf.reduce_mean(p["label"])), (ROWS, LABELS), "outputs are several"),
 )
-def test_data_that_do_not_fit_give_a_message(task: Supervised, examples: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        evaluated(task, two_outputs(), examples)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from processes import InTerminal
 from support import run_python
 
 from tfdist.telemetry.console.console import Console, PlainConsole
-from tfdist.telemetry.console.console_text import EpochSummary, Progress, TrainingPlan, number_text
+from tfdist.telemetry.console.console_text import EpochSummary, Progress, TrainingPlan
 from tfdist.telemetry.console.progress_bar import NotebookConsole, ProgressBarConsole, open_console
 
 _RUN = """
@@ -64,12 +64,6 @@ def test_a_terminal_shows_a_bar_and_keeps_the_lines_of_epochs() -> None:
     assert shown.index("\x1b[?25l") < shown.rindex("\x1b[?25h") < shown.rindex("done")
 
 
-def test_warnings_reach_a_standard_error_that_is_not_the_terminal_as_plain_text() -> None:
-    shown, told = _run_on_terminal(has_own_stderr=True)
-    assert told == "warning: A [bold] claim.\n"
-    assert "warning" not in shown
-
-
 @pytest.mark.parametrize("command", ["tfdist", "tfdist.main", "tfdist.launch", "tfdist checkpoint", "tfdist.doctor"])
 def test_every_command_shows_errors_in_red_on_a_terminal_that_has_colors(command: str) -> None:
     arguments = ("-m", *command.split(), "--there_is_no_such_flag")
@@ -107,12 +101,6 @@ def test_a_message_of_a_run_is_wrapped_at_words_and_its_bar_takes_what_the_text_
         bars = [line for line in lines if "epoch  1/10  step 17/34" in line]
         assert bars and all(len(line) == columns for line in bars), bars
         assert columns == 60 or all(line.startswith("━━") and line.endswith("12,346 examples/s") for line in bars)
-
-
-def test_a_terminal_that_cannot_move_its_cursor_gets_lines() -> None:
-    shown, _ = _run_on_terminal(term="dumb")
-    assert "\x1b" not in shown
-    assert f"{_EPOCH_LINE}\r\n" in shown
 
 
 def test_a_pipe_gets_plain_lines_without_control_characters() -> None:
@@ -153,22 +141,6 @@ def test_a_long_epoch_gets_a_line_in_ten_seconds_with_the_time_left_and_lines_ar
         "epoch   9/100  step   90  loss 1.5000 | 1.0 s  9 examples/s",
         "epoch  99/100  step  990  loss 1.5000 | 1.0 s",
     ]
-
-
-@pytest.mark.parametrize("make", [PlainConsole, ProgressBarConsole])
-def test_thousands_of_short_epochs_get_a_line_in_five_seconds_and_the_first_and_last_always(
-    make: type[PlainConsole] | type[ProgressBarConsole],
-) -> None:
-    clock, stdout, stderr = _Clock(), io.StringIO(), io.StringIO()
-    console = make(stdout, stderr, clock=clock)
-    console.start(TrainingPlan(total_epochs=2000, steps_per_epoch=1))
-    for epoch in range(1, 2001):
-        clock.now = 0.01 * epoch
-        console.end_epoch(EpochSummary(step=epoch, epoch=epoch, metrics={}, seconds=0.01, examples_per_second=9))
-        console.message(f"trouble in epoch {epoch}", "warning")
-    console.close()
-    assert _epochs_in(stdout) == [1, 501, 1001, 1501, 2000]
-    assert len(stderr.getvalue().splitlines()) == 2000
 
 
 @pytest.mark.parametrize("make", [PlainConsole, ProgressBarConsole])
@@ -252,42 +224,3 @@ def test_a_worker_that_is_not_the_chief_says_nothing_but_errors() -> None:
     console.close()
     assert stdout.getvalue() == ""
     assert stderr.getvalue() == "error: lost\n"
-
-
-def test_the_bar_is_drawn_five_times_a_second_however_often_it_is_told() -> None:
-    clock, stdout = _Clock(), io.StringIO()
-    console = ProgressBarConsole(stdout, io.StringIO(), clock=clock)
-    console.start(TrainingPlan(steps_per_epoch=1000))
-    drawn = []
-    console._bar.refresh = lambda: drawn.append(clock.now)
-    for step in range(1000):
-        clock.now = step / 1000
-        console.update(Progress(step=step, epoch=1, step_in_epoch=step, metrics={}, examples_per_second=1))
-    assert len(drawn) == 5
-    console.close()
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0.0, "0.0000"),
-        (0.12344, "0.1234"),
-        (1e-5, "1.000e-05"),
-        (-1.23456e7, "-1.235e+07"),
-        (float("nan"), "nan"),
-        (float("-inf"), "-inf"),
-    ],
-)
-def test_numbers_keep_the_digits_that_tell_something(number: float, text: str) -> None:
-    assert number_text(number) == text
-
-
-def test_a_bar_shows_the_whole_run_where_epochs_are_short() -> None:
-    clock = _Clock()
-    console = ProgressBarConsole(io.StringIO(), io.StringIO(), clock=clock)
-    console.start(TrainingPlan(total_epochs=100, steps_per_epoch=23, total_steps=2300))
-    for epoch in (1, 50):
-        clock.now += 1
-        console.update(Progress(step=23 * epoch, epoch=epoch, step_in_epoch=23, metrics={}, examples_per_second=9))
-        assert console._bar is not None and console._bar.tasks[0].percentage == epoch
-    console.close()

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tfdist.telemetry.account.goodput import DOWN, REDONE, compute_accounts, goodput, sum_accounts
+from tfdist.telemetry.account.goodput import DOWN, REDONE, compute_accounts, goodput
 from tfdist.telemetry.facts import Sample
 from tfdist.telemetry.result import Start
 
@@ -21,18 +21,6 @@ def sample(at: float, step: int | None, *, start: int = 0, worker: int = 0, **se
 
 def starts(*steps: int) -> list[Start]:
     return [Start(BEGAN, step) for step in steps]
-
-
-def test_nothing_is_known_without_samples() -> None:
-    assert compute_accounts([], starts(0)) == {}
-    assert goodput([], []) is None
-
-
-def test_one_start_keeps_its_shares_and_its_goodput_is_what_it_computed() -> None:
-    told = [sample(10, 100, build=6, compute=4), sample(20, 300, build=6, compute=14)]
-    (account,) = compute_accounts(told, starts(0)).values()
-    assert account.seconds == {"build": 6, "compute": 14}
-    assert account.goodput == pytest.approx(0.7)
 
 
 def test_steps_done_again_and_the_time_between_starts_are_lost() -> None:
@@ -51,20 +39,6 @@ def test_what_a_later_start_goes_back_behind_is_lost_of_all_starts_before() -> N
     told = [sample(10, 100, compute=10), sample(20, 200, start=1, compute=10), sample(30, 150, start=2, compute=10)]
     (account,) = compute_accounts(told, starts(0, 100, 50)).values()
     assert account.seconds == pytest.approx({"compute": 15, REDONE: 15})
-
-
-def test_a_process_that_ended_before_its_first_step_leaves_its_number_to_the_next() -> None:
-    told = [sample(10, None, connect=10), sample(30, 40, connect=2, compute=8)]
-    (account,) = compute_accounts(told, starts(0)).values()
-    assert account.seconds == pytest.approx({"connect": 12, "compute": 8, DOWN: 10})
-
-
-def test_workers_have_accounts_of_their_own_and_one_together() -> None:
-    told = [sample(10, 10, compute=10), sample(10, 10, worker=1, compute=4, peer_wait=6)]
-    found = compute_accounts(told, starts(0))
-    assert found[1].goodput == pytest.approx(0.4)
-    assert sum_accounts(found.values()).seconds == {"compute": 14, "peer_wait": 6}
-    assert goodput(told, starts(0)) == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -10,9 +10,9 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
+from mistakes import each_is_refused
 from monitoring_support import RUN_ID, at, facts_of_a_start, feed, run_facts
 from prometheus_client.parser import text_string_to_metric_families
 from support import REPOSITORY, free_ports, run_command, wait_until
@@ -110,17 +110,12 @@ def test_a_taken_port_is_one_message() -> None:
             Prometheus(port=port).open(run_facts())
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({}, "neither a port nor a textfile_directory"),
-        ({"port": 70_000}, "from 1 to 65535. Received: 70000"),
-        ({"textfile_directory": "/nowhere/at/all"}, "a directory that exists"),
-    ],
+test_a_wrong_setting_is_told_at_once = each_is_refused(
+    lambda wrong: Prometheus(**wrong),
+    ({}, "neither a port nor a textfile_directory"),
+    ({"port": 70_000}, "from 1 to 65535. Received: 70000"),
+    ({"textfile_directory": "/nowhere/at/all"}, "a directory that exists"),
 )
-def test_a_wrong_setting_is_told_at_once(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Prometheus(**wrong)
 
 
 def test_rules_and_dashboard_ask_for_metrics_that_exist() -> None:

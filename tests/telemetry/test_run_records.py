@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from gcs.server import GcsServer
-from support import run_python
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
@@ -60,19 +59,6 @@ def test_an_event_has_the_keys_of_the_contract_and_its_sentence_reaches_the_cons
     assert stderr.getvalue() == "warning: It is torn.\n"
 
 
-def test_another_worker_writes_its_own_file_and_only_when_it_has_something_to_tell(tmp_path: pathlib.Path) -> None:
-    stderr = io.StringIO()
-    log = EventLog(RunDirectory(str(tmp_path)), worker=3, console=Console(stderr))
-    log.close()
-    assert list(tmp_path.iterdir()) == []
-    log.warning("slow", message="The disk is slow.")
-    log.error("nccl_timeout", message="Worker 0 is gone.")
-    log.close()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["events-worker-3.jsonl"]
-    assert [record["worker"] for record in _read(tmp_path / "events-worker-3.jsonl")] == [3, 3]
-    assert stderr.getvalue() == "error: Worker 0 is gone.\n"
-
-
 def test_every_value_becomes_one_line_of_json_that_a_strict_parser_takes() -> None:
     numbers = [float("nan"), float("inf"), -float("inf"), 0.1, np.float32(0.5), np.int64(3)]
     value = {"array": np.array([1.0, np.inf]), 3: (None, True), "text": "a\nb\u2028\udcff", "numbers": numbers}
@@ -81,31 +67,6 @@ def test_every_value_becomes_one_line_of_json_that_a_strict_parser_takes() -> No
     parsed = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
     assert np.array_equal([float(number) for number in parsed.pop("numbers")], numbers, equal_nan=True)
     assert parsed == {"array": [1.0, "inf"], "3": [None, True], "text": "a\nb\u2028\udcff"}
-
-
-def test_a_point_is_one_object_with_every_metric_beside_the_keys_of_the_contract(tmp_path: pathlib.Path) -> None:
-    log = _open_metrics(RunDirectory(str(tmp_path)), tensorboard=False)
-    log.log(_point(10, "train", {"loss": 0.5, "grad_norm": float("inf")}, 0.1))
-    log.log(_point(10, "eval", {"loss": np.float32(0.25), "per_class": np.array([0.5, 1.0])}))
-    log.close()
-    assert _read(tmp_path / "metrics.jsonl") == [
-        {"step": 10, "epoch": 1, "split": "train", "learning_rate": 0.1, "loss": 0.5, "grad_norm": "inf"},
-        {"step": 10, "epoch": 1, "split": "eval", "learning_rate": None, "loss": 0.25, "per_class": [0.5, 1.0]},
-    ]
-    assert not (tmp_path / "tensorboard").exists()
-
-
-def test_tensorboard_reads_the_scalars_of_every_split(tmp_path: pathlib.Path) -> None:
-    log = _open_metrics(RunDirectory(str(tmp_path)))
-    for step in (1, 2):
-        log.log(_point(step, "train", {"loss": 1 / step, "vector": [1, 2]}, 0.1))
-    log.log(_point(2, "eval", {"loss": float("nan")}))
-    log.close()
-    assert _scalars(tmp_path / "tensorboard" / "train") == {
-        "loss": [(1, 1.0), (2, 0.5)],
-        "learning_rate": [(1, pytest.approx(0.1)), (2, pytest.approx(0.1))],
-    }
-    assert _scalars(tmp_path / "tensorboard" / "eval") == {"loss": [(2, pytest.approx(float("nan"), nan_ok=True))]}
 
 
 def test_a_bucket_gets_the_same_metrics_and_summaries(gcs: GcsServer, tmp_path: pathlib.Path) -> None:
@@ -128,26 +89,6 @@ def _scalars(directory: pathlib.Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(directory)).Reload()
     tags = events.Tags()["tensors"]
     return {tag: [(e.step, float(make_ndarray(e.tensor_proto))) for e in events.Tensors(tag)] for tag in tags}
-
-
-def test_a_resumed_run_takes_back_the_points_that_it_will_pass_again(tmp_path: pathlib.Path) -> None:
-    run = RunDirectory(str(tmp_path))
-    _open_metrics(run).discard_after(0)
-    killed = _open_metrics(run, tensorboard=False)
-    for step in (10, 20, 30):
-        killed.log(_point(step, "train", {"loss": 1.0}))
-    killed.close()
-    with open(run.metrics, "a") as file:
-        file.write('{"step": 4')
-    resumed = _open_metrics(run, tensorboard=False)
-    resumed.discard_after(20)
-    resumed.log(_point(30, "train", {"loss": 2.0}))
-    resumed.close()
-    assert [(point["step"], point["loss"]) for point in _read(tmp_path / "metrics.jsonl")] == [
-        (10, 1.0),
-        (20, 1.0),
-        (30, 2.0),
-    ]
 
 
 def test_a_metric_that_takes_a_key_of_the_contract_is_refused(tmp_path: pathlib.Path) -> None:
@@ -205,22 +146,3 @@ def test_the_file_holds_the_keys_of_the_contract(tmp_path: pathlib.Path) -> None
     assert result["starts"] == [{"time": "2026-11-21T14:47:13.000+00:00", "step": 0, "lost_steps": 0}]
     assert result["versions"]["python"] == platform.python_version()
     assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
-
-
-@pytest.mark.slow
-def test_the_versions_are_known_without_importing_anything_heavy() -> None:
-    script = "import sys; from tfdist.telemetry.result import versions; print(*versions()); print(*sys.modules)"
-    found, modules = run_python(["-c", script]).check().stdout.splitlines()
-    assert found.split() == ["python", "tensorflow", "keras", "numpy", "tfdist"]
-    assert {"tensorflow", "keras", "horovod", "rich"}.isdisjoint(modules.split())
-    assert versions()["tensorflow"][0].isdigit()
-
-
-@pytest.mark.parametrize("path", ["/runs/digits", "/runs/digits/", "gs://bucket/digits", "~/digits"])
-def test_the_paths_are_those_of_the_contract(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/somebody")
-    run, root = RunDirectory(path), path.rstrip("/").replace("~", "/home/somebody")
-    names = ["config.gin", "result.json", "metrics.jsonl", "events.jsonl", "tensorboard", "checkpoints", "export"]
-    paths = [run.config, run.result, run.metrics, run.events, run.tensorboard, run.checkpoints, run.export]
-    assert paths == [f"{root}/{name}" for name in names]
-    assert run.worker_events(3) == f"{root}/events-worker-3.jsonl" and run.model == f"{root}/export/model.keras"

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import support
-from monitoring_support import RUN_ID, run_facts
+from monitoring_support import run_facts
 from training.trainings import run
 
 from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
 from tfdist.telemetry.sinks import sink as sinks
-from tfdist.telemetry.sinks.sink import DONE, Sink, SinkDispatcher
+from tfdist.telemetry.sinks.sink import Sink, SinkDispatcher
 
 RUN = run_facts()
 
@@ -63,30 +63,6 @@ class Hangs(Sink):
 
 def event(name: str) -> Event:
     return Event(name=name, level="info", worker=0)
-
-
-def test_a_sink_gets_all_facts_in_order_on_its_own_thread() -> None:
-    keeps, warnings = Keeps(), []
-    told = SinkDispatcher([keeps], RUN, warn=warnings.append)
-    sample = Sample(worker=0, start=0, step=1, seconds={}, values={"host_memory_bytes": 3.0})
-    for fact in (event("training_started"), Point(step=7, epoch=1, split="train", metrics={}), sample):
-        told.dispatch(fact)
-    told.status = DONE
-    told.close()
-    assert keeps.told == [RUN_ID, "training_started", 7, 3.0, "done"]
-    assert keeps.threads == {"tfdist-Keeps"} and not warnings
-
-
-def test_a_sink_that_fails_is_dropped_and_the_others_are_not() -> None:
-    keeps, warnings = Keeps(), []
-    told = SinkDispatcher([Fails("resumed"), keeps], RUN, warn=warnings.append)
-    told.dispatch(event("training_started"))
-    told.dispatch(event("resumed"))
-    support.wait_until(lambda: len(keeps.told) == 3, seconds=5)
-    support.wait_until(lambda: told.dispatch(event("workers")) or bool(warnings), seconds=5)
-    told.close()
-    assert warnings == ["The sink Fails was dropped, and the run goes on without it: RuntimeError: no route."]
-    assert keeps.told[:3] == [RUN_ID, "training_started", "resumed"] and keeps.told[-1] == "failed"
 
 
 def test_a_sink_that_hangs_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import os
 import pathlib
 import time
@@ -14,32 +13,9 @@ import support
 
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
-from tfdist.telemetry.account.time_account import SHARES, TimeAccount
+from tfdist.telemetry.account.time_account import TimeAccount
 
 DIGITS = support.REPOSITORY / "configs" / "experiments" / "digits.gin"
-
-
-def test_each_moment_belongs_to_one_share() -> None:
-    begun = time.monotonic()
-    account = TimeAccount(begun - 5.0)
-    for share in ("connect", "compute", "callbacks", "compute"):
-        account.enter(share)
-        time.sleep(0.01)
-    seconds = account.seconds()
-    assert seconds.keys() == SHARES.keys()
-    assert seconds["import"] >= 5.0 and seconds["compute"] >= 0.02
-    assert 5.0 + 0.04 <= sum(seconds.values()) <= 5.0 + time.monotonic() - begun
-
-
-def test_a_call_is_divided_by_what_it_waited_and_never_below_nothing() -> None:
-    begun = time.monotonic() - 2.0
-    account = TimeAccount(begun)
-    account.move(0.5, "import", "input_wait")
-    account.move(math.nan, "import", "peer_wait")
-    account.move(100.0, "restore", "peer_wait")
-    seconds = account.seconds()
-    assert seconds["input_wait"] == 0.5 and seconds["peer_wait"] == 0.0
-    assert 1.5 <= seconds["import"] <= time.monotonic() - begun - 0.5
 
 
 def test_a_fork_begins_its_own() -> None:

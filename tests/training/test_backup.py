@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import pytest
 from checkpoint.checkpoints import Listener
+from mistakes import each_is_refused
 from training.test_resume import BASE, assert_same, memories
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
@@ -141,23 +142,18 @@ def settings(checkpoint: Any, **said: Any) -> TrainSettings:
     )
 
 
-@pytest.mark.parametrize(
-    ("policy", "said", "message"),
-    [
-        ({"every_steps": 5}, {}, "every_steps is 5, and .* with save_freq = 'epoch'"),
-        ({"every_steps": 5}, {"save_freq": 6}, "every_steps is 5, and .* with save_freq = 6"),
-        ({"every_epochs": 2}, {}, "every_epochs is 2, and .* with save_freq = 'epoch'"),
-        ({"every_epochs": 1}, {"save_freq": 6}, "every_epochs is 1, and .* with save_freq = 6"),
-        ({"every_seconds": 9}, {}, "every_seconds is 9, and .* with save_freq = 'epoch'"),
-        ({"keep_last": 2}, {}, "keep_last is 2, and .* with double_checkpoint = False"),
-        ({"keep_last": 3}, {"double_checkpoint": True}, "keep_last is 3, and .* with double_checkpoint = True"),
-        ({"keep_best": "val_loss"}, {}, "keep_best is 'val_loss', and .* with delete_checkpoint = True"),
-        ({"keep_every_steps": 9}, {}, "keep_every_steps is 9, and .* with delete_checkpoint = True"),
-    ],
+test_a_policy_that_says_otherwise_is_refused = each_is_refused(
+    lambda policy, said: settings(CheckpointPolicy(**policy), **said),
+    ({"every_steps": 5}, {}, "every_steps is 5, and .* with save_freq = 'epoch'"),
+    ({"every_steps": 5}, {"save_freq": 6}, "every_steps is 5, and .* with save_freq = 6"),
+    ({"every_epochs": 2}, {}, "every_epochs is 2, and .* with save_freq = 'epoch'"),
+    ({"every_epochs": 1}, {"save_freq": 6}, "every_epochs is 1, and .* with save_freq = 6"),
+    ({"every_seconds": 9}, {}, "every_seconds is 9, and .* with save_freq = 'epoch'"),
+    ({"keep_last": 2}, {}, "keep_last is 2, and .* with double_checkpoint = False"),
+    ({"keep_last": 3}, {"double_checkpoint": True}, "keep_last is 3, and .* with double_checkpoint = True"),
+    ({"keep_best": "val_loss"}, {}, "keep_best is 'val_loss', and .* with delete_checkpoint = True"),
+    ({"keep_every_steps": 9}, {}, "keep_every_steps is 9, and .* with delete_checkpoint = True"),
 )
-def test_a_policy_that_says_otherwise_is_refused(policy: dict[str, Any], said: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=rf"policy.CheckpointPolicy\.{message}, which says otherwise"):
-        settings(CheckpointPolicy(**policy), **said)
 
 
 def test_no_checkpoints_are_refused() -> None:
@@ -165,27 +161,15 @@ def test_no_checkpoints_are_refused() -> None:
         settings("off")
 
 
-def test_a_policy_that_says_the_same_or_something_else_is_taken() -> None:
-    beside = CheckpointPolicy(every_steps=6, keep_best="val_loss", on_error="stop")
-    policy = settings(beside, save_freq=6, delete_checkpoint=False).policy
-    assert (policy.every_steps, policy.every_epochs, policy.keep_last) == (6, None, 1)
-    assert (policy.keep_best, policy.on_error) == ("val_loss", "stop")
-
-
 class Own(keras.callbacks.BackupAndRestore):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         raise AssertionError("is never called")
 
 
-@pytest.mark.parametrize(
-    ("callbacks", "message"),
-    [
-        ([keras.callbacks.BackupAndRestore("a"), keras.callbacks.BackupAndRestore("b")], "holds 2 keras.callbacks"),
-        ([keras.callbacks.BackupAndRestore("a", save_freq=False)], "save_freq is False; write 'epoch' or a number"),
-        ([keras.callbacks.BackupAndRestore("a", save_freq=-3)], "save_freq is -3; write 'epoch' or a number"),
-        ([Own("a")], "holds Own, a keras.callbacks.BackupAndRestore of your own"),
-    ],
+test_what_cannot_be_meant_is_refused = each_is_refused(
+    lambda callbacks: check_callbacks(callbacks),
+    ([keras.callbacks.BackupAndRestore("a"), keras.callbacks.BackupAndRestore("b")], "holds 2 keras.callbacks"),
+    ([keras.callbacks.BackupAndRestore("a", save_freq=False)], "save_freq is False; write 'epoch' or a number"),
+    ([keras.callbacks.BackupAndRestore("a", save_freq=-3)], "save_freq is -3; write 'epoch' or a number"),
+    ([Own("a")], "holds Own, a keras.callbacks.BackupAndRestore of your own"),
 )
-def test_what_cannot_be_meant_is_refused(callbacks: list[keras.callbacks.Callback], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        check_callbacks(callbacks)

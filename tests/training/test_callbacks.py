@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import tracemalloc
 from typing import Any
@@ -11,9 +10,10 @@ import keras
 import numpy as np
 import pytest
 from keras_fit.spies import BatchSpy, Spy
+from mistakes import each_is_refused
 from training.trainings import run
 
-from tfdist.errors import DivergedError, UserError
+from tfdist.errors import DivergedError
 from tfdist.strategies.one_device import OneDevice
 from tfdist.training.loop.callbacks import (
     TEST_BATCH_HOOKS,
@@ -21,7 +21,6 @@ from tfdist.training.loop.callbacks import (
     Callbacks,
     check_callbacks,
     list_active_callbacks,
-    writes,
 )
 
 
@@ -148,44 +147,10 @@ def test_the_end_of_a_training_copies_no_model(tmp_path: pathlib.Path) -> None:
             tracemalloc.stop()
 
 
-def test_only_the_chief_runs_what_writes(tmp_path: pathlib.Path) -> None:
-    def hooks(callback: keras.callbacks.Callback, *, is_chief: bool) -> list[tuple[Any, ...]]:
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        strategy = OneDevice()
-        strategy.connect()
-        if not is_chief:  # as on the second of two, without the first
-            strategy._topology = dataclasses.replace(strategy.topology, worker_index=1)
-        parts = {
-            "model": model,
-            "optimizer": keras.optimizers.SGD(),
-            "strategy": strategy,
-            "params": {"epochs": 1, "steps": 1},
-        }
-        callbacks = Callbacks([callback], **parts)
-        callbacks.train_begin()
-        return callback.calls
-
-    everywhere, by_chief = Spy(), Spy()
-    by_chief.chief_only = True
-    assert hooks(everywhere, is_chief=False) == [("train_begin", 1, 1, {})]
-    assert hooks(by_chief, is_chief=False) == []
-    assert hooks(by_chief, is_chief=True) == [("train_begin", 1, 1, {})]
-    assert writes(keras.callbacks.ModelCheckpoint("x.keras")) and writes(keras.callbacks.TensorBoard("x"))
-    assert not writes(keras.callbacks.EarlyStopping())
-    shared = keras.callbacks.ModelCheckpoint("x.keras")
-    shared.chief_only = False
-    assert not writes(shared)
-
-
-@pytest.mark.parametrize(
-    ("callbacks", "message"),
-    [
-        (keras.callbacks.EarlyStopping(), "write a list"),
-        ([keras.callbacks.EarlyStopping], r"write @keras\.callbacks\.EarlyStopping\(\) with parentheses"),
-        (["EarlyStopping"], "'EarlyStopping', which is no"),
-        ([keras.callbacks.CSVLogger("gs://bucket/log.csv")], "metrics.jsonl of the run has the same numbers"),
-    ],
+test_what_cannot_work_gives_a_message = each_is_refused(
+    lambda callbacks: check_callbacks(callbacks),
+    (keras.callbacks.EarlyStopping(), "write a list"),
+    ([keras.callbacks.EarlyStopping], r"write @keras\.callbacks\.EarlyStopping\(\) with parentheses"),
+    (["EarlyStopping"], "'EarlyStopping', which is no"),
+    ([keras.callbacks.CSVLogger("gs://bucket/log.csv")], "metrics.jsonl of the run has the same numbers"),
 )
-def test_what_cannot_work_gives_a_message(callbacks: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        check_callbacks(callbacks)

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
-from tfdist.errors import UserError
-from tfdist.tasks.supervised import Supervised
 from tfdist.training.run.compiled import parts_of
 
 STRUCTURE = (tf.TensorSpec((None, 4), tf.float32), tf.TensorSpec((None,), tf.int32))
-
-
-@pytest.mark.slow
-def test_a_model_that_is_not_compiled_needs_optimizer_and_task() -> None:
-    def plain() -> keras.Model:
-        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-
-    with pytest.raises(UserError, match="one of them has no value"):
-        parts_of(None, plain, None, None, STRUCTURE)
-    task = Supervised(loss=keras.losses.MeanSquaredError())
-    assert parts_of(None, plain, keras.optimizers.SGD, task, STRUCTURE)[0] is plain
 
 
 def test_a_metric_around_a_function_of_ones_own_is_made_again() -> None:

@@ -158,21 +158,6 @@ def test_a_run_says_why_it_ended_and_what_was_best(tmp_path: pathlib.Path) -> No
     assert hardware["devices"] == {"CPU": 1} and hardware["cpus"] >= 1 and hardware["memory_bytes"] > 2**28
 
 
-@pytest.mark.slow
-def test_a_callback_of_ones_own_that_stops_is_named(tmp_path: pathlib.Path) -> None:
-    class Enough(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            self.model.stop_training = epoch == 1
-
-    trained = run(tmp_path / "one", **EXACT | {"callbacks": [Enough(), *memories()]})
-    assert (trained.result.end_reason, trained.result.stopped_by) == ("early_stopping", None)
-    told = trained.events("stopped_early")[0]["details"]["message"]
-    assert told == "Enough or EarlyStopping stopped the training at step 14 of 28, the end of epoch 2."
-    whole = run(tmp_path / "whole", **EXACT | {"epochs": 1, "eval_data": None})
-    assert (whole.result.end_reason, whole.result.stopped_by) == ("completed", None)
-    assert whole.result.best == {"metric": "loss", "value": whole.result.train_metrics["loss"], "epoch": 1, "step": 7}
-
-
 # The best
 
 
@@ -204,29 +189,6 @@ def test_a_best_survives_a_restart(tmp_path: pathlib.Path) -> None:
     assert trained.result.resumed_from_step == 2 * STEPS_PER_EPOCH  # backed up for its evaluation alone
     assert_same(trained, whole)
     assert trained.result.best == whole.result.best
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "said"),
-    [
-        ("val_acuracy", {}, "'val_acuracy', which is not reported. Did you mean 'val_accuracy'"),
-        ("val_accuracy", {"eval_data": None}, "and nothing is evaluated. Write train.eval_data"),
-        ("acuracy", {"eval_data": None}, "Did you mean 'accuracy'"),
-    ],
-)
-def test_a_best_by_a_metric_that_nothing_reports_is_refused(
-    tmp_path: pathlib.Path, name: str, changes: dict[str, Any], said: str
-) -> None:
-    from tfdist.tasks.supervised import Supervised
-
-    def task() -> Supervised:
-        accuracy = lambda: keras.metrics.SparseCategoricalAccuracy(name="accuracy")  # noqa: E731
-        return Supervised(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=[accuracy])
-
-    policy = CheckpointPolicy(keep_best=name, best_mode="max")
-    refused = run(tmp_path, may_fail=True, **EXACT | {"checkpoint": policy, "task": task} | changes).error
-    assert isinstance(refused, UserError) and said in str(refused)
-    assert "policy.CheckpointPolicy.keep_best is" in str(refused)
 
 
 # What is left out

@@ -12,13 +12,8 @@ import tensorflow as tf
 from equivalence.cases import digits
 from training.trainings import run
 
-from tfdist.data.batches import BatchPlan
-from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources.source import Order, Reader, Source, permute
-from tfdist.strategies.one_device import OneDevice
-from tfdist.strategies.strategy import Topology
 from tfdist.training.watch import waiting
-from tfdist.training.watch.waiting import WaitTimes, timed_next
 
 
 class Slow(Source):
@@ -43,49 +38,6 @@ class Slow(Source):
             return tuple(tf.ensure_shape(f, spec.shape) for f, spec in zip(found, self.structure, strict=True))
 
         return gather
-
-
-class Recorder:
-    """Takes the events of `WaitTimes`: the step and the details."""
-
-    def __init__(self) -> None:
-        self.epochs: list[tuple[int, dict[str, Any]]] = []
-        self.warnings: list[tuple[int, dict[str, Any]]] = []
-
-    def info(self, event: str, *, step: int, **details: Any) -> None:
-        assert event == "input_wait"
-        self.epochs.append((step, details))
-
-    def warning(self, event: str, *, step: int, **details: Any) -> None:
-        assert event == "input_bound"
-        self.warnings.append((step, details))
-
-
-# Steps that compute a while with a batch that is there, on the only thread that the process has for operations.
-
-
-@pytest.mark.slow
-def test_what_is_measured_is_the_time_the_pipeline_took() -> None:
-    strategy = OneDevice()
-    strategy.connect()
-    source = Slow(0.05)
-    plan = BatchPlan(num_examples=source.num_examples, global_batch_size=8, num_replicas=1)
-    iterator = strategy.distribute(lambda topology: build_pipeline(source, plan, topology))
-
-    @tf.function
-    def waits(iterator: Any, steps: tf.Tensor) -> tf.Tensor:
-        def step(i: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            batch, waited = timed_next(strategy, iterator)
-            with tf.control_dependencies(tf.nest.flatten(batch)):
-                return i + 1, total + waited
-
-        return tf.while_loop(lambda i, _: i < steps, step, [0, tf.constant(0.0, tf.float64)], parallel_iterations=1)[1]
-
-    waits(iterator, tf.constant(20))  # empties what was read ahead while it was traced
-    started = time.perf_counter()
-    waited = float(waits(iterator, tf.constant(10)))
-    took = time.perf_counter() - started
-    assert 0.45 < waited <= took + 0.001  # ten batches of 0.05 s, the first of which may be under way
 
 
 @pytest.mark.slow
@@ -120,29 +72,3 @@ def test_a_deterministic_run_is_not_measured_and_the_next_of_the_process_is(tmp_
     deterministic = run(tmp_path / "deterministic", deterministic=True, epochs=2, eval_data=None)
     assert not deterministic.events("input_wait") and deterministic.result.steps == 14
     assert run(tmp_path / "next", epochs=2, eval_data=None).events("input_wait")
-
-
-def test_the_first_call_does_not_count_and_the_worker_that_waited_most_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Two(OneDevice):
-        """As worker 0 of two sees it, the other of which waited three times as long."""
-
-        def sum_over_workers(self, values: Any) -> np.ndarray:
-            own = np.asarray(values).reshape(2, 4)
-            return (own + own[::-1] * [3, 1, 3, 1]).ravel()
-
-    strategy, recorder = Two(), Recorder()
-    monkeypatch.setattr(Two, "topology", Topology(0, 2, 1))
-    waits = WaitTimes(strategy, recorder, hint="Hint.")
-    call = {"steps": 1, "peer_seconds": 0.0, "news": []}
-    waits.observe(step=1, input_seconds=50.0, seconds=60.0, **call)
-    waits.end_epoch(step=1, epoch=0)
-    assert not recorder.epochs
-    waits.observe(step=2, input_seconds=1.0, seconds=10.0, **call)
-    waits.end_epoch(step=2, epoch=1)
-    text, figures = "worker 1 waited for input 30% of the time (3.0 s)", {"share": 0.3, "seconds": 3.0}
-    ((step, waited),) = recorder.epochs
-    assert (step, waited.pop("epoch"), waited.pop("message")) == (2, 2, f"epoch 2: {text}")
-    assert waited.pop("by_worker") == pytest.approx([0.1, 0.3]) and waited == pytest.approx(figures)
-    ((step, warned),) = recorder.warnings
-    assert (step, warned.pop("message")) == (2, f"Training: {text}. Hint.")
-    assert warned.pop("by_worker") == pytest.approx([0.1, 0.3]) and warned == pytest.approx(figures)

@@ -16,7 +16,6 @@ from equivalence.runs import assert_same_bits
 from training.trainings import STEPS_PER_EPOCH, Trained, dropout_model, run
 
 from tfdist.errors import EXIT_DIVERGED, DivergedError, UserError
-from tfdist.tasks.supervised import Supervised
 from tfdist.training.recovery.rollback import Rollback
 
 
@@ -59,16 +58,6 @@ def test_evaluations_and_points_come_at_the_steps_asked_for(tmp_path: pathlib.Pa
     assert [p["step"] for p in trained.points("eval")] == [5, 10, 15, 17]
     assert [p["step"] for p in trained.points("train")] == [3, 6, 7, 9, 12, 14, 15, 17]
     assert [p["epoch"] for p in trained.points("train")] == [1, 1, 1, 2, 2, 2, 3, 3]
-
-
-def test_without_evaluation_data_nothing_is_evaluated(tmp_path: pathlib.Path) -> None:
-    trained = run(tmp_path, eval_data=None, epochs=1)
-    assert trained.result.eval_metrics == {} and trained.points("eval") == []
-
-
-def test_a_task_without_metrics_reports_the_loss(tmp_path: pathlib.Path) -> None:
-    trained = run(tmp_path, task=lambda: Supervised(loss=sparse_loss()), epochs=1)
-    assert set(trained.result.train_metrics) == set(trained.result.eval_metrics) == {"loss"}
 
 
 CALLS = """

@@ -16,9 +16,7 @@ from training.trainings import run
 
 from tfdist.errors import UserError
 from tfdist.tasks.supervised import Supervised
-from tfdist.tasks.task import MetricSpec
 from tfdist.training.loop.learner import check_metric_sums
-from tfdist.training.step.metrics import MetricGroup
 
 pytestmark = pytest.mark.slow
 
@@ -45,22 +43,6 @@ def test_evaluation_is_keras_own_over_all_examples(tmp_path: pathlib.Path) -> No
         np.testing.assert_allclose(theirs[name], value, atol=1e-5, err_msg=name)
     (point,) = trained.points("eval")
     assert len(point["f1"]) == 10  # one number a class, as a list
-
-
-def test_names_do_not_depend_on_what_the_process_built_before() -> None:
-    specs = [
-        MetricSpec(keras.metrics.AUC),
-        MetricSpec(keras.metrics.AUC),
-        MetricSpec(lambda: keras.metrics.AUC(name="own_7")),
-        MetricSpec(keras.metrics.AUC, output="odd"),
-        MetricSpec(keras.metrics.MeanSquaredError, output="odd"),
-    ]
-    expected = ["auc", "auc_1", "own_7", "odd_auc", "odd_mean_squared_error"]
-    assert [MetricGroup(specs).names for _ in range(3)] == [expected] * 3
-    own = [MetricSpec(lambda: keras.metrics.AUC(name="own"), repeat_prefix=prefix) for prefix in ("", "", "weighted_")]
-    assert MetricGroup(own).names == ["own", "own_1", "weighted_own"]
-    with pytest.raises(UserError, match="called 'loss'"):
-        MetricGroup([MetricSpec(lambda: keras.metrics.AUC(name="loss"))])
 
 
 class Largest(keras.metrics.Metric):

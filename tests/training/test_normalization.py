@@ -12,18 +12,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from equivalence.cases import BASE, dense_model
+from equivalence.cases import dense_model
 from training.checks import differ, moments_data
-from training.trainings import activity_model, constrained_model, run
+from training.trainings import constrained_model, run
 
-from tfdist.experiment import validate
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import Topology
-from tfdist.training.run.train_settings import TrainSettings
-from tfdist.training.step.layer_state import moving_variables, separate_losses
 from tfdist.training.step.lockstep import meet, side_by_side
-from tfdist.training.step.normalization import batch_norm_layers, global_moments, is_synchronized, synchronize
+from tfdist.training.step.normalization import global_moments, synchronize
 
 
 def normalized() -> Any:
@@ -35,14 +32,6 @@ def replicas(count: int) -> OneDevice:
     strategy = OneDevice()
     strategy._topology = Topology(worker_index=0, num_workers=1, num_local_replicas=count)
     return strategy
-
-
-def test_validate_says_what_microbatches_change() -> None:
-    told: list[str] = []
-    settings = BASE | {"model": normalized, "task": BASE["task"]()}
-    validate(TrainSettings(strategy=OneDevice(), num_microbatches=2, **settings), told.append)
-    (note,) = [line for line in told if line.startswith("note: ")]
-    assert "takes the statistics of each of the 2 microbatches, not of the whole batch of 64" in note
 
 
 @pytest.mark.slow
@@ -101,21 +90,6 @@ def test_statistics_of_microbatches_are_told_of(tmp_path: pathlib.Path) -> None:
     assert run(tmp_path / "plain", num_microbatches=4, eval_data=None, steps=1).result.notes == []
 
 
-def test_layers_are_as_the_user_made_them_afterwards() -> None:
-    model = normalized()
-    (layer,) = batch_norm_layers(model)
-    strategy, keras_own = replicas(2), layer._moments.__func__
-    with Patches() as patches:
-        changed = synchronize(model, strategy, patches, wanted=True)
-        assert (changed, is_synchronized(layer), layer.get_config()["synchronized"]) == (1, True, False)
-        assert "_moments" in vars(layer)
-    assert layer._moments.__func__ is keras_own
-    for other, wanted in ((strategy, False), (replicas(1), True)):
-        with Patches() as patches:
-            changed = synchronize(model, other, patches, wanted=wanted)
-            assert (changed, is_synchronized(layer)) == (0, False)
-
-
 def test_layers_that_ask_for_it_are_synchronized_and_own_statistics_are_left_alone() -> None:
     class OwnStatistics(keras.layers.BatchNormalization):
         def _moments(self, inputs: Any, mask: Any) -> Any:
@@ -148,24 +122,6 @@ def test_keras_still_takes_its_statistics_where_they_are_replaced(monkeypatch: p
     monkeypatch.delattr(keras.layers.BatchNormalization, "_moments")
     with pytest.raises(RuntimeError, match="takes batch statistics elsewhere"):
         synchronize(normalized(), replicas(2), Patches(), wanted=True)
-
-
-def test_the_variables_that_a_forward_pass_moves_are_found_and_frozen_weights_are_not_among_them() -> None:
-    model = normalized()
-    model.layers[-1].trainable = False
-    assert [v.name for v in moving_variables(model)] == ["moving_mean", "moving_variance"]
-
-
-@pytest.mark.slow
-def test_separated_losses_still_count_and_the_model_can_be_saved(tmp_path: pathlib.Path) -> None:
-    model, x = activity_model(), np.ones((4, 64), np.float32)
-    model(x)
-    expected = [float(loss) for loss in model.losses]
-    separate_losses(model, Patches())
-    model(x)
-    model(x)
-    assert [float(loss) for loss in model.losses] == expected
-    model.save(tmp_path / "model.keras")
 
 
 def traced_together(*functions: Callable[[], tf.Tensor]) -> list[float]:

@@ -45,9 +45,3 @@ def test_a_call_cut_short_by_a_boundary_tells_nothing() -> None:
     length, asked = pace.steps_per_call, strategy.asked
     pace.observe(length - 1, 10.0)
     assert (pace.steps_per_call, strategy.asked, pace.settled) == (length, asked, False)
-
-
-@pytest.mark.parametrize("steps", [1, 7])
-def test_a_given_number_stays_and_nothing_is_agreed_on(steps: int) -> None:
-    strategy = ClockOf()
-    assert set(observed(Pace(strategy, steps), 0.001)) == {steps} and strategy.asked == 0

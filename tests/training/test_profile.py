@@ -29,13 +29,6 @@ def profiled_steps(path: pathlib.Path) -> int:
     return sum(getattr(stat, stat.WhichOneof("value")) for stat in stats)
 
 
-@pytest.mark.parametrize("text", ["", "100", "steps", "steps 9-3", "steps 0-3", "steps 1-3,7", "epochs 1-2"])
-def test_what_names_no_steps_is_told(text: str) -> None:
-    with pytest.raises(UserError, match=r"Write --profile='steps 100-110'"):
-        ProfiledSteps.parse(text)
-    assert ProfiledSteps.parse("step 7") == ProfiledSteps(7, 7)
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -21,7 +21,7 @@ from support import wait_until
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.checkpoint.write import manager, snapshot
+from tfdist.checkpoint.write import manager
 from tfdist.errors import EXIT_USER_ERROR, PreemptedError, UserError
 from tfdist.tasks.supervised import Supervised
 
@@ -54,21 +54,6 @@ BASE: dict[str, Any] = {
     "steps_per_call": 2,
     "checkpoint": EACH_STEP,
 }
-
-
-def test_what_saving_takes_is_allocated_before_the_first_save(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    allocated = []
-
-    class Buffer(snapshot.HostBuffer):
-        def __init__(self, files: Any) -> None:
-            allocated.append(files)
-            super().__init__(files)
-
-    monkeypatch.setattr(snapshot, "HostBuffer", Buffer)
-    run(tmp_path, **BASE | {"epochs": 1})
-    assert len(allocated) == 1
 
 
 class Once(keras.callbacks.Callback):

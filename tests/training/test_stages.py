@@ -13,6 +13,7 @@ import pytest
 import support
 from equivalence.cases import staged_model
 from equivalence.runs import assert_same_bits, load_weights
+from mistakes import call, each_is_refused
 from training.trainings import run
 
 from tfdist.errors import UserError
@@ -42,21 +43,15 @@ def test_a_run_goes_on_in_other_stages_and_in_one(tmp_path: pathlib.Path) -> Non
     assert_same_bits(load_weights(moving), load_weights(still))
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: Pipelined("second"), "Pipelined.stages is 'second'; write the names of the layers"),
-        (lambda: Pipelined([]), "Pipelined.stages is"),
-        (lambda: Pipelined(["a"], num_cpu_devices=-1), "Pipelined.num_cpu_devices is -1"),
-        (lambda: Pipelined(["a"]).connect(), "has 2 stages, and 0 GPUs. Write fewer stages, or to try them on"),
-        (lambda: layers_by_device(staged_model(), ["secnd"], ["a", "b"]), "Did you mean 'second'"),
-        (lambda: layers_by_device(staged_model(), ["second", "normalized"], "abc"), "in their order in the model"),
-    ],
+test_a_mistake_is_one_message = each_is_refused(
+    call,
+    (lambda: Pipelined("second"), "Pipelined.stages is 'second'; write the names of the layers"),
+    (lambda: Pipelined([]), "Pipelined.stages is"),
+    (lambda: Pipelined(["a"], num_cpu_devices=-1), "Pipelined.num_cpu_devices is -1"),
+    (lambda: Pipelined(["a"]).connect(), "has 2 stages, and 0 GPUs. Write fewer stages, or to try them on"),
+    (lambda: layers_by_device(staged_model(), ["secnd"], ["a", "b"]), "Did you mean 'second'"),
+    (lambda: layers_by_device(staged_model(), ["second", "normalized"], "abc"), "in their order in the model"),
 )
-def test_a_mistake_is_one_message(make: Any, words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        make()
-    assert words in str(caught.value)
 
 
 def test_what_is_not_for_stages_is_told(tmp_path: pathlib.Path) -> None:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import pathlib
-from typing import Any
 
 import pytest
 import support
-
-from tfdist.strategies.strategy import Topology
-from tfdist.training.watch.waiting import WaitTimes
 
 SLOW_SECONDS = 0.4  # that a busy machine does not make the other worker seem slow too
 MODULE = f"""\
@@ -64,41 +60,3 @@ def test_a_slow_worker_is_named_and_the_others_are_told_to_be_idle(tmp_path: pat
     assert told["input_share"][0] < 0.3 < 0.5 < told["input_share"][1]
     assert told["idle_share"][1] < 0.3 < 0.5 < told["idle_share"][0]
     assert "worker 1: " in finished.stdout
-
-
-class Recorder:
-    """Takes what is reported."""
-
-    def __init__(self) -> None:
-        self.named: list[tuple[int, int]] = []
-
-    def warning(self, event: str, *, step: int, **details: Any) -> None:
-        assert event == "straggler" and details["step_seconds"] > 1.5 * details["median_seconds"]
-        self.named.append((step, details["slow_worker"]))
-
-
-class FourWorkers:
-    """As much of a strategy as the comparison needs."""
-
-    topology = Topology(0, 4, 1)
-
-
-@pytest.mark.parametrize(
-    ("own", "seconds", "expected"),
-    [
-        ([1.4] * 5, 2.0, []),
-        ([1.0, 1.0, 5.0, 1.0, 1.0], 2.0, []),  # one long hiccup
-        ([1.6] * 6, 2.0, [1]),
-        ([1.6, 1.6, 1.2, 1.6, 1.6], 2.0, [1, 4]),  # again, after it was quick
-        ([0.0] * 5, 2.0, []),  # nothing is known yet
-        ([3.0, 3.0, 3.0, 1.0] * 50, 1 / 16, [47]),  # short calls count together: a quick one among them is no break
-    ],
-)
-def test_who_is_slow_for_some_seconds_is_named_once(own: list[float], seconds: float, expected: list[int]) -> None:
-    recorder = Recorder()
-    stragglers = WaitTimes(FourWorkers(), recorder, hint="")
-    for step, third in enumerate(own):
-        news = [1.0, 1.1, third, 0.9]
-        stragglers.observe(step=step, steps=1, seconds=seconds, input_seconds=0.0, peer_seconds=0.01, news=news)
-    assert recorder.named == [(step, 2) for step in expected]
-    assert stragglers.news() == [pytest.approx(seconds - 0.01), 0.0, 0.0, 0.0]

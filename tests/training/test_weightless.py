@@ -15,9 +15,7 @@ from training.checks import WEIGHTLESS
 from training.test_precision import state
 from training.trainings import run
 
-from tfdist.errors import UserError
 from tfdist.training.loop import learner
-from tfdist.training.loop.best import BestMetric
 from tfdist.training.step.precision import LossScale
 
 NOTE = "1 step had examples that weigh nothing in all; it changed nothing, and the logged loss leaves it out."
@@ -105,13 +103,3 @@ def test_what_is_counted_goes_on_after_a_restart(tmp_path: pathlib.Path) -> None
     assert math.isfinite(parts.result.train_metrics["loss"])
     assert parts.result.notes == whole.result.notes == [NOTES.format(2)]
     assert len(parts.events("weightless_step")) == 1
-
-
-def test_an_evaluation_without_a_loss_is_no_best_one_and_no_misspelling() -> None:
-    watched, best = (
-        BestMetric("val_loss", False, saves=True),
-        {"metric": "val_loss", "value": 1.0, "epoch": 1, "step": 3},
-    )
-    assert watched.newest(best, {"loss": 2.0, "val_accuracy": 0.5}, step=6, epoch=2) is best
-    with pytest.raises(UserError, match="val_los"):
-        BestMetric("val_los", False, saves=True).newest(None, {"val_loss": 2.0}, step=6, epoch=2)

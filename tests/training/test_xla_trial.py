@@ -21,7 +21,6 @@ from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry import heartbeat
 from tfdist.training.run import assembly
-from tfdist.training.run.tuned import load_xla_choice
 from tfdist.training.step.optimizer import Update
 
 
@@ -81,19 +80,6 @@ def test_the_next_start_does_as_the_first_has_chosen(tmp_path: pathlib.Path) -> 
     assert not again.events("xla_chosen")
     on, off = whole(tmp_path / "on", xla="on"), whole(tmp_path / "off", xla="off")
     assert again.bits() == on.bits() != off.bits()
-
-
-def test_a_choice_that_another_strategy_made_is_not_taken_where_it_cannot_be(tmp_path: pathlib.Path) -> None:
-    strategy = OneDevice()
-    strategy.connect()
-    for stored, variants, taken in [
-        ("on", ["on", "pass", "update"], "on"),
-        ("on", ["pass"], None),
-        ("pass", [], None),
-        ("off", ["pass"], "off"),
-    ]:
-        (tmp_path / "tuned.json").write_text(json.dumps({"xla": stored}))
-        assert load_xla_choice(strategy, str(tmp_path / "tuned.json"), variants, pytest.fail) == taken
 
 
 @pytest.mark.slow

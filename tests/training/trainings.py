@@ -117,14 +117,6 @@ def dropout_model() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10)(x))
 
 
-def activity_model() -> keras.Model:
-    """Losses that layers add, before and after a batch normalization."""
-    inputs = keras.Input((64,))
-    x = keras.layers.Dense(16, activity_regularizer=keras.regularizers.L2(0.1))(inputs)
-    x = keras.layers.Activation("tanh")(keras.layers.BatchNormalization(momentum=0.9)(x))
-    return keras.Model(inputs, keras.layers.Dense(10, activity_regularizer=keras.regularizers.L2(0.05))(x))
-
-
 def constrained_model(most: float = 0.1) -> keras.Model:
     inputs = keras.Input((64,))
     return keras.Model(inputs, keras.layers.Dense(10, kernel_constraint=keras.constraints.MaxNorm(most))(inputs))

@@ -9,21 +9,7 @@ from support import run_python
 from sweep_journals import Journal, hyperband_sweep
 
 from tfdist.errors import UserError
-from tfdist.tuning.schedule.journal import TrialPoint, read_sweep
-
-
-def test_a_trial_is_read_with_its_values_its_curve_and_its_end(tmp_path: pathlib.Path) -> None:
-    journal = Journal(max_trials=5).begin().start("0000", {"train.learning_rate": 0.01})
-    journal.report("0000", 1, 0.5).report("0000", 2, 0.75).end("0000", 0.75, epochs=2)
-    journal.add("sweep_ended", best="0000", best_objective=0.75, num_trials=1)
-    sweep = read_sweep(journal.write(tmp_path))
-    (trial,) = sweep.trials
-    assert (trial.name, trial.status, trial.objective, trial.epochs) == ("0000", "done", 0.75, 2)
-    assert trial.values == {"train.learning_rate": 0.01}
-    assert trial.curve == [TrialPoint(1, 100, 0.5), TrialPoint(2, 200, 0.75)]
-    assert trial.seconds == 120
-    assert (sweep.objective, sweep.direction, sweep.search, sweep.max_trials) == ("val_accuracy", "max", "random", 5)
-    assert sweep.is_ended and sweep.best == trial
+from tfdist.tuning.schedule.journal import read_sweep
 
 
 def test_a_torn_line_before_a_restart_is_counted_and_costs_itself_alone(tmp_path: pathlib.Path) -> None:
@@ -65,14 +51,6 @@ def test_a_promoted_trial_keeps_its_first_rung_and_sums_its_seconds(tmp_path: pa
     assert [end.objective for end in trial.ends] == [0.5, 0.9]
     assert [point.epoch for point in trial.curve] == [3, 9] and (trial.status, trial.rung) == ("done", 1)
     assert (trial.epochs, trial.seconds) == (9, 720)
-
-
-@pytest.mark.parametrize("objective", ["nan", "inf", None])
-def test_what_is_no_number_is_no_objective(tmp_path: pathlib.Path, objective: object) -> None:
-    journal = Journal().begin().start("0000").report("0000", 1, objective).end("0000", objective, "infeasible")
-    sweep = read_sweep(journal.write(tmp_path))
-    assert sweep.trials[0].curve == [] and sweep.best is None and sweep.ranking == []
-    assert sweep.trials[0].message == "The loss is NaN at step 120."
 
 
 DONE = [("0000", -3.0, "done"), ("0006", -3.0, "done")]

@@ -9,10 +9,6 @@ import support
 from tensorboards import tensorboard
 from tuning.sweeps import ACCURACY, Sweep, arguments
 
-from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.report.progress import write_hparams
-from tfdist.tuning.schedule import journal
-
 RATE, SIZE, CALLS = "keras.optimizers.SGD.learning_rate", "train.eval_batch_size", "train.steps_per_call"
 SPACE = f"""{{
     '{RATE}': @space.choice(values=[0.1, 1e30]),
@@ -54,9 +50,3 @@ def test_tensorboard_shows_each_trial_with_its_values_metrics_and_end(
             shown = {(each["name"]["group"], each["name"]["tag"]): each["value"] for each in group["metricValues"]}
             assert shown["eval", ACCURACY.removeprefix("val_")] == pytest.approx(ends[name]["objective"])
             assert texts[f"trials/{name}/tensorboard"] == ["config.gin"]
-
-
-def test_a_trial_that_was_stopped_is_shown(tmp_path: pathlib.Path) -> None:
-    trial, directory = journal.Trial(name="0000", values={"a.rate": 0.5}, status="stopped"), RunDirectory(str(tmp_path))
-    write_hparams(directory, trial, {"time": "2026-11-27T05:00:00+00:00", "seconds": 1.0}, {})
-    assert list((tmp_path / "tensorboard").rglob("*hparams*"))

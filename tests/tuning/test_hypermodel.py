@@ -8,7 +8,6 @@ import shutil
 from typing import Any
 
 import keras
-import keras_tuner
 import pytest
 import support
 from tuning import hyper_models
@@ -18,7 +17,6 @@ from tfdist.errors import UserError
 from tfdist.strategies.one_device import OneDevice
 from tfdist.training.run.train_settings import TrainSettings
 from tfdist.tuning.search import hypermodel
-from tfdist.tuning.search.space import Space
 
 EXPERIMENT = """\
 import hyper_models
@@ -115,23 +113,6 @@ def test_keras_tuners_own_tuner_trains_by_tfdist(experiment: pathlib.Path, tmp_p
     assert "epoch" not in finished.stdout  # verbose=0
 
 
-@pytest.mark.slow
-def test_the_space_is_found_in_each_conditional_scope_and_a_fixed_value_leaves_it() -> None:
-    found = hypermodel.HyperModel(hyper_models.build, {}).find_space()
-    assert {each.name: type(each).__name__ for each in found.space} == {
-        "kind": "Choice",
-        "layers": "Int",
-        "units_0": "Int",
-        "learning_rate": "Float",
-    }
-    found = hypermodel.HyperModel(hyper_models.build, {"kind": "linear"}).find_space()
-    assert {each.name: type(each).__name__ for each in found.space}["kind"] == "Fixed"
-    made = Space(None, found)
-    assert made.statements({"kind": "linear", "learning_rate": 0.1}) == [
-        "train.hyperparameters = {'kind': 'linear', 'learning_rate': 0.1}"
-    ]
-
-
 def test_one_name_in_two_scopes_is_refused() -> None:
     def build(hp: Any) -> Any:
         kind = hp.Choice("optimizer", ["sgd", "adam"])
@@ -151,16 +132,6 @@ def test_an_overridden_fit_is_refused() -> None:
         hypermodel.HyperModel(hyper_models.Shuffled, {})
 
 
-def test_what_is_of_keras_tuners_kind() -> None:
-    def build(hp: keras_tuner.HyperParameters) -> None: ...
-    def plain(units: int = 3) -> None: ...
-    def unset(units: int) -> None: ...
-
-    taken = [hyper_models.Classifier, hyper_models.Classifier(), build]
-    assert all(map(hypermodel.takes_hyperparameters, taken))
-    assert not any(map(hypermodel.takes_hyperparameters, [plain, unset, 3, dict]))
-
-
 def training(model: Any, values: Any) -> TrainSettings:
     return TrainSettings(
         model=model,
@@ -177,10 +148,3 @@ def test_values_for_a_model_that_takes_none_are_refused() -> None:
         hypermodel.builder_of(training(lambda: None, {"units": 3}))
     with pytest.raises(UserError, match="must be a dict"):
         hypermodel.builder_of(training(hyper_models.build, 3))
-
-
-@pytest.mark.parametrize("content", ["", "[]", "[" * 100_000, "{}", '{"space": 1, "values": {}}'])
-def test_hyperparameters_that_no_trial_wrote_are_one_message(tmp_path: pathlib.Path, content: str) -> None:
-    (tmp_path / "hyperparameters.json").write_text(content)
-    with pytest.raises(UserError, match=r"hyperparameters.json is damaged"):
-        hypermodel.read(str(tmp_path))

@@ -14,7 +14,7 @@ from tfdist.errors import UserError
 from tfdist.launch import local_workers
 from tfdist.launch.plan import Plan
 from tfdist.launch.supervise.output import Output
-from tfdist.tuning.execution.local_slots import TrialCommand, read_log
+from tfdist.tuning.execution.local_slots import TrialCommand
 
 # A script without `if __name__ == "__main__"`, which a process of multiprocessing would start again.
 SCRIPT = """\
@@ -91,15 +91,6 @@ def test_of_several_workers_the_one_to_blame_tells_why_the_trial_ended(
 def test_what_the_launcher_cannot_do_for_any_trial_ends_the_sweep() -> None:
     with pytest.raises(UserError, match=r"^Horovod is not installed\.$"):
         TrialCommand([], ["--workers=2"]).find_cause(2, "[worker 0] on\n[launch] Horovod is not installed.\n")
-
-
-def test_the_node_of_a_trial_is_where_ray_has_put_it(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "log").write_text("[launch] Ray placed worker 0 on 10.0.0.1.\n")
-    begin = (tmp_path / "log").stat().st_size
-    assert read_log(str(tmp_path / "log"), 0) == ("[launch] Ray placed worker 0 on 10.0.0.1.\n", "10.0.0.1")
-    assert read_log(str(tmp_path / "log"), begin) == ("", None)
-    (tmp_path / "log").write_text("[launch] Ray placed worker 0 on 10.0.0.2, worker 1 on 10.0.0.3.\n")
-    assert read_log(str(tmp_path / "log"), 0)[1] == "10.0.0.2"
 
 
 def test_the_workers_of_a_trial_share_its_gpus(tmp_path: pathlib.Path) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import pytest
 import ray_cluster
 import support
+from mistakes import each_is_refused
 from processes import Running, running
 from ray_cluster import HEAD, RayCluster
 from tuning.sweeps import Sweep, arguments, held, write_experiment
 
-from tfdist.errors import UserError
 from tfdist.tuning.execution import executor
 from tfdist.tuning.execution.local_slots import read_log
 
@@ -213,15 +213,10 @@ def test_no_cluster_is_one_message(tmp_path: pathlib.Path, gin_file: pathlib.Pat
         assert message in chief.output and "Traceback" not in chief.output
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"cpus": -1}, "cpus must be a number of at least 0; received -1"),
-        ({"gpus": 1.5}, "gpus above 1 must be a whole number"),
-        ({"placement": "near"}, "placement must be one of pack, spread"),
-        ({"working_dir": "/nowhere"}, "must be a directory; received '/nowhere'"),
-    ],
+test_what_cannot_be_asked_of_ray_is_one_message = each_is_refused(
+    lambda wrong: executor.Ray(**wrong),
+    ({"cpus": -1}, "cpus must be a number of at least 0; received -1"),
+    ({"gpus": 1.5}, "gpus above 1 must be a whole number"),
+    ({"placement": "near"}, "placement must be one of pack, spread"),
+    ({"working_dir": "/nowhere"}, "must be a directory; received '/nowhere'"),
 )
-def test_what_cannot_be_asked_of_ray_is_one_message(wrong: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        executor.Ray(**wrong)  # type: ignore[arg-type]

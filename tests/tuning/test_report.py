@@ -15,7 +15,6 @@ from sweep_journals import Journal, ended, hyperband_sweep
 from tfdist.commands import verbs
 from tfdist.errors import UserError
 from tfdist.storage import files
-from tfdist.telemetry.console.console_text import short_names, value_text
 from tfdist.tuning.report.sweep_page import find_limits, write_sweep_report
 from tfdist.tuning.schedule.journal import read_sweep
 
@@ -156,17 +155,6 @@ def test_one_diverged_trial_does_not_press_the_others_into_a_line(tmp_path: path
     assert -0.1 < low < 0 and 0.9 < high < 3
     low, high = find_limits(sweep, [*usual, -1e9])  # far better than the others: that is what counts
     assert low < -1e9 + 1
-
-
-def test_names_are_as_short_as_they_can_be_told_apart() -> None:
-    assert short_names(["a.rate", "b.rate", "c.layers"]) == {
-        "a.rate": "a.rate",
-        "b.rate": "b.rate",
-        "c.layers": "layers",
-    }
-    assert short_names(["x.a.rate", "a.rate"]) == {"x.a.rate": "x.a.rate", "a.rate": "a.rate"}
-    assert value_text("a long name of a choice", most=8) == "a lo…ice"
-    assert value_text("@keras.optimizers.Adam()", most=10) == "@Adam()"
 
 
 @pytest.mark.slow

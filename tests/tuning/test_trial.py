@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tfdist.errors import EXIT_IN_USE, PeerLostError, UserError
-from tfdist.launch.processes import KILLED_FOR_MEMORY, deal
-from tfdist.storage import files
+from tfdist.launch.processes import KILLED_FOR_MEMORY
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.schedule.chief import Interruptions
 from tfdist.tuning.schedule.trial import ActiveTrial, TuneObjective
@@ -170,31 +169,6 @@ def test_what_a_resumed_run_does_again_is_reported_once(tmp_path: pathlib.Path) 
     assert [(report.epoch, report.step) for report in run.new_reports(OBJECTIVE)] == [(4, 40), (5, 50)]
 
 
-def test_a_metrics_file_that_grows_is_not_read_again_from_its_beginning(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-    for name in ("read", "read_range"):
-        whole = getattr(files, name)
-
-        def counted(*args: Any, whole: Any = whole) -> bytes:
-            data = whole(*args)
-            sizes.append(len(data))
-            return data
-
-        monkeypatch.setattr(files, name, counted)
-    run, path = trial(tmp_path), tmp_path / "metrics.jsonl"
-    for index in range(100):
-        with path.open("a") as metrics:
-            metrics.write(point(1 + index, 0.1))
-        assert [report.epoch for report in run.new_reports(OBJECTIVE)] == [1 + index]
-    assert sum(sizes) < 3 * path.stat().st_size
-    with path.open("a") as metrics:
-        metrics.write("{\n")
-    with pytest.raises(UserError, match="a line is not a point"):
-        list(run.new_reports(OBJECTIVE))
-
-
 def test_half_a_line_waits_for_its_other_half(tmp_path: pathlib.Path) -> None:
     run = trial(tmp_path)
     whole = point(1, 0.5)
@@ -206,12 +180,6 @@ def test_an_objective_that_is_not_reported_is_named_with_what_is(tmp_path: pathl
     run = trial(tmp_path, points=1)
     with pytest.raises(UserError, match=r"Did you mean 'val_accuracy'.*Reported: val_loss, val_accuracy"):
         list(run.new_reports(TuneObjective("val_acuracy", "max")))
-
-
-def test_devices_are_dealt_in_equal_parts_and_shared_only_if_there_are_too_few() -> None:
-    assert deal(["0", "1", "2", "3"], 2) == [["0", "1"], ["2", "3"]]
-    assert deal(["5", "7", "9"], 2) == [["5"], ["7"]]
-    assert deal(["0"], 2) == [["0"], ["0"]]
 
 
 def test_a_run_that_another_process_still_trains_is_only_interrupted(tmp_path: pathlib.Path) -> None:
