@@ -20,7 +20,7 @@ from training.trainings import Trained, run, softmax_model
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry import heartbeat
-from tfdist.training.run import assembly
+from tfdist.training.run import assembly, tuned
 from tfdist.training.step.optimizer import Update
 
 
@@ -56,7 +56,7 @@ def test_a_call_that_compiles_counts_as_building(tmp_path: pathlib.Path, monkeyp
     monkeypatch.setattr(heartbeat, "beat", lambda phase, step=None: phases.append((phase, step)))
     with xla_trials.trials():
         whole(tmp_path)
-    assert [step for phase, step in phases if phase == heartbeat.BUILDING and step is not None] == [2, 3, 4]
+    assert [step for phase, step in phases if phase == heartbeat.BUILDING and step is not None] == [2, 7, 8]
 
 
 @pytest.mark.slow
@@ -108,6 +108,31 @@ def test_an_update_that_xla_cannot_compile_is_known_without_running_it() -> None
 def test_nothing_is_tried_where_it_could_not_be_used(tmp_path: pathlib.Path, changes: dict[str, Any]) -> None:
     with xla_trials.trials():
         assert not whole(tmp_path, epochs=1, **changes).events("xla_chosen")
+
+
+@pytest.mark.parametrize(
+    ("steps", "milliseconds", "tried", "choice"),
+    [
+        (300, {"on": 10}, [], None),  # one trace is expected to take 2 s, and 28 are left
+        (1000, {"on": 50}, ["on", "pass"], "on"),
+        (1000, {"on": 50, "pass": 20}, ["on", "pass"], "pass"),
+        (1000, {"on": 99}, ["on"], "off"),  # what is left pays for no other, as this one gains nothing
+        (9000, {"on": 99, "pass": 20}, ["on", "pass"], "pass"),
+    ],
+)
+def test_the_likeliest_is_tried_first_and_the_others_if_that_pays(
+    steps: int, milliseconds: dict[str, int], tried: list[str], choice: str | None
+) -> None:
+    strategy, made, settled = OneDevice(), [], []
+    strategy.connect()
+    variants: Any = {name: lambda name=name: made.append(name) or name for name in ("on", "pass")}
+    trial = tuned.XlaTrial(strategy, "off", variants, steps, lambda *told: settled.append(told))  # type: ignore[arg-type]
+    step = trial.observe(1, 1, 1.0)  # traces
+    for number in range(2, 60):
+        if not trial.is_over:
+            step = trial.observe(number, 1, {"off": 100, **milliseconds}.get(str(step), 100) / 1000)
+    assert made == tried
+    assert [name for name, _ in settled] == ([] if choice is None else ["off", choice])
 
 
 def test_a_short_run_tries_nothing(tmp_path: pathlib.Path) -> None:

@@ -19,7 +19,7 @@ from training.trainings import run_program, train_base
 
 from tfdist.training.run import tuned as xla_trial
 
-FORCED = {"MOST_COST": 1e9, "FIRST_LOOK": 2, "ROUNDS": 2}
+FORCED = {"FIRST_SHARE": 1e9, "OTHERS_SHARE": 1e9, "FIRST_LOOK": 2, "ROUNDS": 2}
 SETTINGS: dict[str, Any] = {"epochs": 4, "deterministic": False, "steps_per_call": 1, "eval_data": None, "xla": "auto"}
 
 

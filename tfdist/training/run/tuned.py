@@ -107,7 +107,8 @@ def can_compile(strategy: Strategy, learner: Learner, step: TrainStep, batch: An
 
 
 REFUSED = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)  # by XLA, of what it cannot compile
-MOST_COST = 0.01  # of the time that the run has before it
+FIRST_SHARE = 0.05  # of the time that the run has before it, for the likeliest variant, and once that has gained
+OTHERS_SHARE = 0.01  # for the others, where it has not
 TRACES = 2.0  # what a variant is expected to cost, in times of the first call, which traces one
 FIRST_LOOK, LOOKS_APART = 16, 8  # after calls of these numbers: 16, 128, 1,024, …
 ROUNDS = 5
@@ -166,34 +167,56 @@ class XlaTrial:
 
     def _run(self) -> Generator[TrainStep, tuple[int, int, float], TrainStep]:
         _, _, traced_seconds = yield self._uncompiled
-        budget, number, look = 0.0, 1, FIRST_LOOK
-        while not budget:  # until the rest of the run is long enough for what a trial may take of it
+        rest, number, look = 0.0, 1, FIRST_LOOK
+        while rest * FIRST_SHARE <= TRACES * traced_seconds:  # what the likeliest variant is expected to cost
             last_step, steps, seconds = yield self._uncompiled
             number += 1
             if number == look:
                 look *= LOOKS_APART
                 traced_seconds, of_step = self._strategy.from_chief([traced_seconds, seconds / steps]).tolist()
-                allowed = MOST_COST * of_step * (self._last_step - last_step)
-                budget = allowed if allowed >= TRACES * traced_seconds * len(self._variants) else 0.0
+                rest = of_step * (self._last_step - last_step)
         self._settle(UNCOMPILED, {})
-        tried, spent = {UNCOMPILED: self._uncompiled}, 0.0
-        for name, make in self._variants.items():
+        tried = {UNCOMPILED: self._uncompiled}
+        first, *others = self._variants
+        yield from self._compile([first], tried, rest)
+        means = yield from self._compare(tried)
+        budget = rest * (FIRST_SHARE if _choose(means) == first else OTHERS_SHARE)
+        if others and budget >= TRACES * traced_seconds * len(others):
+            yield from self._compile(others, tried, budget)
+            means = yield from self._compare(tried)
+        choice = _choose(means)
+        self._settle(choice, means)
+        return tried[choice]
+
+    def _compile(
+        self, names: Sequence[str], tried: dict[str, TrainStep], budget: float
+    ) -> Generator[TrainStep, tuple[int, int, float], None]:
+        """Adds to `tried` the variants that XLA compiles, until that has taken `budget` seconds."""
+        spent = 0.0
+        for name in names:
             started = time.perf_counter()
-            step = make()
+            step = self._variants[name]()
             if step is not None:
                 tried[name] = step
                 yield step  # compiles
             spent += float(self._strategy.from_chief([time.perf_counter() - started])[0])
             if spent > budget:
                 break
+
+    def _compare(
+        self, tried: Mapping[str, TrainStep]
+    ) -> Generator[TrainStep, tuple[int, int, float], Mapping[str, float]]:
+        """Has calls computed by each in turn; returns the seconds of a step."""
         samples: dict[str, list[float]] = {name: [] for name in tried}
         for _ in range(ROUNDS):
             for name, step in tried.items():
                 _, steps, seconds = yield step
                 samples[name].append(seconds / steps)
         medians = self._strategy.sum_over_workers([statistics.median(some) for some in samples.values()])
-        means = dict(zip(tried, (medians / self._strategy.topology.num_workers).tolist(), strict=True))
-        quickest = min(means, key=means.__getitem__)
-        choice = quickest if means[quickest] <= (1 - LEAST_GAIN) * means[UNCOMPILED] else UNCOMPILED
-        self._settle(choice, means)
-        return tried[choice]
+        return dict(zip(tried, (medians / self._strategy.topology.num_workers).tolist(), strict=True))
+
+
+def _choose(means: Mapping[str, float]) -> str:
+    """The quickest, or no compilation where that gains too little."""
+    quickest = min(means, key=means.__getitem__)
+    return quickest if means[quickest] <= (1 - LEAST_GAIN) * means[UNCOMPILED] else UNCOMPILED
