@@ -180,11 +180,9 @@ def add_request(values: flags.FlagValues) -> None:
     """Puts what a request says of the experiment into the flags, where these do not say it."""
     from tfdist.planning import requests
 
-    request = requests.read_request(values.request)
-    named = values.gin_file or ([request.experiment] if request.experiment else [])
-    statements = request.statements(has_experiment=bool(named))
-    values["gin_param"].value = [*statements, *values.gin_param]
-    values["gin_file"].value = named or [f"tfdist:reference/{request.kind}.gin"]
+    request = requests.read_request(values.request, values.gin_file)
+    values["gin_param"].value = [*request.statements(), *values.gin_param]
+    values["gin_file"].value = request.files or [f"{requests.SHIPPED}{request.kind}.gin"]
 
 
 def parse_profile(given: flags.FlagValues) -> ProfiledSteps | None:
@@ -329,7 +327,7 @@ def run_mode(given: flags.FlagValues, loaded: Any, load: Callable[[Sequence[str]
         "tune": lambda settings: sweep.tune(settings, request, trials),
     }
     checks: dict[str, Callable[[Any], None]] = {
-        "train": lambda settings: experiment.validate(settings, print),
+        "train": lambda settings: experiment.validate(settings, print, request),
         "evaluate": lambda settings: experiment.validate_evaluation(settings, run_dir, print),
         "predict": lambda settings: predicting.validate_prediction(settings, run_dir, print),
         "export": lambda settings: exporting.validate_export(settings, run_dir, print),
@@ -380,7 +378,7 @@ def plan(given: flags.FlagValues, settings: Any, run_dir: str) -> None:
 
     limits = Limits(given.budget_usd, given.deadline)
     chosen_by = {name: given[name].value for name in ("devices", "prices", "hardware", "from_run")}
-    request = None if given.request is None else requests.read_request(given.request)
+    request = None if given.request is None else requests.read_request(given.request, given.gin_file)
     planning.plan(settings, run_dir, print, limits=limits, request=request, **chosen_by)
 
 

@@ -11,7 +11,7 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import UserError, is_whole_number, suggest
@@ -57,6 +57,7 @@ NEAREST = {
 }
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 BYTES = {"tabular": 128, "cv": 64 * 64 * 3, "nlp": 512}  # of an example of configs/reference
+SHIPPED = "tfdist:reference/"
 MAX_GPUS = 128
 STEPS = 1000  # of an epoch, where nobody says how much data there is
 
@@ -72,19 +73,14 @@ def load_zeros(*, count: int, inputs: tuple[int, ...] = ()) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class PlanRequest:
-    """What a request asks for; `values` are by the words of NAMES."""
+    """What a request asks for; `values` are by the words of NAMES, `files` the experiment's, if there is one."""
 
     values: Mapping[str, Any]
+    files: Sequence[str]
 
     @property
     def approach(self) -> str | None:
         return self.values.get("approach")
-
-    @property
-    def experiment(self) -> str | None:
-        """The gin file that the request names as its model."""
-        path = str(self.values.get("path", ""))
-        return path if path.endswith(".gin") else None
 
     @property
     def kind(self) -> str:
@@ -95,7 +91,7 @@ class PlanRequest:
     @property
     def depth(self) -> int | None:
         """The number of the shipped transformer's blocks; None for other models."""
-        return None if self.experiment or self.kind != "nlp" else self._size_transformer()[1]
+        return None if self.files or self.kind != "nlp" else self._size_transformer()[1]
 
     def _size_transformer(self) -> tuple[int, int]:
         """The width and number of blocks; wider by 128 for each block, as GPT-3's are about."""
@@ -103,13 +99,13 @@ class PlanRequest:
         width = 64 * max(1, round((parameters * 128 / 12) ** (1 / 3) / 64))
         return width, max(2, round(parameters / 12 / width**2))
 
-    def statements(self, *, has_experiment: bool) -> Iterator[str]:
+    def statements(self) -> Iterator[str]:
         """Yields the gin statements with which an experiment, or the shipped one, becomes what is asked for."""
         if (batch_size := self.values.get("batch_size")) is not None:
             yield f"train.global_batch_size = {batch_size}"
         if (epochs := self.values.get("epochs")) is not None:
             yield f"train.epochs = {epochs}"
-        if has_experiment:
+        if self.files:
             return
         rows, parameters = batch_size or 256, parse_amount(self.values.get("size", "11M"))
         yield f"EXAMPLES = {rows * BYTES['nlp'] + 1 if self.kind == 'nlp' else rows}"
@@ -158,21 +154,21 @@ class PlanRequest:
     def list_notes(self) -> list[str]:
         """Lists what of the request the plan does not follow, or stands for something else."""
         notes, values = [], self.values
-        if self.experiment is None:
+        if not self.files:
             kind = values.get("model_type", "a model")
-            notes.append(f"No experiment: tfdist:reference/{self.kind}.gin of that size stands for {kind}.")
-        if values.get("data_size") is None and self.experiment is None:
+            notes.append(f"No experiment: {SHIPPED}{self.kind}.gin of that size stands for {kind}.")
+        if values.get("data_size") is None and not self.files:
             notes.append(f"No size of the data: an epoch is taken to have {STEPS:,} steps.")
         for name in ("data_path", "data_sharding", "path"):
-            if values.get(name) is not None and values[name] != self.experiment:
+            if values.get(name) is not None and values[name] not in self.files:
                 notes.append(
                     f"{name} {values[name]!r} changes nothing: workers read disjoint parts of what a source has."
                 )
         return notes
 
 
-def read_request(path: str) -> PlanRequest:
-    """Reads a request.
+def read_request(path: str, gin_files: Sequence[str] = ()) -> PlanRequest:
+    """Reads a request, for an experiment in these files, or in the one that it names as its model.
 
     Raises:
       UserError: it is no JSON, or a name or value in it is none that is known.
@@ -193,7 +189,8 @@ def read_request(path: str) -> PlanRequest:
         if value is not None:
             _check_value(name, NAMES[name], value)
             values[NAMES[name]] = f"{value}GB" if name.endswith("data_size_gb") else value
-    return PlanRequest(values)
+    named = [values["path"]] if str(values.get("path")).endswith(".gin") else []
+    return PlanRequest(values, [name for name in gin_files if not name.startswith(SHIPPED)] or named)
 
 
 def _flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
