@@ -26,6 +26,7 @@ from tfdist.planning.estimate import (
     estimate_group,
     estimate_memory,
     plan_checkpoints,
+    read_tuning,
 )
 from tfdist.planning.planning import choose_plans
 from tfdist.planning.requests import read_request
@@ -199,6 +200,13 @@ def test_checkpoints_are_planned_as_the_policy_has_them() -> None:
         "storage": "runs/a/checkpoints",
         "retention": {"keep_last": 2, "keep_every_steps": None, "keep_best": None},
     }
+
+
+def test_a_sweep_tells_a_plan_what_it_found(tmp_path: Path) -> None:
+    result = {"mode": "tune", "best_values": {"train.seed": 3}, "best_objective": 0.9, "trials_by_status": {"done": 7}}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    expected = {"best_params": {"train.seed": 3}, "best_score": 0.9, "trials_completed": 7}
+    assert read_tuning(str(tmp_path)) == expected and read_tuning(str(tmp_path / "none")) is None
 
 
 CLUSTER = {

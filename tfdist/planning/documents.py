@@ -9,7 +9,7 @@ import dataclasses
 import datetime
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.checkpoint.catalog import KEEP_LAST
@@ -110,10 +110,10 @@ def build_document(
         "distributedConfig": _in_camel_case(distributed),
         "resourceAllocation": {
             "nodeAssignments": [
-                {"node": node, "device": first.group.device.kind, "devices": count, "workers": workers}
-                for node, (count, workers) in enumerate(_assign_nodes(first))
+                {"node": node, "devices": here, "workers": here if first.strategy == HOROVOD else 1}
+                for node, here in enumerate(first.group.per_node)
             ],
-            "memoryPerNode": int(first.memory_bytes) * min(first.group.count, first.group.device.per_machine),
+            "memoryPerNode": int(first.memory_bytes) * first.group.per_node[0],
             "shardingStrategy": _sharding(first.choice),
             "stages": list(first.choice.stages),
             **_describe_device(first),
@@ -172,22 +172,8 @@ def _in_camel_case(names: Mapping[str, Any]) -> dict[str, Any]:
 
 def _describe_strategy(each: Estimate) -> dict[str, Any]:
     group = each.group
-    per_node = min(group.count, group.device.per_machine)
-    return {
-        "approach": each.approach,
-        "total_gpus": group.count,
-        "nodes": group.num_machines,
-        "gpus_per_node": per_node,
-    }
-
-
-def _assign_nodes(each: Estimate) -> Iterator[tuple[int, int]]:
-    """Yields the devices and the worker processes of every node."""
-    left = each.group.count
-    while left > 0:
-        here = min(left, each.group.device.per_machine)
-        yield here, here if each.strategy == HOROVOD else 1
-        left -= here
+    nodes = {"nodes": group.num_machines, "gpus_per_node": group.per_node[0]}
+    return {"approach": each.approach, "total_gpus": group.count, **nodes}
 
 
 def list_uncertainties(each: Estimate) -> list[str]:
@@ -290,9 +276,6 @@ def _describe_rdma(each: Estimate) -> dict[str, Any]:
         "network": technology if uses_network else None,
         "expected_speedup": 1 + max(0.0, longer - each.reduce_seconds) / each.step_seconds if enabled else None,
         "env_vars": variables,
-        "note": "Empty values are this cluster's own: the network interface of the workers' addresses."
-        if variables and uses_network
-        else "Nothing has to be set.",
     }
 
 

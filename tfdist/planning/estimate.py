@@ -66,6 +66,12 @@ class DeviceGroup:
         return math.ceil(self.count / self.device.per_machine)
 
     @property
+    def per_node(self) -> list[int]:
+        """The devices of each machine, of which the last may have fewer."""
+        each = self.device.per_machine
+        return [min(each, self.count - first) for first in range(0, self.count, each)]
+
+    @property
     def usd_per_hour(self) -> float | None:
         """The price of all devices; None where no price is known."""
         price = self.device.usd_per_hour

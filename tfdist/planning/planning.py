@@ -100,7 +100,7 @@ def plan(
             limits,
             measured=measured,
             tuning=tuning,
-            notes=[] if request is None else request.list_notes(),
+            notes=[] if request is None else request.list_notes(3 * best[0].step.state_bytes),  # one is being written
             directory=directory,
         )
         files.write_atomic(files.join(directory.path, "plan.json"), to_json(document, indent=2) + "\n")

@@ -101,25 +101,24 @@ class PlanRequest:
 
     def statements(self) -> Iterator[str]:
         """Yields the gin statements with which an experiment, or the shipped one, becomes what is asked for."""
-        if (batch_size := self.values.get("batch_size")) is not None:
-            yield f"train.global_batch_size = {batch_size}"
-        if (epochs := self.values.get("epochs")) is not None:
-            yield f"train.epochs = {epochs}"
+        rows, parameters = self.values.get("batch_size", 256), parse_amount(self.values.get("size", "11M"))
+        if "batch_size" in self.values:
+            yield f"train.global_batch_size = {rows}"
+        if "epochs" in self.values:
+            yield f"train.epochs = {self.values['epochs']}"
         if self.files:
             return
-        rows, parameters = batch_size or 256, parse_amount(self.values.get("size", "11M"))
         yield f"EXAMPLES = {rows * BYTES['nlp'] + 1 if self.kind == 'nlp' else rows}"
         yield f"train.steps_per_epoch = {self.count_steps(rows)}"
-        width = max(8, 8 * round(math.sqrt(parameters / 2750) / 8))
-        wide = max(1, round(math.sqrt(parameters)))
-        yield {
-            "nlp": "transformer.build_transformer.width = {0}\ntransformer.build_transformer.num_heads = {1}",
-            "cv": "resnet.build_resnet.filters = {2}",
-            "tabular": "mlp.build_mlp.hidden_units = {3}",
-        }[self.kind].format(
-            *(self._size_transformer()[0], self._size_transformer()[0] // 64),
-            *(tuple(width * 2**stage for stage in range(4)), (wide, wide)),
-        )
+        if self.kind == "nlp":
+            width, _ = self._size_transformer()
+            yield f"transformer.build_transformer.width = {width}"
+            yield f"transformer.build_transformer.num_heads = {width // 64}"
+        elif self.kind == "cv":
+            width = max(8, 8 * round(math.sqrt(parameters / 2750) / 8))
+            yield f"resnet.build_resnet.filters = {tuple(width << stage for stage in range(4))}"
+        else:
+            yield f"mlp.build_mlp.hidden_units = {2 * (max(1, round(math.sqrt(parameters))),)}"
 
     def count_steps(self, batch_size: int) -> int:
         """Returns the steps of an epoch, by the bytes of the data, or by its examples where the size is a number."""
@@ -151,9 +150,11 @@ class PlanRequest:
         suffix = ":1" if self.approach == "none" else f":{count}" if count else ""
         return {**known, **changed}, [f"{kind}{suffix}" for kind in large]
 
-    def list_notes(self) -> list[str]:
+    def list_notes(self, checkpoint_bytes: float) -> list[str]:
         """Lists what of the request the plan does not follow, or stands for something else."""
         notes, values = [], self.values
+        if checkpoint_bytes > (storage := values.get("storage_gb", math.inf) * 1e9):
+            notes.append(f"Checkpoints need {checkpoint_bytes / 1e9:.3g} GB, and storage_gb is {storage / 1e9:g}.")
         if not self.files:
             kind = values.get("model_type", "a model")
             notes.append(f"No experiment: {SHIPPED}{self.kind}.gin of that size stands for {kind}.")
