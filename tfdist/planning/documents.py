@@ -21,7 +21,9 @@ from tfdist.planning.estimate import (
     HOROVOD,
     MEASURED,
     MESSAGE_SECONDS,
+    SPLIT,
     USABLE,
+    WEIGHTS,
     Estimate,
     Limits,
     MeasuredRun,
@@ -181,6 +183,11 @@ def list_uncertainties(each: Estimate) -> list[str]:
     texts = []
     if each.choice.precision == "bfloat16":
         texts.append("bfloat16 rounds more than float32: compare a metric of both before a long run.")
+    if each.choice.sharding in (WEIGHTS, SPLIT):
+        texts.append(
+            f"Some optimizers and layers do not go with train.sharding = {_sharding(each.choice)!r}: "
+            "train.fast_check = True finds out."
+        )
     if each.step.uncertain:
         texts.append(
             f"{len(each.step.uncertain)} operations have shapes that depend on values, and count with the most that "

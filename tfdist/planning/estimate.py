@@ -338,8 +338,7 @@ def _fit(
 ) -> tuple[PlannedChoice, Step, int] | None:
     """The fewest microbatches with which the training fits on a group in a layout; None where it does not."""
     usable = USABLE * group.device.memory_bytes
-    computes_again = layout.recomputes or layout.sharding == WEIGHTS
-    traced = training.trace(precision, computes_again or layout.is_staged)
+    traced = training.trace(precision, layout.recomputes or layout.sharding == WEIGHTS or layout.is_staged)
     if traced is None and layout.is_staged:
         traced = training.trace(precision, False)
     if traced is None or not _suits(traced.small, group, layout):
@@ -349,7 +348,7 @@ def _fit(
     for number in (2**power for power in range(MOST_MICROBATCHES.bit_length())):
         if training.global_batch_size < replicas * number:
             break
-        if group.device.is_tpu and training.global_batch_size % (replicas * number):
+        if (group.device.is_tpu or layout.sharding == SPLIT) and training.global_batch_size % (replicas * number):
             continue
         if stages and number < min(4 * group.count, MOST_MICROBATCHES, training.global_batch_size // 2):
             continue  # fewer leave the stages waiting (GPipe)
