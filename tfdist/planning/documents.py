@@ -109,14 +109,14 @@ def build_document(
         "model": _describe_model(first),
         "batch_configuration": _describe_batch(first, training),
         "distributed_config": {name: distributed[name] for name in ("strategy", "world_size", "backend")},
-        "distributedConfig": _in_camel_case(distributed),
+        "distributedConfig": _convert_to_camel_case(distributed),
         "resourceAllocation": {
             "nodeAssignments": [
                 {"node": node, "devices": here, "workers": here if first.strategy == HOROVOD else 1}
                 for node, here in enumerate(first.group.per_node)
             ],
             "memoryPerNode": int(first.memory_bytes) * first.group.per_node[0],
-            "shardingStrategy": _sharding(first.choice),
+            "shardingStrategy": _format_sharding(first.choice),
             "stages": list(first.choice.stages),
             **_describe_device(first),
         },
@@ -168,7 +168,7 @@ def build_document(
     }
 
 
-def _in_camel_case(names: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_to_camel_case(names: Mapping[str, Any]) -> dict[str, Any]:
     return {re.sub("_(.)", lambda found: found[1].upper(), name): value for name, value in names.items()}
 
 
@@ -185,7 +185,7 @@ def list_uncertainties(each: Estimate) -> list[str]:
         texts.append("bfloat16 rounds more than float32: compare a metric of both before a long run.")
     if each.choice.sharding in (WEIGHTS, SPLIT):
         texts.append(
-            f"Some optimizers and layers do not go with train.sharding = {_sharding(each.choice)!r}: "
+            f"Some optimizers and layers do not go with train.sharding = {_format_sharding(each.choice)!r}: "
             "train.fast_check = True finds out."
         )
     if each.step.uncertain:
@@ -207,7 +207,7 @@ def format_gin(each: Estimate, settings: TrainSettings) -> str:
         f"train.strategy = @{name}.{CLASSES[name]}()",
         f"train.precision = {choice.precision!r}",
         f"train.num_microbatches = {choice.num_microbatches}",
-        f"train.sharding = {_sharding(choice)!r}",
+        f"train.sharding = {_format_sharding(choice)!r}",
     ]
     if choice.stages:
         lines.append(f"pipelined.Pipelined.stages = {list(choice.stages)}")
@@ -216,8 +216,8 @@ def format_gin(each: Estimate, settings: TrainSettings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _sharding(choice: PlannedChoice) -> str | list[str] | None:
-    """The value of train.sharding as a user writes it."""
+def _format_sharding(choice: PlannedChoice) -> str | list[str] | None:
+    """Returns the value of train.sharding as a user writes it."""
     return list(choice.sharding) if isinstance(choice.sharding, tuple) else choice.sharding
 
 
@@ -312,7 +312,7 @@ def format_page(best: Sequence[Estimate], training: PlannedTraining) -> str:
         f"plan: {first.group}, {first.strategy}, {choice.precision}, "
         f"{number} microbatch{'es' if number > 1 else ''} of {choice.rows} examples"
         + (", gradient checkpointing" if choice.recomputes else "")
-        + (f", train.sharding = {_sharding(choice)!r}" if choice.sharding else "")
+        + (f", train.sharding = {_format_sharding(choice)!r}" if choice.sharding else "")
         + (f", stages from {', '.join(choice.stages)} on" if choice.stages else ""),
         f"exchange {1e3 * first.reduce_seconds:.3g} ms beside {1e3 * first.compute_seconds:.3g} ms of products and "
         f"{1e3 * first.memory_seconds:.3g} ms of memory",
