@@ -52,7 +52,19 @@ GPU_UTILIZATION, CHECKPOINT_OVERHEAD = 0.8, 0.05  # at least; at most
 ETHERNET = 12.5e9  # bytes a second of a machine without RDMA, as Google Cloud's A2 machines have it
 BUFFER_BYTES = 4 << 20  # NCCL's own; larger ones may help where messages are large
 HEADERS = (
-    *("devices", "strategy", "precision", "microbatches", "largest", "memory", "step", "MFU", "hours", "USD"),
+    *(
+        "devices",
+        "strategy",
+        "approach",
+        "precision",
+        "microbatches",
+        "largest",
+        "memory",
+        "step",
+        "MFU",
+        "hours",
+        "USD",
+    ),
     *("time by", "memory by"),
 )
 BASES = {MEASURED: "run", COMPILED: "compiler", ESTIMATED: "graph"}  # in the table's words
@@ -295,41 +307,18 @@ def _describe_cost(each: Estimate) -> dict[str, Any]:
     }
 
 
-def format_page(best: Sequence[Estimate], training: PlannedTraining) -> str:
-    """The plan, the next best, and what both rest on."""
-    first = best[0]
-    step, number, choice = first.step, first.choice.num_microbatches, first.choice
-    groups = ", ".join(f"{name} {count:,}" for name, count in step.parameters.items())
-    lines = [
-        f"{sum(step.parameters.values()):,} parameters ({groups})",
-        f"a replica: weights {in_bytes(step.parameter_bytes)}, optimizer {in_bytes(step.slot_bytes)}, gradients "
-        f"{in_bytes(step.gradient_bytes)}, tensors at the peak {in_bytes(step.tensor_bytes)}",
-        f"a step of it: {step.flops * number:.3g} flops, {in_bytes(step.bytes_moved * number)} moved, "
-        f"{in_bytes(step.reduced_bytes if first.group.count > 1 else 0)} reduced; {training.total_steps:,} steps",
-        "",
-        align_columns([HEADERS, *map(_row, best)], HEADERS),
-        "",
-        f"plan: {first.group}, {first.strategy}, {choice.precision}, "
-        f"{number} microbatch{'es' if number > 1 else ''} of {choice.rows} examples"
-        + (", gradient checkpointing" if choice.recomputes else "")
-        + (f", train.sharding = {_format_sharding(choice)!r}" if choice.sharding else "")
-        + (f", stages from {', '.join(choice.stages)} on" if choice.stages else ""),
-        f"exchange {1e3 * first.reduce_seconds:.3g} ms beside {1e3 * first.compute_seconds:.3g} ms of products and "
-        f"{1e3 * first.memory_seconds:.3g} ms of memory",
-    ]
-    if first.interval_seconds is not None:
-        lines.append(
-            f"a checkpoint of {in_bytes(step.state_bytes)} every {first.interval_seconds:.0f} s, "
-            f"{100 * first.lost_share:.2g} % of the time lost to checkpoints and repeated steps"
-        )
-    lines.append(f"time: {first.basis[0]}; memory: {first.basis[1]}")
-    return "\n".join([*lines, *(f"uncertain: {each}" for each in list_uncertainties(first))])
+def format_page(best: Sequence[Estimate], uncertain: Sequence[str]) -> str:
+    """The plan and the next best, one a line, and what of it is uncertain; plan.json has what they rest on."""
+    count = sum(best[0].step.parameters.values())
+    lines = [f"{count:,} parameters", "", align_columns([HEADERS, *map(_row, best)], HEADERS), ""]
+    return "\n".join([*lines, *(f"uncertain: {each}" for each in uncertain)])
 
 
 def _row(each: Estimate) -> tuple[str, ...]:
     return (
         str(each.group),
         each.strategy,
+        each.approach,
         each.choice.precision,
         f"{each.choice.num_microbatches} × {each.choice.rows}",
         str(each.largest_rows),

@@ -105,7 +105,7 @@ def plan(
         )
         files.write_atomic(files.join(directory.path, "plan.json"), to_json(document, indent=2) + "\n")
         files.write_atomic(files.join(directory.path, "plan.gin"), documents.format_gin(best[0], settings))
-        notify(documents.format_page(best, training))
+        notify(documents.format_page(best, document["uncertain"]))
         notify(
             f"{files.join(directory.path, 'plan.json')}; to train so, write behind the experiment's files: "
             f"--gin_file={directory.path}/plan.gin\npipeline: {document['pipeline_config']['example']} of "
