@@ -9,7 +9,6 @@ tfdist export runs/language
 import argparse
 import os
 
-import keras
 import language
 import numpy as np
 import tensorflow as tf
@@ -18,7 +17,8 @@ import tensorflow as tf
 def load_logits(path):
     """A function from tokens [n, length] to logits [n, length, vocabulary], and the length."""
     if not os.path.isdir(path):
-        model = keras.saving.load_model(path, compile=False)
+        model = language.build_model()  # with the arguments that it was trained with
+        model.load_weights(path)
         return lambda tokens: model(tokens).numpy(), model.inputs[0].shape[1]
     loaded = tf.saved_model.load(path)
     signature = loaded.signatures["serving_default"]
