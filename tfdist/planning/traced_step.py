@@ -206,11 +206,14 @@ def _list_splits(model: Any) -> tuple[SplitLayer, ...]:
     """Lists the layers that can be split; each sees as many rows of an example as its model's layer gives."""
     found = []
     for outer in model.layers:
-        positions = math.prod(outer.output.shape[1:-1]) if getattr(outer.output, "shape", None) else 1
         try:
             splits = choose_splits(model, [outer.name], 1)
         except UserError:  # nothing of it can be split
             continue
+        try:
+            positions = math.prod(length or 1 for length in outer.output.shape[1:-1])
+        except (AttributeError, ValueError):  # it has no output, or several
+            positions = 1
         for each in splits:
             shape, size = each.variable.shape, count_bytes(each.variable) // math.prod(each.variable.shape)
             inputs = 1 if isinstance(each.layer, keras.layers.Embedding) else math.prod(shape[: each.axis])
