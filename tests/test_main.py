@@ -31,6 +31,7 @@ from tfdist.telemetry.result import RunResult
 CONFIGS = REPOSITORY / "configs"
 DIGITS = "--gin_file=configs/experiments/digits.gin"
 EXPERIMENTS = sorted(f.relative_to(REPOSITORY) for f in CONFIGS.glob("experiments/*.gin"))
+REFERENCES = sorted(f.relative_to(REPOSITORY) for f in CONFIGS.glob("reference/*.gin"))
 STRATEGIES = sorted(f.relative_to(REPOSITORY) for f in CONFIGS.glob("strategies/*.gin"))
 ABSENT_PEERS = json.dumps(
     {"cluster": {"worker": ["host0.invalid:2222", "host1.invalid:2222"]}, "task": {"type": "worker", "index": 1}}
@@ -571,7 +572,7 @@ def data(prepared: Path, tmp_path: Path) -> None:
 
 
 DIGITS_FILE = Path("configs/experiments/digits.gin")
-VALIDATED = [(file, None) for file in EXPERIMENTS] + [(DIGITS_FILE, file) for file in STRATEGIES]
+VALIDATED = [(file, None) for file in [*EXPERIMENTS, *REFERENCES]] + [(DIGITS_FILE, file) for file in STRATEGIES]
 
 
 @pytest.mark.slow
@@ -597,7 +598,8 @@ def test_validate_accepts_every_experiment_and_every_strategy(
     assert told.stdout.splitlines()[-1] == "valid"
     replicas = {"mirrored": "2 replicas", "multi_worker": "2 replicas", "tpu": "as many replicas as"}.get(name, "1 rep")
     assert f"strategy: {'one_device' if name == 'auto' else name}, {replicas}" in told.stdout
-    for beginning in ("training data: ", "evaluation data: ", "model: ", "optimizer: "):
+    evaluation = () if experiment in REFERENCES else ("evaluation data: ",)
+    for beginning in ("training data: ", *evaluation, "model: ", "optimizer: "):
         assert re.search(rf"^{beginning}\S", told.stdout, re.MULTILINE)
     assert not (tmp_path / "run").exists()
 
@@ -636,7 +638,7 @@ def test_every_file_of_configs_is_part_of_an_experiment() -> None:
     for file in CONFIGS.rglob("*.gin"):
         included |= set(re.findall(r"^include '(?:tfdist:|configs/)(\S+)'", file.read_text(), re.MULTILINE))
     given = {str(f.relative_to(CONFIGS)) for f in CONFIGS.rglob("*.gin") if f.parent.name != "experiments"}
-    assert given - included == {str(f.relative_to("configs")) for f in STRATEGIES}
+    assert given - included == {str(f.relative_to("configs")) for f in [*STRATEGIES, *REFERENCES]}
 
 
 # Train and evaluate

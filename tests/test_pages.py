@@ -211,10 +211,12 @@ train.optimizer = @keras.optimizers.Adam
 """
 SCRIPT = read_code_blocks(REPOSITORY / "docs" / "from_fit.md", "python")[0]
 BLOCKS_FILES = {"blocks.py": BLOCKS_MODULE, "blocks.gin": BLOCKS_GIN}
+REQUEST = '{"modelConfig": {"size": "1M"}, "dataConfig": {"size": "1GB"}, "clusterConfig": {"gpusPerNode": 2}}'
 FILES = {
     "../README.md": {"train.py": SCRIPT},
     "from_fit.md": {"hosts.txt": "localhost:2\n"},
     "data.md": {"datasets.py": HUB, "prepare.py": IMAGES, "my_sets.py": SETS},
+    "plan.md": {"request.json": REQUEST},
     "recipes.md": BLOCKS_FILES,
     "sharding.md": BLOCKS_FILES,
     **{page: {"my.gin": DIGITS} for page in ("launch.md", "clusters.md", "tuning.md")},

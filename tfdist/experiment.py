@@ -7,6 +7,7 @@ well.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Callable
@@ -17,8 +18,10 @@ from tfdist.errors import DivergedError, OutOfMemoryError, UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.storage import files
 from tfdist.tasks.task import OwnSteps
+from tfdist.telemetry.console.progress_bar import open_console
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.result import RunResult
+from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.learner import build_model, check_metric_sums
 from tfdist.training.recovery.rollback import Rollbacks
 from tfdist.training.recovery.survival import check_start_from
@@ -90,24 +93,42 @@ def _clear_backup(run: Run, settings: TrainSettings, at_end: contextlib.ExitStac
 
 
 def _check_fast(settings: TrainSettings, request: Request) -> None:
-    """Trains two steps and everything around them, and leaves nothing."""
+    """Trains two steps and everything around them, restores and compares what it saved, and leaves nothing."""
     short, apart = shorten(settings, request)
     result = train(short, apart)
-    if settings.strategy.topology.is_chief:
+    is_chief, directory = settings.strategy.topology.is_chief, RunDirectory(apart.run_dir)
+    restored = ""
+    if short.policy is not None:
+        trained = validate_run.read_exported_weights(directory) if is_chief else {}
+        quiet = dataclasses.replace(
+            apart, begins_empty=False, repeats_end=True, console=lambda _: open_console(is_chief=False)
+        )
+        train(short, quiet)  # from the checkpoint, by a model that is built again
+        if is_chief:
+            validate_run.compare_weights(trained, validate_run.read_exported_weights(directory))
+            restored = f"a checkpoint gave back all {len(trained)} weights; "
+    if is_chief:
         files.remove_tree(apart.run_dir)
         metrics = "" if result is None else format_metrics(dict(result.eval_metrics or result.train_metrics))
-        apart.console(True).message(f"fast check: all parts of the training have run; {metrics}")
+        apart.console(True).message(f"fast check: all parts of the training have run; {restored}{metrics}")
 
 
-def validate(settings: TrainSettings, tell: Callable[[str], None]) -> None:
+def validate(settings: TrainSettings, tell: Callable[[str], None], request: Request | None = None) -> None:
     """Checks all of a training that can be checked without a step, and tells in lines what it finds.
+
+    Args:
+      settings: of the training.
+      tell: gets the lines.
+      request: names the run whose batch and learning rate are compared with these.
 
     Raises:
       UserError: something given is wrong.
     """
     model = hypermodel.builder_of(settings)
     check_start_from(*settings.start)
-    validate_run.check_training(settings, model, tell)
+    rate = validate_run.check_training(settings, model, tell)
+    if request is not None and rate is not None:
+        validate_run.report_unscaled_rate(request, settings.global_batch_size, rate, tell)
 
 
 def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:

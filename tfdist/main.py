@@ -84,7 +84,10 @@ flags.DEFINE_multi_string(
 flags.DEFINE_string("hardware", None, "--mode=plan: a table of devices of your own", flag_values=FLAGS)
 flags.DEFINE_float("budget_usd", None, "--mode=plan: the most it may cost", lower_bound=0.0, flag_values=FLAGS)
 flags.DEFINE_float("deadline", None, "--mode=plan: the most hours it may take", lower_bound=0.0, flag_values=FLAGS)
-flags.DEFINE_string("from_run", None, "--mode=plan: a run whose measurements count", flag_values=FLAGS)
+flags.DEFINE_string("from_run", None, "--mode=plan: a run whose measurements count, or a sweep", flag_values=FLAGS)
+flags.DEFINE_string(
+    "request", None, "--mode=plan: a JSON file of what is wanted; then --gin_file may be left out", flag_values=FLAGS
+)
 flags.DEFINE_integer("workers", None, "--mode=prove: processes, each a worker", lower_bound=2, flag_values=FLAGS)
 flags.DEFINE_enum("launcher", "tf_config", ["tf_config", "horovod"], "--mode=prove: of the workers", flag_values=FLAGS)
 flags.DEFINE_integer("steps", 10, "--mode=prove: to train", lower_bound=2, flag_values=FLAGS)
@@ -169,6 +172,8 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
     parse_profile(values)
     if values.follow and values.mode != "evaluate":
         raise UserError(f"--follow works with --mode=evaluate, and this is --mode={values.mode}. Leave it out.")
+    if values.request is not None:
+        add_request(values)
     if not values.gin_file and values.mode in USES and values.run_dir is not None:
         values["gin_file"].value = [find_config(values.run_dir)]
     if not values.gin_file:
@@ -177,6 +182,15 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
             f"No experiment given. Write {run_dir}--gin_file=tfdist:experiments/digits.gin, or a file of your own."
         )
     return values
+
+
+def add_request(values: flags.FlagValues) -> None:
+    """Puts what a request says of the experiment into the flags, where these do not say it."""
+    from tfdist.planning import requests
+
+    request = requests.read_request(values.request, values.gin_file)
+    values["gin_param"].value = [*request.statements(), *values.gin_param]
+    values["gin_file"].value = request.files or [f"{requests.SHIPPED}{request.kind}.gin"]
 
 
 def parse_profile(given: flags.FlagValues) -> ProfiledSteps | None:
@@ -324,7 +338,7 @@ def run_mode(given: flags.FlagValues, loaded: Any, load: Callable[[Sequence[str]
         "tune": lambda settings: sweep.tune(settings, request, trials),
     }
     checks: dict[str, Callable[[Any], None]] = {
-        "train": lambda settings: experiment.validate(settings, print),
+        "train": lambda settings: experiment.validate(settings, print, request),
         "evaluate": lambda settings: experiment.validate_evaluation(settings, run_dir, print),
         "predict": lambda settings: predicting.validate_prediction(settings, run_dir, print),
         "export": lambda settings: exporting.validate_export(settings, run_dir, print),
@@ -370,12 +384,13 @@ def train(settings: Any, request: Any) -> None:
 
 def plan(given: flags.FlagValues, settings: Any, run_dir: str) -> None:
     """Says where a training fits and what it costs, from the flags of this mode."""
-    from tfdist.planning import planning
+    from tfdist.planning import planning, requests
     from tfdist.planning.estimate import Limits
 
     limits = Limits(given.budget_usd, given.deadline)
     chosen_by = {name: given[name].value for name in ("devices", "prices", "hardware", "from_run")}
-    planning.plan(settings, run_dir, print, limits=limits, **chosen_by)
+    request = None if given.request is None else requests.read_request(given.request, given.gin_file)
+    planning.plan(settings, run_dir, print, limits=limits, request=request, **chosen_by)
 
 
 def validate(loaded: Any, checks: Mapping[str, Callable[[Any], None]], run_dir: str) -> None:

@@ -1,7 +1,8 @@
 """A DAG of Airflow 3 that validates, trains, evaluates, compares a metric with a bound and exports.
 
 Change what stands in capitals below and copy the file into the folder of DAGs. Airflow's workers run the commands in
-WORKING_DIR; Airflow's own environment needs no tfdist. Each start takes `run_dir` as a parameter:
+WORKING_DIR; Airflow's own environment needs no tfdist. A schedule, an event or a person starts it. With CRON or ASSET
+each start has a directory of its own in `run_dir`, which is a parameter:
 
     airflow dags trigger digits --conf='{"run_dir": "gs://bucket/digits-2"}'
 
@@ -12,7 +13,7 @@ import datetime
 import os
 
 from airflow.providers.standard.hooks.subprocess import SubprocessHook
-from airflow.sdk import DAG, BaseOperator, Param
+from airflow.sdk import DAG, Asset, BaseOperator, Param
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 NAME = "digits"
@@ -21,6 +22,8 @@ PYTHON = ".venv/bin/python"
 TFDIST = [PYTHON, "-m", "tfdist.main", "--gin_file=configs/experiments/digits.gin"]
 RUN_DIR = "gs://bucket/digits"  # unless a start names another; all workers see it
 METRIC, AT_LEAST = "accuracy", 0.95
+CRON = None  # "0 3 * * 1" starts it on Mondays at three
+ASSET = None  # "gs://bucket/digits.npz" starts it when another DAG has renewed that
 RETRIES = 3  # of the training, which resumes from its newest checkpoint
 ENVIRONMENT = {}  # no secrets
 
@@ -61,10 +64,11 @@ class Command(BaseOperator):
 
 with DAG(
     dag_id=NAME,
-    schedule=None,
+    schedule=[Asset(ASSET)] if ASSET else CRON,
+    catchup=False,
     max_active_runs=1,  # a run directory belongs to one training at a time
     params={"run_dir": Param(RUN_DIR, type="string")},
-    default_args={"run_dir": "{{ params.run_dir }}", "retries": 0},
+    default_args={"run_dir": "{{ params.run_dir }}" + ("/{{ run_id }}" if CRON or ASSET else ""), "retries": 0},
 ):
     validate = Command(task_id="validate", command=[*TFDIST, "--mode=validate"])
     train = Command(

@@ -3,7 +3,8 @@
     pip install fastapi uvicorn tensorflow
     python serve.py runs/digits/export/saved_model --port=8000
 
-POST /predict with {"inputs": [example, …]}, or with every input by name, gives the outputs by name.
+POST /predict with {"inputs": [example, …]}, or with every input by name, gives the outputs by name. POST /predict_raw
+takes texts, {"text": ["…"]}, or a table's columns by name, where the model was trained on lines of text or a table.
 """
 
 from __future__ import annotations
@@ -19,11 +20,18 @@ import uvicorn
 def make_app(directory: str) -> fastapi.FastAPI:
     """An app that answers POST /predict, rows of each input by its name, with rows of each output; 422 for others."""
     loaded = tf.saved_model.load(directory)
-    signature = loaded.signatures["serving_default"]
-    wanted = signature.structured_input_signature[1]
     app = fastapi.FastAPI()
+    for path, name in {"/predict": "serving_default", "/predict_raw": "serve_raw"}.items():
+        if name in loaded.signatures:
+            app.post(path)(make_predict(loaded.signatures[name]))
+    app.state.loaded = loaded  # whose variables the signatures do not hold
+    return app
 
-    @app.post("/predict")
+
+def make_predict(signature):
+    """What answers a request by a signature."""
+    wanted = signature.structured_input_signature[1]
+
     def predict(inputs: dict[str, list]) -> dict[str, list]:
         if set(inputs) != set(wanted):
             raise fastapi.HTTPException(422, f"send {sorted(wanted)}, not {sorted(inputs)}")
@@ -33,7 +41,7 @@ def make_app(directory: str) -> fastapi.FastAPI:
         except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
             raise fastapi.HTTPException(422, str(error)) from error
 
-    return app
+    return predict
 
 
 if __name__ == "__main__":

@@ -38,6 +38,24 @@ def test_an_example_in_small_learns_on_two_workers_what_it_learns_on_one_device(
     assert one[-1] < one[0] and two == pytest.approx(one, abs=1e-5)
 
 
+@pytest.mark.slow
+def test_a_language_model_writes_on_from_a_text_before_and_after_its_export(tmp_path: Path) -> None:
+    pytest.importorskip("keras_hub")
+    shutil.copytree(REPOSITORY / "examples" / "language", tmp_path, dirs_exist_ok=True)
+    run_python(FIRST, cwd=tmp_path).check()
+    run_python(["-m", "tfdist", "export", "runs/language", "export.formats=['saved_model']"], cwd=tmp_path).check()
+
+    def write(model: str, *flags: str) -> str:
+        words = ["generate.py", f"runs/language/export/{model}", "The for statement", "--count=8", *flags]
+        return run_python(words, cwd=tmp_path).check().stdout.strip().splitlines()[-1]
+
+    greedy = write("model.keras")
+    assert greedy.startswith("the for statement ") and write("saved_model") == greedy
+    assert write("model.keras", "--temperature=1", "--top_k=1") == greedy
+    drawn = [write("model.keras", "--temperature=2", f"--seed={seed}") for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
 def test_the_table_of_programs_side_by_side_is_what_they_count() -> None:
     counts = run_python([REPOSITORY / "examples/side_by_side/count.py"]).check().stdout
     assert counts in (REPOSITORY / "docs/from_fit.md").read_text()

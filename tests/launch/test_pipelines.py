@@ -151,20 +151,21 @@ def run_airflow(home: Path, *words: str) -> support.Finished:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("statuses", "is_done", "ran"),
+    ("trigger", "statuses", "is_done", "ran"),
     [
-        ([EXIT_PEER_LOST, 0], True, ["validate", "train", "train", "evaluate", "read", "export"]),
-        ([EXIT_USER_ERROR], False, ["validate", "train"]),
+        ("CRON", [EXIT_PEER_LOST, 0], True, ["validate", "train", "train", "evaluate", "read", "export"]),
+        ("ASSET", [EXIT_USER_ERROR], False, ["validate", "train"]),
     ],
 )
 def test_airflow_runs_the_tasks_and_repeats_a_training_only_where_that_can_help(
-    airflow_home: Path, tmp_path: Path, statuses: list[int], is_done: bool, ran: list[str]
+    airflow_home: Path, tmp_path: Path, trigger: str, statuses: list[int], is_done: bool, ran: list[str]
 ) -> None:
     changes = {
         'PYTHON = ".venv/bin/python"': f'PYTHON = "{write_stub(tmp_path, *statuses)}"',
         '"/opt/project"': f'"{tmp_path}"',
         "gs://bucket/digits": "runs/digits",
         "seconds=30": "seconds=0",
+        f"{trigger} = None": {"CRON": 'CRON = "0 3 * * 1"', "ASSET": 'ASSET = "file:///data/digits.npz"'}[trigger],
     }
     (airflow_home / "dags" / "digits.py").write_text(read("airflow_dag.py", changes))
     finished = run_airflow(airflow_home, "dags", "test", "digits")

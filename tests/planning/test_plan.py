@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from support import REPOSITORY, run_python
 
 from tfdist.checkpoint.policy import FIRST_COST, CheckpointPolicy
+from tfdist.errors import UserError
+from tfdist.planning import documents
 from tfdist.planning.estimate import (
     OPTIMIZER,
     DeviceGroup,
@@ -23,9 +26,12 @@ from tfdist.planning.estimate import (
     estimate_group,
     estimate_memory,
     plan_checkpoints,
+    read_tuning,
 )
 from tfdist.planning.planning import choose_plans
-from tfdist.planning.traced_step import Step
+from tfdist.planning.requests import read_request
+from tfdist.planning.traced_step import SplitLayer, Step
+from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tpu_compiler.devices import read_devices
 
 SCHEMA = REPOSITORY / "tfdist" / "planning" / "plan.schema.json"
@@ -120,6 +126,168 @@ def test_checkpoints_come_at_youngs_interval_and_their_cost_and_steps_done_twice
     assert plan_checkpoints(None) == (None, 0.0)
 
 
+BLOCKED = dataclasses.replace(
+    STEP,
+    layers=(("tokens", 10**8), *((f"block_{index}", 9 * 10**8) for index in range(4))),
+    blocks=((9 * 10**8, 16),) * 4,
+    splits=(SplitLayer(9 * 10**8, 1024, 4096, 4096),) * 4,
+)
+
+
+def build_document(kind: str, count: int, step: Step = BLOCKED, **changes: Any) -> dict[str, Any]:
+    """The document of a model of four blocks, checked by the published schema."""
+
+    def trace(precision: str, recomputes: bool) -> TracedStep:
+        sizes = ({name: getattr(step_of(n, recomputes=recomputes), name) for name in GROWING} for n in (8, 64))
+        return TracedStep(*(dataclasses.replace(step, **each) for each in sizes))
+
+    blocked = dataclasses.replace(training(), trace=trace, policy=CheckpointPolicy(), **changes)
+    best = choose_plans(list(estimate_group(blocked, DeviceGroup(KNOWN[kind], count), None)), Limits())
+    found = documents.build_document(best, blocked, Limits(), directory=RunDirectory("runs/a"))
+    jsonschema.validate(found, json.loads(SCHEMA.read_text()))
+    return found
+
+
+GROWING = ("rows", "recomputes", "tensor_bytes", "batch_bytes", "flops", "bytes_moved")
+
+
+@pytest.mark.parametrize(
+    ("approach", "strategy", "sharding", "stages"),
+    [
+        ("data_parallel", "mirrored", None, []),
+        ("zero", "mirrored", "optimizer", []),
+        ("fsdp", "mirrored", "weights", []),
+        ("model_parallel", "mirrored", ["*"], []),
+        ("pipeline_parallel", "pipelined", None, ["block_1", "block_2", "block_3"]),
+    ],
+)
+def test_every_approach_is_planned_by_its_names(
+    approach: str, strategy: str, sharding: object, stages: list[str]
+) -> None:
+    found = build_document("h200", 4, approach=approach)
+    assert found["strategy"] == {"approach": approach, "total_gpus": 4, "nodes": 1, "gpus_per_node": 4}
+    assert found["distributedConfig"]["strategy"] == found["distributed_config"]["strategy"] == strategy
+    assert found["resourceAllocation"]["shardingStrategy"] == sharding
+    assert found["resourceAllocation"]["stages"] == stages
+
+
+def test_weights_that_fit_nowhere_as_a_whole_are_shared() -> None:
+    large = dataclasses.replace(BLOCKED, parameter_bytes=12 * 10**9, blocks=((29 * 10**8, 16),) * 4, splits=())
+    found = build_document("t4", 8, large)
+    assert found["strategy"] == {"approach": "fsdp", "total_gpus": 8, "nodes": 2, "gpus_per_node": 4}
+    assert [each["devices"] for each in found["resourceAllocation"]["nodeAssignments"]] == [4, 4]
+    assert found["distributedConfig"] == {
+        "strategy": "multi_worker",
+        "worldSize": 8,
+        "backend": "nccl",
+        "initMethod": "TF_CONFIG",
+    }
+
+
+def test_rdma_is_planned_where_the_machines_have_it() -> None:
+    found = build_document("h200", 16)["rdma_config"]
+    assert found["enabled"] and found["network"] == "GPUDirect RDMA" and found["expected_speedup"] > 1
+    assert found["env_vars"]["NCCL_IB_DISABLE"] == "0" and found["env_vars"]["NCCL_NET_GDR_LEVEL"] == "SYS"
+    plain = build_document("a100_40", 16)["rdma_config"]
+    assert not plain["enabled"] and plain["env_vars"]["NCCL_IB_DISABLE"] == "1"
+
+
+def test_checkpoints_are_planned_as_the_policy_has_them() -> None:
+    assert plan_checkpoints(CheckpointPolicy(every_steps=100), 0.5)[0] == 50
+    found = build_document("h200", 1)
+    assert found["checkpointStrategy"] == {
+        "frequency": 30.0,
+        "storage": "runs/a/checkpoints",
+        "retention": {"keep_last": 2, "keep_every_steps": None, "keep_best": None},
+    }
+
+
+def test_a_sweep_tells_a_plan_what_it_found(tmp_path: Path) -> None:
+    result = {"mode": "tune", "best_values": {"train.seed": 3}, "best_objective": 0.9, "trials_by_status": {"done": 7}}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    expected = {"best_params": {"train.seed": 3}, "best_score": 0.9, "trials_completed": 7}
+    assert read_tuning(str(tmp_path)) == expected and read_tuning(str(tmp_path / "none")) is None
+
+
+CLUSTER = {
+    "modelConfig": {"path": "llm", "size": "20M", "framework": "tensorflow"},
+    "dataConfig": {"path": "gs://bucket/texts", "size": "2GB", "sharding": "by worker"},
+    "clusterConfig": {"numNodes": 2, "gpusPerNode": 4, "networkBandwidth": "100Gbps"},
+    "trainingConfig": {"batchSize": 64, "epochs": 2, "parallelismStrategy": "fsdp"},
+}
+TASK = {
+    "task_type": "design_pipeline",
+    "training_context": {
+        "model_type": "tabular",
+        "framework": "tensorflow",
+        "data_size_gb": 1.28,
+        "compute_requirements": {"gpu_type": "a100", "gpu_count": 8, "memory_gb": 80, "storage_gb": 100},
+        "training_config": {"epochs": 3, "batch_size": 1000, "distributed_strategy": "data_parallel"},
+    },
+}
+
+
+def write_request(path: Path, content: dict[str, Any]) -> str:
+    path.write_text(json.dumps(content))
+    return f"--request={path}"
+
+
+@pytest.mark.slow
+def test_both_requests_are_answered_without_an_experiment(tmp_path: Path) -> None:
+    found = []
+    for name, content in {"cluster": CLUSTER, "task": TASK}.items():
+        request = write_request(tmp_path / f"{name}.json", content)
+        flags = ["--mode=plan", request, f"--run_dir={tmp_path / name}"]
+        told = run_python(["-m", "tfdist.main", *flags], cwd=tmp_path).check()
+        assert "--example=pipelines" in told.stdout and (tmp_path / name / "plan.gin").exists()
+        found.append(json.loads((tmp_path / name / "plan.json").read_text()))
+        jsonschema.validate(found[-1], json.loads(SCHEMA.read_text()))
+    cluster, task = found
+    assert cluster["strategy"] == {"approach": "fsdp", "total_gpus": 8, "nodes": 2, "gpus_per_node": 4}
+    assert cluster["model"]["parameters"] == pytest.approx(20e6, rel=0.1)
+    assert cluster["cost_estimate"]["total_steps"] == 2 * math.ceil(2e9 / 512 / 64)
+    assert task["strategy"]["approach"] == "data_parallel" and task["resourceAllocation"]["device"] == "a100_80"
+    assert task["batch_configuration"]["total_batch_size"] == 1000
+    assert task["cost_estimate"]["total_steps"] == 3 * 10_000
+    assert any("stands for tabular" in text for text in task["uncertain"])
+
+
+@pytest.mark.slow
+def test_a_request_changes_what_an_experiment_leaves_open(tmp_path: Path) -> None:
+    training_config = {"batch_size": 36, "distributed_strategy": "none"}
+    content = {"task_type": "manage_compute", "training_context": {"training_config": training_config}}
+    plan(tmp_path, write_request(tmp_path / "request.json", content), "--devices=l4:1").check()
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert found["strategy"]["approach"] == "none" and found["batch_configuration"]["total_batch_size"] == 36
+    assert found["model"]["parameters"] == 53_002 and "stands for" not in " ".join(found["uncertain"])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (CLUSTER | {"trainingConfig": {"parallelismStrategy": "deepspeed"}}, "'zero' shares the optimizer's state"),
+        (CLUSTER | {"modelConfig": {"framework": "pytorch"}}, "Write one of tensorflow, keras. The nearest:"),
+        (CLUSTER | {"modelConfig": {"sizes": "7B"}}, "has 'modelConfig.sizes', which no request has. Did you mean"),
+        (
+            {"modelConfig": {}, "dataConfig": {}},
+            "lacks clusterConfig. Write modelConfig, dataConfig, clusterConfig, or",
+        ),
+        (CLUSTER | {"modelConfig": {"size": "large"}}, "'large' is no amount. Write a number, or such as '7B'"),
+        (
+            {"task_type": "tune", "training_context": {}},
+            "task_type is 'tune', which tfdist does not have. Write one of design_pipeline, configure_distributed",
+        ),
+        (
+            {"task_type": "setup_automl", "training_context": {"compute_requirements": {"gpu_count": 129}}},
+            "gpu_count is 129. Write at most 128",
+        ),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_one_message(tmp_path: Path, content: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        read_request(write_request(tmp_path / "request.json", content).partition("=")[2])
+
+
 def plan(run_dir: Path, *flags: str) -> Any:
     return run_python(["-m", "tfdist.main", "--mode=plan", *DIGITS, f"--run_dir={run_dir}", *flags], cwd=REPOSITORY)
 
@@ -142,8 +310,9 @@ def test_a_plan_is_valid_and_trains(
     told = plan(tmp_path, *flags).check()
     found = json.loads((tmp_path / "plan.json").read_text())
     jsonschema.validate(found, json.loads(SCHEMA.read_text()))
-    assert found["resourceAllocation"]["device"] == device and found["strategy"] == strategy
-    assert found["distributed_config"]["num_workers"] == (2 if strategy == "horovod" else 1)
+    assert found["resourceAllocation"]["device"] == device and found["distributed_config"]["strategy"] == strategy
+    assert found["resourceAllocation"]["nodeAssignments"][0]["workers"] == (2 if strategy == "horovod" else 1)
+    assert found["batch_configuration"]["learning_rate"] == pytest.approx(0.004)
     assert found["model"]["parameters"] == 53_002 and found["cost_estimate"]["total_steps"] == 46
     assert "MFU" in told.stdout
     files = [*DIGITS, f"--gin_file={tmp_path}/plan.gin", f"--run_dir={tmp_path}/run"]
@@ -182,7 +351,7 @@ def test_measurements_of_a_run_take_the_place_of_estimates(tmp_path: Path) -> No
     plan(tmp_path, f"--hardware={tmp_path}/here.toml", f"--from_run={tmp_path}/run").check()
     found = json.loads((tmp_path / "plan.json").read_text())
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert found["performance_targets"]["examples_per_second"] == pytest.approx(result["examples_per_second"])
+    assert found["performance_targets"]["throughput"] == pytest.approx(result["examples_per_second"])
     assert found["basis"]["step_seconds"].startswith("measured in")
 
 

@@ -98,24 +98,49 @@ def test_wrong_settings_are_one_message(
     assert refused.status == 2 and words in refused.stderr, refused.outputs()
 
 
-def test_the_server_of_the_documentation_answers(exported: Path) -> None:
-    images, _ = load_digits(split="test")
-    program = [
-        sys.executable,
-        str(REPOSITORY / "examples/serving/serve.py"),
-        str(exported / "export/saved_model"),
-        "--port=0",
-    ]
+def ask(run_dir: Path, path: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The answer of the example's server to a request."""
+    saved_model = str(run_dir / "export/saved_model")
+    program = [sys.executable, str(REPOSITORY / "examples/serving/serve.py"), saved_model, "--port=0"]
     server = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         address = server.stdout.readline().split()[-1]  # printed once it listens
-        body = json.dumps({"inputs": images[:5].tolist()}).encode()
-        request = urllib.request.Request(f"{address}/predict", body, {"Content-Type": "application/json"})
+        body = json.dumps(inputs).encode()
+        request = urllib.request.Request(f"{address}{path}", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
-            found = json.loads(answer.read())["output"]
+            found: dict[str, Any] = json.loads(answer.read())
+            return found
     finally:
         server.terminate()
         server.wait(30)
+
+
+def test_the_server_of_the_documentation_answers(exported: Path) -> None:
+    images, _ = load_digits(split="test")
+    found = ask(exported, "/predict", {"inputs": images[:5].tolist()})["output"]
     expected = keras.models.load_model(exported / "export" / "model.keras")(images[:5])
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+TEXTS = {"text": ["The film was dull all in all.", "Her new song is really a delight from start to end."]}
+IRISES = {"sepal_length": [5.1, 6.7], "sepal_width": [3.5, 3.0], "petal_length": [1.4, 5.2], "petal_width": [0.2, 2.3]}
+
+
+@pytest.mark.parametrize(
+    ("script", "gin_file", "inputs", "classes"),
+    [
+        ("serving/make_reviews.py", str(REPOSITORY / "examples/serving/sentiment.gin"), TEXTS, [0, 1]),
+        ("files/prepare_tables.py", "tfdist:experiments/iris_csv.gin", IRISES, [0, 2]),
+    ],
+    ids=["sentiment", "table"],
+)
+def test_a_classifier_is_trained_exported_and_served(
+    tmp_path: Path, script: str, gin_file: str, inputs: dict[str, Any], classes: list[int]
+) -> None:
+    run_python([REPOSITORY / "examples" / script], cwd=tmp_path).check()
+    path = {"PYTHONPATH": str(REPOSITORY)}
+    for arguments in ([f"--gin_file={gin_file}"], ["--mode=export"]):
+        run_python(["-m", "tfdist.main", *arguments, "--run_dir=run"], env=path, cwd=tmp_path).check()
+    (outputs,) = ask(tmp_path / "run", "/predict_raw", inputs).values()
+    assert np.argmax(outputs, axis=1).tolist() == classes

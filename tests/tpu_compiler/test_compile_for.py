@@ -102,8 +102,11 @@ def test_a_plan_takes_a_tpus_figures_from_its_compiler(prepared: Path, tmp_path:
     path = {"PYTHONPATH": str(support.REPOSITORY)}
     told = support.run_python(["-m", "tfdist.main", *planning, f"--run_dir={tmp_path}"], env=path, cwd=prepared).check()
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan["basis"]["memory_bytes"] == "the TPU's compiler" and "memory: the TPU's compiler" in told.stdout
-    assert plan["strategy"] == "tpu" and plan["resourceAllocation"]["memory_bytes"] == trained["memory_bytes"]
+    assert plan["basis"]["memory_bytes"] == "the TPU's compiler" and "compiler" in told.stdout
+    assert (
+        plan["distributedConfig"]["strategy"] == "tpu"
+        and plan["resourceAllocation"]["memory_bytes"] == trained["memory_bytes"]
+    )
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tfdist.errors import EXIT_DONE, UserError, suggest
 
 EXPERIMENT = "EXPERIMENT.gin [NAME=VALUE …]"
 COMMON_FLAGS = ("gin_file", "gin_param", "run_dir", "log", "verbose")
-PLAN_FLAGS = ("devices", "prices", "hardware", "budget_usd", "deadline", "from_run")
+PLAN_FLAGS = ("devices", "prices", "hardware", "budget_usd", "deadline", "from_run", "request")
 PROVE_FLAGS = ("devices", "workers", "launcher", "steps", "cost")
 EXIT_STATUSES = """\
 Exit statuses: 0 done, 1 a fault of tfdist, 2 yours to mend, 3 diverged or out of memory, 4 a worker was lost, 5 not

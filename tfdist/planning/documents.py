@@ -1,17 +1,19 @@
 """A plan for people, for programs (plan.json, whose schema is plan.schema.json), and for a training (plan.gin).
 
-Invariant: what plan.gin sets is what the estimate is of. Both planners' names of the fields are there, those of the one
-in camel case; what they share stands in both.
+Invariant: what plan.gin sets is what the estimate is of. A fact has one value, under each of planners' names.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdist.checkpoint.policy import FIRST_COST
+from tfdist.checkpoint.catalog import KEEP_LAST
+from tfdist.checkpoint.policy import ALL, FIRST_COST
 from tfdist.planning.estimate import (
     ALLOCATED,
     COMPILED,
@@ -19,14 +21,19 @@ from tfdist.planning.estimate import (
     HOROVOD,
     MEASURED,
     MESSAGE_SECONDS,
-    OPTIMIZER,
+    SPLIT,
     USABLE,
+    WEIGHTS,
     Estimate,
     Limits,
     MeasuredRun,
+    PlannedChoice,
     PlannedTraining,
+    exchange_seconds,
 )
 from tfdist.telemetry.console.console_text import align_columns, in_bytes
+from tfdist.telemetry.registry import EVENTS, METRICS
+from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.train_settings import TrainSettings
 
 CLASSES = {
@@ -35,9 +42,29 @@ CLASSES = {
     "multi_worker": "MultiWorker",
     HOROVOD: "Horovod",
     "tpu": "TPU",
+    "pipelined": "Pipelined",
 }
+GPU_REPLICAS = ("mirrored", "multi_worker", HOROVOD)  # whose gradients NCCL sums
+INIT_METHODS = {"multi_worker": "TF_CONFIG", HOROVOD: "horovodrun", "tpu": "tpu"}
+PIPELINES = {"airflow": "airflow_dag.py", "vertex": "vertex.yaml"}  # of examples/pipelines
+KEEPS = ("keep_every_steps", "keep_best")
+GPU_UTILIZATION, CHECKPOINT_OVERHEAD = 0.8, 0.05  # at least; at most
+ETHERNET = 12.5e9  # bytes a second of a machine without RDMA, as Google Cloud's A2 machines have it
+BUFFER_BYTES = 4 << 20  # NCCL's own; larger ones may help where messages are large
 HEADERS = (
-    *("devices", "strategy", "precision", "microbatches", "largest", "memory", "step", "MFU", "hours", "USD"),
+    *(
+        "devices",
+        "strategy",
+        "approach",
+        "precision",
+        "microbatches",
+        "largest",
+        "memory",
+        "step",
+        "MFU",
+        "hours",
+        "USD",
+    ),
     *("time by", "memory by"),
 )
 BASES = {MEASURED: "run", COMPILED: "compiler", ESTIMATED: "graph"}  # in the table's words
@@ -53,54 +80,90 @@ ASSUMPTIONS = (
 
 
 def build_document(
-    best: Sequence[Estimate], training: PlannedTraining, limits: Limits, measured: MeasuredRun | None
+    best: Sequence[Estimate],
+    training: PlannedTraining,
+    limits: Limits,
+    *,
+    measured: MeasuredRun | None = None,
+    tuning: dict[str, Any] | None = None,
+    notes: Sequence[str] = (),
+    directory: RunDirectory,
 ) -> dict[str, Any]:
-    """Builds the content of plan.json."""
-    first = best[0]
-    checkpoint = {
-        "state_bytes": first.step.state_bytes,
-        "every_seconds": first.interval_seconds,
-        "cost_seconds": FIRST_COST if training.policy is not None else None,
-        "rule": "Young's interval, which train.checkpoint = 'auto' keeps to by itself",
-    }
+    """Builds the content of plan.json; facts that planners know by two names have both."""
+    first, policy, step = best[0], training.policy, best[0].step
+    is_nccl = first.strategy in GPU_REPLICAS
+    orchestrator = "airflow" if first.group.num_machines == 1 and not first.group.device.is_tpu else "vertex"
     distributed = {
         "strategy": first.strategy,
-        "num_workers": first.num_workers,
-        "num_replicas": first.group.count,
-        "sharding": first.choice.sharding,
-        "shards_optimizer": first.choice.sharding == OPTIMIZER,
+        "world_size": first.group.count,
+        "backend": "nccl" if is_nccl else "xla" if first.group.device.is_tpu else None,
+        "init_method": INIT_METHODS.get(first.strategy),
+    }
+    checkpoint = {
+        "approach": None if policy is None else ALL if first.choice.sharding else policy.writers,
+        "async": policy is not None,  # a thread writes
+        "compression": None,
+        "storage": None if policy is None else directory.checkpoints,
+        "frequency": first.interval_seconds,
+        "retention": policy
+        and {"keep_last": policy.keep_last or KEEP_LAST, **{name: getattr(policy, name) for name in KEEPS}},
+        "expected_recovery_time": first.interval_seconds and first.interval_seconds / 2,
+        "state_bytes": step.state_bytes,
+        "cost_seconds": FIRST_COST if policy is not None else None,
     }
     return {
-        "version": 1,
+        "version": 2,
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "limits": {"budget_usd": limits.budget_usd, "deadline_hours": limits.deadline_hours},
         "from_run": None if measured is None else measured.path,
         "basis": {"step_seconds": first.basis[0], "memory_bytes": first.basis[1]},
-        "strategy": first.strategy,
+        "strategy": _describe_strategy(first),
         "model": _describe_model(first),
         "batch_configuration": _describe_batch(first, training),
-        "distributed_config": distributed,
-        "distributedConfig": distributed,
-        "resourceAllocation": _describe_resources(first),
+        "distributed_config": {name: distributed[name] for name in ("strategy", "world_size", "backend")},
+        "distributedConfig": _convert_to_camel_case(distributed),
+        "resourceAllocation": {
+            "nodeAssignments": [
+                {"node": node, "devices": here, "workers": here if first.strategy == HOROVOD else 1}
+                for node, here in enumerate(first.group.per_node)
+            ],
+            "memoryPerNode": int(first.memory_bytes) * first.group.per_node[0],
+            "shardingStrategy": _format_sharding(first.choice),
+            "stages": list(first.choice.stages),
+            **_describe_device(first),
+        },
         "rdma_config": _describe_rdma(first),
         "checkpoint_strategy": checkpoint,
-        "checkpointStrategy": checkpoint,
+        "checkpointStrategy": {name: checkpoint[name] for name in ("frequency", "storage", "retention")},
         "faultTolerance": {
-            "resumes": training.policy is not None,
-            "mean_seconds_between_failures": training.policy and training.policy.mean_seconds_between_failures,
-            "restarts": "tfdist launch starts all workers again after a failure",
+            "elasticTraining": policy is not None and first.strategy in INIT_METHODS and not first.group.device.is_tpu,
+            "recoveryStrategy": "begin again" if policy is None else "resume from the newest checkpoint that verifies",
+            "healthChecks": ["tfdist doctor", *(["tfdist launch"] if first.num_workers > 1 else [])],
+            "mean_seconds_between_failures": policy and policy.mean_seconds_between_failures,
             "lost_share": first.lost_share,
         },
-        "monitoringSetup": {"files": ["metrics.jsonl", "events.jsonl", "tensorboard/"], "ends_with": "result.json"},
+        "monitoringSetup": {
+            "metrics": [metric.exposed_name for metric in METRICS.values()],
+            "alerts": [name for name, (level, _) in EVENTS.items() if level == "error"],
+            "dashboardUrl": training.dashboard,
+        },
         "performance_targets": {
+            "throughput": training.global_batch_size / first.step_seconds,
+            "gpu_utilization": GPU_UTILIZATION,
+            "checkpoint_overhead": CHECKPOINT_OVERHEAD,
             "step_seconds": first.step_seconds,
-            "examples_per_second": training.global_batch_size / first.step_seconds,
             "model_flops_utilization": first.utilization,
             "compute_seconds": first.compute_seconds,
             "memory_seconds": first.memory_seconds,
             "all_reduce_seconds": first.reduce_seconds,
         },
-        "pipeline_config": {"steps": ["validate", "fast_check", "train", "evaluate", "export"]},
+        "pipeline_config": {
+            "orchestrator": orchestrator,
+            "steps": ["validate", "train", "evaluate", "gate", "export"] if orchestrator == "airflow" else ["train"],
+            "triggers": ["schedule", "event", "manual"] if orchestrator == "airflow" else ["manual"],
+            "example": PIPELINES[orchestrator],
+        },
+        "tuning_results": tuning or {"best_params": None, "best_score": None, "trials_completed": 0},
         "verification_steps": [
             "tfdist doctor",
             "tfdist validate EXPERIMENT.gin plan.gin",
@@ -109,11 +172,22 @@ def build_document(
         ],
         "cost_estimate": {"total_steps": training.total_steps, **_describe_cost(first)},
         "alternatives": [
-            _describe_resources(each) | {"strategy": each.strategy, **_describe_cost(each)} for each in best[1:]
+            {"strategy": _describe_strategy(each), **_describe_device(each), "cost_estimate": _describe_cost(each)}
+            for each in best[1:]
         ],
         "assumptions": list(ASSUMPTIONS),
-        "uncertain": list_uncertainties(first),
+        "uncertain": [*notes, *list_uncertainties(first)],
     }
+
+
+def _convert_to_camel_case(names: Mapping[str, Any]) -> dict[str, Any]:
+    return {re.sub("_(.)", lambda found: found[1].upper(), name): value for name, value in names.items()}
+
+
+def _describe_strategy(each: Estimate) -> dict[str, Any]:
+    group = each.group
+    nodes = {"nodes": group.num_machines, "gpus_per_node": group.per_node[0]}
+    return {"approach": each.approach, "total_gpus": group.count, **nodes}
 
 
 def list_uncertainties(each: Estimate) -> list[str]:
@@ -121,6 +195,11 @@ def list_uncertainties(each: Estimate) -> list[str]:
     texts = []
     if each.choice.precision == "bfloat16":
         texts.append("bfloat16 rounds more than float32: compare a metric of both before a long run.")
+    if each.choice.sharding in (WEIGHTS, SPLIT):
+        texts.append(
+            f"Some optimizers and layers do not go with train.sharding = {_format_sharding(each.choice)!r}: "
+            "train.fast_check = True finds out."
+        )
     if each.step.uncertain:
         texts.append(
             f"{len(each.step.uncertain)} operations have shapes that depend on values, and count with the most that "
@@ -140,11 +219,18 @@ def format_gin(each: Estimate, settings: TrainSettings) -> str:
         f"train.strategy = @{name}.{CLASSES[name]}()",
         f"train.precision = {choice.precision!r}",
         f"train.num_microbatches = {choice.num_microbatches}",
-        f"train.sharding = {choice.sharding!r}",
+        f"train.sharding = {_format_sharding(choice)!r}",
     ]
+    if choice.stages:
+        lines.append(f"pipelined.Pipelined.stages = {list(choice.stages)}")
     if choice.recomputes and settings.recompute is None:
         lines.append("train.recompute = 'auto'")
     return "\n".join(lines) + "\n"
+
+
+def _format_sharding(choice: PlannedChoice) -> str | list[str] | None:
+    """Returns the value of train.sharding as a user writes it."""
+    return list(choice.sharding) if isinstance(choice.sharding, tuple) else choice.sharding
 
 
 def _describe_model(each: Estimate) -> dict[str, Any]:
@@ -164,86 +250,75 @@ def _describe_model(each: Estimate) -> dict[str, Any]:
 
 
 def _describe_batch(each: Estimate, training: PlannedTraining) -> dict[str, Any]:
-    choice, largest = each.choice, each.largest_rows * each.group.count
+    choice, (rate, warmup) = each.choice, training.rate
+    largest = each.largest_rows * (1 if choice.stages else each.group.count)
+    factor = max(1.0, largest / training.global_batch_size)
     return {
-        "global_batch_size": training.global_batch_size,
-        "num_microbatches": choice.num_microbatches,
-        "microbatch_size": choice.rows,
-        "largest_microbatch_size": each.largest_rows,
-        "precision": choice.precision,
-        "gradient_checkpointing": choice.recomputes,
+        "per_gpu_batch_size": choice.rows,
+        "total_batch_size": training.global_batch_size,
+        "gradient_accumulation_steps": choice.num_microbatches,
         # The batch stays the experiment's, and so does the rate that goes with it.
-        "learning_rate_factor": 1.0,
-        "warmup_epochs": 0,
+        "learning_rate": rate,
+        "warmup_epochs": warmup,
+        "precision": choice.precision,
+        "gradient_checkpointing": each.step.recomputes,
         "at_largest_batch": {
-            "global_batch_size": largest,
-            "learning_rate_factor": max(1.0, largest / training.global_batch_size),
-            "learning_rate_factor_adaptive": max(1.0, math.sqrt(largest / training.global_batch_size)),
-            "warmup_epochs": WARM_UP_EPOCHS if largest > training.global_batch_size else 0,
+            "per_gpu_batch_size": each.largest_rows,
+            "total_batch_size": largest,
+            "learning_rate": rate and rate * factor,
+            "learning_rate_adaptive": rate and rate * math.sqrt(factor),
+            "warmup_epochs": WARM_UP_EPOCHS if factor > 1 else warmup,
         },
     }
 
 
-def _describe_resources(each: Estimate) -> dict[str, Any]:
+def _describe_device(each: Estimate) -> dict[str, Any]:
     return {
         "device": each.group.device.kind,
-        "count": each.group.count,
         "memory_bytes": int(each.memory_bytes),
         "memory_of_device_bytes": int(each.group.device.memory_bytes),
     }
 
 
 def _describe_rdma(each: Estimate) -> dict[str, Any]:
-    is_nccl = each.strategy in ("mirrored", "multi_worker", HOROVOD)
-    uses_network = each.group.num_machines > 1
-    between = {"NCCL_SOCKET_IFNAME": "", "NCCL_IB_DISABLE": "0"} if is_nccl and uses_network else {}
+    uses_network, technology = each.group.num_machines > 1, each.group.device.network
+    enabled = uses_network and each.strategy in GPU_REPLICAS and "RDMA" in (technology or "")
+    ordinary = dataclasses.replace(each.group.device, network_bytes_per_second=ETHERNET / each.group.device.per_machine)
+    longer = exchange_seconds(each.step, dataclasses.replace(each.group, device=ordinary), each.choice)
+    variables = {} if each.strategy not in GPU_REPLICAS else {"NCCL_DEBUG": "WARN"}
+    if variables and uses_network:
+        variables |= {"NCCL_IB_DISABLE": str(int(not enabled)), "NCCL_NET_GDR_LEVEL": "SYS" if enabled else "LOC"}
+        variables |= {"NCCL_BUFFSIZE": str(BUFFER_BYTES), "NCCL_SOCKET_IFNAME": ""}
     return {
-        "uses_network": uses_network,
-        "environment": {"NCCL_DEBUG": "WARN", **between} if is_nccl else {},
-        "note": "Empty values are this cluster's own: the network interface of the workers' addresses."
-        if between
-        else "Nothing has to be set.",
+        "enabled": enabled,
+        "platform": "nccl" if variables else None,
+        "network": technology if uses_network else None,
+        "expected_speedup": 1 + max(0.0, longer - each.reduce_seconds) / each.step_seconds if enabled else None,
+        "env_vars": variables,
     }
 
 
 def _describe_cost(each: Estimate) -> dict[str, Any]:
-    return {"hours": each.hours, "device_hours": each.device_hours, "usd": each.price}
+    return {
+        "hourly_cost_usd": each.group.usd_per_hour,
+        "estimated_duration_hours": each.hours,
+        "total_cost_usd": each.price,
+        "device_hours": each.device_hours,
+    }
 
 
-def format_page(best: Sequence[Estimate], training: PlannedTraining) -> str:
-    """The plan, the next best, and what both rest on."""
-    first = best[0]
-    step, number, choice = first.step, first.choice.num_microbatches, first.choice
-    groups = ", ".join(f"{name} {count:,}" for name, count in step.parameters.items())
-    lines = [
-        f"{sum(step.parameters.values()):,} parameters ({groups})",
-        f"a replica: weights {in_bytes(step.parameter_bytes)}, optimizer {in_bytes(step.slot_bytes)}, gradients "
-        f"{in_bytes(step.gradient_bytes)}, tensors at the peak {in_bytes(step.tensor_bytes)}",
-        f"a step of it: {step.flops * number:.3g} flops, {in_bytes(step.bytes_moved * number)} moved, "
-        f"{in_bytes(step.reduced_bytes if first.group.count > 1 else 0)} reduced; {training.total_steps:,} steps",
-        "",
-        align_columns([HEADERS, *map(_row, best)], HEADERS),
-        "",
-        f"plan: {first.group}, {first.strategy}, {choice.precision}, "
-        f"{number} microbatch{'es' if number > 1 else ''} of {choice.rows} examples"
-        + (", gradient checkpointing" if choice.recomputes else "")
-        + (f", train.sharding = {choice.sharding!r}" if choice.sharding else ""),
-        f"all-reduce {1e3 * first.reduce_seconds:.3g} ms beside {1e3 * first.compute_seconds:.3g} ms of products and "
-        f"{1e3 * first.memory_seconds:.3g} ms of memory",
-    ]
-    if first.interval_seconds is not None:
-        lines.append(
-            f"a checkpoint of {in_bytes(step.state_bytes)} every {first.interval_seconds:.0f} s, "
-            f"{100 * first.lost_share:.2g} % of the time lost to checkpoints and repeated steps"
-        )
-    lines.append(f"time: {first.basis[0]}; memory: {first.basis[1]}")
-    return "\n".join([*lines, *(f"uncertain: {each}" for each in list_uncertainties(first))])
+def format_page(best: Sequence[Estimate], uncertain: Sequence[str]) -> str:
+    """The plan and the next best, one a line, and what of it is uncertain; plan.json has what they rest on."""
+    count = sum(best[0].step.parameters.values())
+    lines = [f"{count:,} parameters", "", align_columns([HEADERS, *map(_row, best)], HEADERS), ""]
+    return "\n".join([*lines, *(f"uncertain: {each}" for each in uncertain)])
 
 
 def _row(each: Estimate) -> tuple[str, ...]:
     return (
         str(each.group),
         each.strategy,
+        each.approach,
         each.choice.precision,
         f"{each.choice.num_microbatches} × {each.choice.rows}",
         str(each.largest_rows),

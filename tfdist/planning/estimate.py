@@ -9,22 +9,45 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from tfdist.checkpoint.policy import FIRST_COST, CheckpointPolicy, CheckpointSchedule
 from tfdist.errors import UserError
-from tfdist.planning.traced_step import ALLOCATED, Step
-from tfdist.telemetry.result import read_result
+from tfdist.planning.traced_step import ALLOCATED, SplitLayer, Step
+from tfdist.telemetry.records import load_record
+from tfdist.telemetry.result import TUNE, read_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tpu_compiler.devices import Device
 
 USABLE = 0.9  # of a device's memory: an assumption; the driver, its libraries and workspaces of kernels need the rest
 MESSAGE_SECONDS = 10e-6  # of a message, however small: the assumption of benchmarks/scaling.md
 MOST_MICROBATCHES = 64
-OPTIMIZER = "optimizer"
+OPTIMIZER, WEIGHTS, SPLIT = "optimizer", "weights", ("*",)  # values of train.sharding; the last splits all that can be
 HOROVOD = "horovod"
 ESTIMATED = "traced graph and the makers' figures"
 COMPILED = "the TPU's compiler"
 MEASURED = "measured in"
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a training is spread over devices: what is computed again, what replicas share, whether layers are staged."""
+
+    recomputes: bool = False
+    sharding: str | tuple[str, ...] | None = None
+    is_staged: bool = False
+
+
+# By the names that planners know.
+LAYOUTS = {
+    "data_parallel": (Layout(), Layout(recomputes=True)),
+    "zero": (Layout(recomputes=True, sharding=OPTIMIZER), Layout(sharding=OPTIMIZER)),
+    "fsdp": (Layout(sharding=WEIGHTS),),
+    "model_parallel": (Layout(sharding=SPLIT),),
+    "pipeline_parallel": (Layout(is_staged=True),),
+}
+PLAIN = (*LAYOUTS["data_parallel"], LAYOUTS["zero"][0])  # the first of these that fits, else the quickest of the others
+ON_ONE_DEVICE = "none"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +64,12 @@ class DeviceGroup:
     def num_machines(self) -> int:
         """The number of machines, or of slices of TPUs."""
         return math.ceil(self.count / self.device.per_machine)
+
+    @property
+    def per_node(self) -> list[int]:
+        """The devices of each machine, of which the last may have fewer."""
+        each = self.device.per_machine
+        return [min(each, self.count - first) for first in range(0, self.count, each)]
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -67,6 +96,18 @@ class MeasuredRun:
         """Returns whether the run was on so many of these devices."""
         names = [name for name in group.device.names if any(name in each for each in self.accelerators)]
         return bool(names) and self.num_replicas == group.count
+
+
+def read_tuning(path: str) -> dict[str, Any] | None:
+    """Reads what a finished sweep has found, in planners' names; None where the directory has none."""
+    result = load_record(RunDirectory(path).result, dict[str, Any])
+    if result is None or result.get("mode") != TUNE:
+        return None
+    return {
+        "best_params": result["best_values"],
+        "best_score": result["best_objective"],
+        "trials_completed": result["trials_by_status"].get("done", 0),
+    }
 
 
 def read_measured_run(path: str) -> MeasuredRun:
@@ -96,7 +137,7 @@ class TracedStep:
         """The step with so many rows in a microbatch."""
         if self.small.rows == self.large.rows:
             return self.small
-        share = (rows - self.small.rows) / (self.large.rows - self.small.rows)
+        share = (rows - self.small.rows) / self._more_rows
 
         def interpolate(low: float, high: float) -> float:
             return low + (high - low) * share
@@ -105,10 +146,15 @@ class TracedStep:
             self.small,
             rows=rows,
             tensor_bytes=int(interpolate(self.small.tensor_bytes, self.large.tensor_bytes)),
+            activation_bytes=int((self.large.tensor_bytes - self.small.tensor_bytes) * rows / self._more_rows),
             batch_bytes=int(interpolate(self.small.batch_bytes, self.large.batch_bytes)),
             flops=interpolate(self.small.flops, self.large.flops),
             bytes_moved=interpolate(self.small.bytes_moved, self.large.bytes_moved),
         )
+
+    @property
+    def _more_rows(self) -> int:
+        return self.large.rows - self.small.rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,6 +167,11 @@ class PlannedTraining:
       compile_step: memory, flops and bytes that a TPU's compiler tells of a step; None: there is none.
       policy: of its checkpoints.
       horovod: whether Horovod is to be used where several GPUs are.
+      steps_per_epoch: None where it does not matter.
+      approach: the only one that may be chosen, of LAYOUTS or ON_ONE_DEVICE; None: any.
+      allows: whether the experiment's settings go with a layout.
+      rate: the highest learning rate, and the epochs before it.
+      dashboard: the address of a tracker; None: there is none, or it is not known.
     """
 
     global_batch_size: int
@@ -130,9 +181,16 @@ class PlannedTraining:
     compile_step: Callable[[DeviceGroup, PlannedChoice], tuple[float, float, float] | None]
     policy: CheckpointPolicy | None
     horovod: bool = False
+    steps_per_epoch: int | None = None
+    approach: str | None = None
+    allows: Callable[[Layout], bool] = lambda layout: True
+    rate: tuple[float | None, float] = (None, 0.0)
+    dashboard: str | None = None
 
-    def strategy(self, group: DeviceGroup) -> str:
+    def strategy(self, group: DeviceGroup, *, is_staged: bool = False) -> str:
         """The name of the strategy's module."""
+        if is_staged:
+            return "pipelined"
         if group.device.is_tpu:
             return "tpu"
         if group.count == 1:
@@ -144,13 +202,18 @@ class PlannedTraining:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedChoice:
-    """Settings that an estimate is of; `rows` are a microbatch's on one replica."""
+    """Settings that an estimate is of; `rows` are a microbatch's on one replica, `stages` begin with these layers."""
 
     precision: str
     recomputes: bool
-    sharding: str | None
+    sharding: str | tuple[str, ...] | None
     num_microbatches: int
     rows: int
+    stages: tuple[str, ...] = ()
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.recomputes, self.sharding, bool(self.stages))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,6 +255,13 @@ class Estimate:
         return f"{self.group} with {self.hours:.3g} hours{price}"
 
     @property
+    def approach(self) -> str:
+        """How the training is spread, as planners call it."""
+        if self.group.count == 1:
+            return ON_ONE_DEVICE
+        return next(name for name, layouts in LAYOUTS.items() if self.choice.layout in layouts)
+
+    @property
     def num_workers(self) -> int:
         """The number of processes: Horovod's have one device each."""
         return self.group.count if self.strategy == HOROVOD else self.group.num_machines
@@ -224,39 +294,126 @@ def estimate_group(training: PlannedTraining, group: DeviceGroup, measured: Meas
         return
     for precision in training.precisions:
         if precision in group.device.flops:
-            found = _first_that_fits(training, group, precision)
-            if found is not None:
-                yield _estimate(training, group, *found, measured)
+            for layout in sorted(_list_layouts(training, group), key=lambda each: each not in PLAIN):
+                found = _fit(training, group, precision, layout)
+                if found is not None:
+                    yield _estimate(training, group, *found, measured)
+                    if layout in PLAIN:
+                        break
 
 
 def estimate_memory(step: Step, group: DeviceGroup, choice: PlannedChoice) -> float:
-    """Bytes of one replica at the peak; several microbatches keep the sum of their gradients."""
-    slots = step.slot_bytes / (group.count if choice.sharding else 1)
-    state = step.parameter_bytes + slots + (step.gradient_bytes if choice.num_microbatches > 1 else 0)
-    return state + ALLOCATED * step.tensor_bytes + 2 * step.batch_bytes
+    """Bytes of one device at the peak; several microbatches keep the sum of their gradients."""
+    count = group.count
+    slots = step.slot_bytes / (count if choice.sharding else 1)
+    gradients: float = step.gradient_bytes if choice.num_microbatches > 1 else 0
+    if choice.stages:  # all microbatches may be on their way
+        part = max(_stage_shares(step, choice.stages))
+        tensors = part * (step.tensor_bytes + (choice.num_microbatches - 1) * step.activation_bytes)
+        return part * (step.parameter_bytes + slots + gradients) + ALLOCATED * tensors + 2 * step.batch_bytes
+    elsewhere = _shared_bytes(step, group, choice) * (count - 1) / count
+    weights, tensors = step.parameter_bytes - elsewhere, max(step.tensor_bytes - elsewhere, step.activation_bytes)
+    if choice.sharding == WEIGHTS:  # the weights and gradients of two blocks are whole at a time
+        weights += 4 * max(size for size, _ in step.blocks)
+    elif choice.sharding == SPLIT:  # the rows of all replicas go in, and are kept for the backward pass
+        tensors += (count - 1) * choice.rows * sum(each.input_bytes for each in _splits(step, group))
+    if choice.sharding in (WEIGHTS, SPLIT):
+        gradients /= count
+    return weights + slots + gradients + ALLOCATED * tensors + 2 * step.batch_bytes
 
 
-def _first_that_fits(
-    training: PlannedTraining, group: DeviceGroup, precision: str
+def _list_layouts(training: PlannedTraining, group: DeviceGroup) -> list[Layout]:
+    """Lists the layouts that may be planned for a group, as asked for."""
+    if group.count > 1 and training.approach == ON_ONE_DEVICE:
+        return []
+    names = LAYOUTS if training.approach in (None, ON_ONE_DEVICE) or group.count == 1 else (training.approach,)
+    layouts = [layout for name in names for layout in LAYOUTS[name]]
+    if group.count == 1 or group.device.is_tpu:
+        layouts = [layout for layout in layouts if layout.sharding is None and not layout.is_staged]
+    return [layout for layout in layouts if training.allows(layout)]
+
+
+def _fit(
+    training: PlannedTraining, group: DeviceGroup, precision: str, layout: Layout
 ) -> tuple[PlannedChoice, Step, int] | None:
-    """The first of: as it is, blocks computed again, the optimizer's state shared; each with ever more microbatches."""
+    """The fewest microbatches with which the training fits on a group in a layout; None where it does not."""
     usable = USABLE * group.device.memory_bytes
-    may_shard = group.count > 1 and not group.device.is_tpu
-    for recomputes, sharding in [(False, None), (True, None), *([(True, OPTIMIZER)] if may_shard else [])]:
-        traced = training.trace(precision, recomputes)
-        if traced is None:
+    traced = training.trace(precision, layout.recomputes or layout.sharding == WEIGHTS or layout.is_staged)
+    if traced is None and layout.is_staged:
+        traced = training.trace(precision, False)
+    if traced is None or not _suits(traced.small, group, layout):
+        return None
+    stages = choose_stages(traced.small, group.count) if layout.is_staged else ()
+    replicas = 1 if stages else group.count
+    for number in (2**power for power in range(MOST_MICROBATCHES.bit_length())):
+        if training.global_batch_size < replicas * number:
+            break
+        if (group.device.is_tpu or layout.sharding == SPLIT) and training.global_batch_size % (replicas * number):
             continue
-        for number in (2**power for power in range(MOST_MICROBATCHES.bit_length())):
-            if training.global_batch_size < group.count * number:
-                break
-            if group.device.is_tpu and training.global_batch_size % (group.count * number):
-                continue
-            rows = math.ceil(training.global_batch_size / group.count / number)
-            step = traced.estimate_step(rows)
-            choice = PlannedChoice(precision, step.recomputes, sharding, number, rows)
-            if estimate_memory(step, group, choice) <= usable:
-                return choice, step, _estimate_largest_rows(traced, group, choice, usable)
+        if stages and number < min(4 * group.count, MOST_MICROBATCHES, training.global_batch_size // 2):
+            continue  # fewer leave the stages waiting (GPipe)
+        rows = math.ceil(training.global_batch_size / replicas / number)
+        step = traced.estimate_step(rows)
+        recomputes = step.recomputes and layout.recomputes
+        choice = PlannedChoice(precision, recomputes, layout.sharding, number, rows, stages)
+        if estimate_memory(step, group, choice) <= usable:
+            return choice, step, _estimate_largest_rows(traced, group, choice, usable)
     return None
+
+
+def _suits(step: Step, group: DeviceGroup, layout: Layout) -> bool:
+    """Whether a model's layers can be shared so."""
+    if layout.sharding == WEIGHTS:
+        return bool(step.blocks) and all(variables >= group.count for _, variables in step.blocks)
+    if layout.is_staged:
+        return group.num_machines == 1 and len(choose_stages(step, group.count)) == group.count - 1
+    return layout.sharding != SPLIT or bool(_splits(step, group))
+
+
+def choose_stages(step: Step, count: int) -> tuple[str, ...]:
+    """Returns the layers with which the second stage begins, the third …, so that stages have like many weights."""
+    total, before, stages = sum(size for _, size in step.layers), 0, list[str]()
+    for name, size in step.layers:
+        if before and size and before + size / 2 >= total * (len(stages) + 1) / count and len(stages) < count - 1:
+            stages.append(name)
+        before += size
+    return tuple(stages)
+
+
+def _stage_shares(step: Step, stages: Sequence[str]) -> list[float]:
+    """Each stage's share of the weights."""
+    shares, total = [0.0], sum(size for _, size in step.layers)
+    for name, size in step.layers:
+        shares += [0.0] if name in stages else []
+        shares[-1] += size / total
+    return shares
+
+
+def _splits(step: Step, group: DeviceGroup) -> list[SplitLayer]:
+    return [each for each in step.splits if each.columns % group.count == 0]
+
+
+def _shared_bytes(step: Step, group: DeviceGroup, choice: PlannedChoice) -> int:
+    """Bytes of the weights that no replica has as a whole."""
+    if choice.sharding == WEIGHTS:
+        return sum(size for size, _ in step.blocks)
+    return sum(each.num_bytes for each in _splits(step, group)) if choice.sharding == SPLIT else 0
+
+
+def exchange_seconds(step: Step, group: DeviceGroup, choice: PlannedChoice) -> float:
+    """Estimates what devices send each other in a step, at the full rate of the links, one after the other."""
+    speed, count = group.device.bytes_per_second(group.count), group.count
+    if choice.stages or count == 1 or speed is None:
+        return 0.0
+    shared = _shared_bytes(step, group, choice)
+    seconds = all_reduce_seconds(max(0, step.reduced_bytes - shared), group)
+    if choice.sharding == WEIGHTS:  # gathered for both passes, and their gradients scattered, for each microbatch
+        seconds += choice.num_microbatches * 1.5 * all_reduce_seconds(shared, group)
+    elif choice.sharding == SPLIT:  # rows and columns, in both passes
+        for each in _splits(step, group):
+            sent = choice.rows * (each.input_bytes + each.output_bytes / count)
+            seconds += choice.num_microbatches * 2 * (count - 1) * (2 * MESSAGE_SECONDS + sent / speed)
+    return seconds
 
 
 def _estimate_largest_rows(traced: TracedStep, group: DeviceGroup, choice: PlannedChoice, usable: float) -> int:
@@ -285,15 +442,18 @@ def _estimate(
         (memory, flops, moved), of_memory = compiled, COMPILED
         of_time = f"{COMPILED} and the makers' figures"
     compute, moving = flops / device.flops[choice.precision], moved / device.memory_bytes_per_second
-    reduce_seconds = all_reduce_seconds(step.reduced_bytes, group)
+    if choice.stages:  # the largest stage, which waits at the beginning and the end
+        waits = (number + len(choice.stages)) / number
+        compute, moving = (each * max(_stage_shares(step, choice.stages)) * waits for each in (compute, moving))
+    reduce_seconds = exchange_seconds(step, group, choice)
     seconds = max(compute, moving) + reduce_seconds
     if measured is not None and measured.ran_on(group):
         seconds, of_time = training.global_batch_size / measured.examples_per_second, f"{MEASURED} {measured.path}"
-    interval, lost = plan_checkpoints(training.policy)
+    interval, lost = plan_checkpoints(training.policy, seconds, training.steps_per_epoch)
     hours = training.total_steps * seconds * (1 + lost) / 3600
     return Estimate(
         group=group,
-        strategy=training.strategy(group),
+        strategy=training.strategy(group, is_staged=bool(choice.stages)),
         choice=choice,
         step=step,
         largest_rows=largest_rows,
@@ -319,13 +479,19 @@ def all_reduce_seconds(num_bytes: float, group: DeviceGroup) -> float:
     return 2 * (count - 1) * (MESSAGE_SECONDS + num_bytes / count / speed)
 
 
-def plan_checkpoints(policy: CheckpointPolicy | None) -> tuple[float | None, float]:
+def plan_checkpoints(
+    policy: CheckpointPolicy | None, step_seconds: float = 0.0, steps_per_epoch: int | None = None
+) -> tuple[float | None, float]:
     """Seconds between checkpoints, and the share of the time that is not spent on the training."""
     if policy is None:
         return None, 0.0
     failures = policy.mean_seconds_between_failures
-    schedule = CheckpointSchedule(CheckpointPolicy(mean_seconds_between_failures=failures), steps_per_epoch=None)
-    schedule.record_save(1, 0.0, cost_seconds=FIRST_COST)
-    interval = schedule.interval_seconds
-    assert interval is not None
+    steps = [policy.every_steps, policy.every_epochs and steps_per_epoch and policy.every_epochs * steps_per_epoch]
+    fixed = [policy.every_seconds, *(number and number * step_seconds for number in steps)]
+    interval = min((seconds for seconds in fixed if seconds), default=None)
+    if interval is None:
+        schedule = CheckpointSchedule(CheckpointPolicy(mean_seconds_between_failures=failures), steps_per_epoch=None)
+        schedule.record_save(1, 0.0, cost_seconds=FIRST_COST)
+        interval = schedule.interval_seconds
+        assert interval is not None
     return interval, FIRST_COST / interval + interval / 2 / failures

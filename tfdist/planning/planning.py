@@ -11,23 +11,28 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tfdist.errors import UserError, suggest
 from tfdist.planning import documents
 from tfdist.planning.estimate import (
-    OPTIMIZER,
     DeviceGroup,
     Estimate,
+    Layout,
     Limits,
     PlannedChoice,
     PlannedTraining,
     TracedStep,
     estimate_group,
     read_measured_run,
+    read_tuning,
 )
-from tfdist.planning.traced_step import Step, trace_step
+from tfdist.planning.requests import PlanRequest
+from tfdist.planning.traced_step import Step, deepen, trace_step
 from tfdist.storage import files, lease
 from tfdist.strategies.horovod import Horovod
+from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.pipelined import Pipelined
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import remove_stale
 from tfdist.telemetry.run_directory import RunDirectory
@@ -52,15 +57,25 @@ def plan(
     hardware: str | None,
     limits: Limits,
     from_run: str | None,
+    request: PlanRequest | None = None,
 ) -> None:
     """Prints a page, and writes plan.json and plan.gin; `devices` and so on are the mode's flags.
 
     Raises:
       UserError: something given is wrong, or nothing meets the limits.
     """
-    _check(settings)
-    wanted = parse_groups(devices, apply_prices(prices, read_devices(hardware)))
-    measured = None if from_run is None else read_measured_run(from_run)
+    if settings.canonical_replicas is not None:
+        raise UserError(
+            f"--mode=plan does not know train.deterministic = {settings.deterministic!r}. Plan without it: write "
+            "train.deterministic=False after the files."
+        )
+    known = apply_prices(prices, read_devices(hardware))
+    if request is not None:
+        known, asked = request.choose_devices(known)
+        devices = devices or asked
+    wanted = parse_groups(devices, known)
+    tuning = None if from_run is None else read_tuning(from_run)
+    measured = None if from_run is None or tuning is not None else read_measured_run(from_run)
     directory = RunDirectory(run_dir)
     directory.create()
     with contextlib.ExitStack() as leaving:
@@ -70,7 +85,8 @@ def plan(
         compiler = None
         if any(group.device.is_tpu for group in wanted) and is_installed():
             compiler = leaving.enter_context(open_compiler(notify))
-        training = describe_training(settings, several=any(group.count > 1 for group in wanted), compiler=compiler)
+        several = any(group.count > 1 for group in wanted)
+        training = describe_training(settings, several=several, compiler=compiler, request=request)
         found: list[Estimate] = []
         for group in wanted:
             try:
@@ -78,37 +94,37 @@ def plan(
             except UserError as error:  # a TPU cannot run it, or has no room for it
                 notify(f"{group} is left out. {error}")
         best = choose_plans(found, limits)
-        document = documents.build_document(best, training, limits, measured)
+        document = documents.build_document(
+            best,
+            training,
+            limits,
+            measured=measured,
+            tuning=tuning,
+            notes=[] if request is None else request.list_notes(3 * best[0].step.state_bytes),  # one is being written
+            directory=directory,
+        )
         files.write_atomic(files.join(directory.path, "plan.json"), to_json(document, indent=2) + "\n")
         files.write_atomic(files.join(directory.path, "plan.gin"), documents.format_gin(best[0], settings))
-        notify(documents.format_page(best, training))
+        notify(documents.format_page(best, document["uncertain"]))
         notify(
             f"{files.join(directory.path, 'plan.json')}; to train so, write behind the experiment's files: "
-            f"--gin_file={directory.path}/plan.gin"
+            f"--gin_file={directory.path}/plan.gin\npipeline: {document['pipeline_config']['example']} of "
+            "tfdist new pipelines --example=pipelines"
         )
 
 
-def _check(settings: TrainSettings) -> None:
-    """Raises UserError where the training is spread in a way that no estimate knows."""
-    spread = {
-        "sharding": settings.sharding not in (None, OPTIMIZER),
-        "deterministic": settings.canonical_replicas is not None,
-        "strategy": bool(settings.strategy.stages),
-    }
-    for name in (name for name, is_so in spread.items() if is_so):
-        raise UserError(
-            f"--mode=plan does not know train.{name} = {getattr(settings, name)!r}. Plan without it: write "
-            f"--gin_param='train.{name} = …' with a plain value after the files."
-        )
-
-
-def describe_training(settings: TrainSettings, *, several: bool, compiler: Compiler | None = None) -> PlannedTraining:
+def describe_training(
+    settings: TrainSettings, *, several: bool, compiler: Compiler | None = None, request: PlanRequest | None = None
+) -> PlannedTraining:
     """Describes the training that an experiment's settings define; its step is traced on demand.
 
     Args:
       several: whether several replicas are among what is planned.
       compiler: of TPUs; None: they are estimated as other devices are.
+      request: asks for an approach, and for the depth of a shipped model.
     """
+    depth = None if request is None else request.depth
+    build: Any = settings.model
     sizes = sorted({max(1, settings.global_batch_size // SMALLER), settings.global_batch_size})
 
     @functools.cache
@@ -118,12 +134,21 @@ def describe_training(settings: TrainSettings, *, several: bool, compiler: Compi
         if recomputes and settings.recompute is not None:
             return trace(precision, False)  # which does so already
 
-        def trace_rows(rows: int) -> Step:
-            num_replicas = 2 if several else 1
-            return trace_step(settings, rows=rows, num_replicas=num_replicas, precision=precision, recompute=recompute)
+        def trace_rows(rows: int, num_layers: int | None = None) -> Step:
+            model: Any = settings.model if num_layers is None else lambda: build(num_layers=num_layers)
+            return trace_step(
+                dataclasses.replace(settings, model=model),
+                rows=rows,
+                num_replicas=2 if several else 1,
+                precision=precision,
+                recompute=recompute,
+            )
+
+        def trace_depth(rows: int) -> Step:
+            return trace_rows(rows) if depth is None else deepen(trace_rows(rows, 1), trace_rows(rows, 2), depth)
 
         try:
-            return TracedStep(trace_rows(sizes[0]), trace_rows(sizes[-1]))
+            return TracedStep(trace_depth(sizes[0]), trace_depth(sizes[-1]))
         except UserError:
             if recomputes:  # no layer holds layers of its own
                 return None
@@ -145,6 +170,16 @@ def describe_training(settings: TrainSettings, *, several: bool, compiler: Compi
         (found,) = compile_programs(own, parse_slice(topology), compiler)
         return found.memory_bytes, found.flops, found.bytes_accessed
 
+    def allows(layout: Layout) -> bool:
+        """Returns whether train.sharding and the strategy go with the other settings."""
+        sharding = list(layout.sharding) if isinstance(layout.sharding, tuple) else layout.sharding
+        strategy = Pipelined(["a_layer"]) if layout.is_staged else OneDevice()
+        try:
+            dataclasses.replace(settings, sharding=sharding, strategy=strategy)
+        except UserError:
+            return False
+        return True
+
     precisions = dict.fromkeys([settings.precision, *([BFLOAT16] if settings.precision == FLOAT32 else [])])
     examples = trace(settings.precision, False)
     assert examples is not None
@@ -157,6 +192,11 @@ def describe_training(settings: TrainSettings, *, several: bool, compiler: Compi
         compile_step=compile_step,
         policy=settings.policy,
         horovod=isinstance(settings.strategy, Horovod),
+        steps_per_epoch=steps_per_epoch,
+        approach=None if request is None else request.approach,
+        allows=allows,
+        rate=examples.small.rate,
+        dashboard=next((url for sink in settings.sinks if (url := sink.dashboard_url)), None),
     )
 
 

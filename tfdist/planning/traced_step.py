@@ -12,13 +12,20 @@ import dataclasses
 import math
 from typing import Any
 
+import keras
 import psutil
 import tensorflow as tf
 
 from tfdist.data.pipeline import PREFETCHED_STEPS
+from tfdist.errors import UserError
+from tfdist.keras_patches.patches import Patches
 from tfdist.planning.liveness import Buffer, MemoryTracer
-from tfdist.tpu_compiler.program import count_bytes, trace_programs
+from tfdist.recipes.recompute import AUTO, choose_layers
+from tfdist.tpu_compiler.program import Programs, count_bytes, trace_programs
+from tfdist.training.run import assembly
 from tfdist.training.run.train_settings import TrainSettings
+from tfdist.training.sharding.tensor_parallel import choose_splits
+from tfdist.training.step.optimizer import bind_schedules, learning_rate, parts
 from tfdist.tuning.search import hypermodel
 
 # Two figures fitted, November 2026, to the 48 cells of benchmarks/plan.py (performance.md): what tensors take, as
@@ -27,6 +34,17 @@ ALLOCATED = 1.06
 # and what a process that runs a graph keeps of each of its operations.
 OPERATION_BYTES = 11 * 1024
 REDUCTION = "XlaAllReduce"
+NUM_RATES = 100  # of a run, of which the highest is looked for
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitLayer:
+    """A layer whose columns replicas may share; inputs and outputs are an example's."""
+
+    num_bytes: int
+    columns: int
+    input_bytes: int
+    output_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +63,12 @@ class Step:
       reduced_bytes: that a replica gives to all-reduces; 0 for one replica.
       num_examples: of the training.
       uncertain: operations whose outputs have shapes that depend on values.
+      activation_bytes: the part of `tensor_bytes` that grows with the rows.
+      layers: the model's own, with the bytes that are trained in each.
+      blocks: bytes and number of variables of those that train.sharding = 'weights' would share; of one that it
+        refuses, no variables.
+      splits: of layers that patterns in train.sharding may split.
+      rate: the highest learning rate, and the epochs before it.
     """
 
     rows: int
@@ -62,6 +86,11 @@ class Step:
     reduced_bytes: int
     num_examples: int
     uncertain: tuple[str, ...] = ()
+    activation_bytes: int = 0
+    layers: tuple[tuple[str, int], ...] = ()
+    blocks: tuple[tuple[int, int], ...] = ()
+    splits: tuple[SplitLayer, ...] = ()
+    rate: tuple[float, float] = (0.0, 0.0)
 
     @property
     def state_bytes(self) -> int:
@@ -133,7 +162,78 @@ def trace_step(
             reduced_bytes=sum(count_bytes(each.inputs[0]) for each in reductions),
             num_examples=programs.num_examples,
             uncertain=tuple(sorted(tracer.unknown)),
+            layers=tuple((each.name, _trained_bytes(each)) for each in model.layers),
+            blocks=_list_blocks(model),
+            splits=_list_splits(model),
+            rate=_find_highest_rate(settings, programs),
         )
+
+
+def deepen(one: Step, two: Step, depth: int) -> Step:
+    """The step of a model with so many equal blocks, block_0, block_1 …, by those of one and of two blocks."""
+
+    def extend(name: str) -> Any:
+        low, high = getattr(one, name), getattr(two, name)
+        if isinstance(high, dict):
+            return {key: low.get(key, 0) + (high[key] - low.get(key, 0)) * (depth - 1) for key in high}
+        if isinstance(high, tuple):
+            more = collections.Counter(high) - collections.Counter(low)
+            return (*high, *(depth - 2) * list(more.elements()))
+        return type(high)(low + (high - low) * (depth - 1))
+
+    numbers = ("parameter_bytes", "slot_bytes", "gradient_bytes", "tensor_bytes", "num_operations", "flops")
+    names = (*numbers, "parameters", "blocks", "splits", "bytes_moved", "reduced_bytes")
+    last = next(i for i, (name, _) in enumerate(two.layers) if name == "block_1")
+    blocks = [(f"block_{index}", two.layers[last][1]) for index in range(1, depth)]
+    layers = (*two.layers[:last], *blocks, *two.layers[last + 1 :])
+    return dataclasses.replace(two, **{name: extend(name) for name in names}, layers=layers)
+
+
+def _trained_bytes(layer: Any) -> int:
+    return sum(map(count_bytes, layer.trainable_variables))
+
+
+def _list_blocks(model: Any) -> tuple[tuple[int, int], ...]:
+    try:
+        blocks = choose_layers(model, AUTO)
+    except UserError:  # no layer holds layers of its own
+        return ()
+    counts = (0 if any(v.regularizer for v in each.variables) else len(each.trainable_variables) for each in blocks)
+    return tuple(zip(map(_trained_bytes, blocks), counts, strict=True))
+
+
+def _list_splits(model: Any) -> tuple[SplitLayer, ...]:
+    """Lists the layers that can be split; each sees as many rows of an example as its model's layer gives."""
+    found = []
+    for outer in model.layers:
+        try:
+            splits = choose_splits(model, [outer.name], 1)
+        except UserError:  # nothing of it can be split
+            continue
+        try:
+            positions = math.prod(length or 1 for length in outer.output.shape[1:-1])
+        except (AttributeError, ValueError):  # it has no output, or several
+            positions = 1
+        for each in splits:
+            shape, size = each.variable.shape, count_bytes(each.variable) // math.prod(each.variable.shape)
+            inputs = 1 if isinstance(each.layer, keras.layers.Embedding) else math.prod(shape[: each.axis])
+            outputs = math.prod(shape[each.axis :])
+            ends = (positions * size * inputs, positions * size * outputs)
+            found.append(SplitLayer(count_bytes(each.variable), shape[each.axis], *ends))
+    return tuple(found)
+
+
+def _find_highest_rate(settings: TrainSettings, programs: Programs) -> tuple[float, float]:
+    """Finds the highest learning rate of the training, and the epochs before it."""
+    length = assembly.length_of(settings, settings.plan(programs.num_examples, 1))
+    steps = [round(part * (length.total_steps - 1) / NUM_RATES) for part in range(NUM_RATES + 1)]
+    rates = []
+    with Patches() as patches:
+        bind_schedules(programs.optimizer, length, programs.model.trainable_variables, patches)
+        for step in steps:
+            parts(programs.optimizer)[0].iterations.assign(step)
+            rates.append(learning_rate(programs.optimizer))
+    return max(rates), steps[rates.index(max(rates))] / length.steps_per_epoch
 
 
 def _count_parameters(model: Any) -> dict[str, int]:

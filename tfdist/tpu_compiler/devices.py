@@ -23,6 +23,7 @@ class Device:
       flops: operations a second at the most, by precision.
       link_bytes_per_second: each way, to the others of its machine or slice.
       network_bytes_per_second: its share of the machine's network; None: not known.
+      network: by what technology it reaches a device's memory without the processor; None: by none.
       per_machine: how many a machine or a slice has at the most.
       usd_per_hour: of one; None: not known.
       names: parts of what the driver calls it.
@@ -34,6 +35,7 @@ class Device:
     memory_bytes_per_second: float
     link_bytes_per_second: float
     network_bytes_per_second: float | None = None
+    network: str | None = None
     per_machine: int
     usd_per_hour: float | None = None
     names: Sequence[str] = ()

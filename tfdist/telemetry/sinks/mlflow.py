@@ -39,6 +39,7 @@ class MLflow(Tracker):
     ) -> None:
         texts = {"tracking_uri": tracking_uri, "experiment": experiment, "run_name": run_name}
         check_client("MLflow", "mlflow", "mlflow-skinny", texts)
+        self.dashboard_url = tracking_uri
         self._tracking_uri, self._experiment, self._run_name = tracking_uri, experiment, run_name
         self._metrics: list[Any] = []
         self._sent_at = clock.monotonic()

@@ -44,9 +44,11 @@ class Sink:
 
     Attributes:
       every_worker: whether each worker has one of its own; if not, the chief alone. Points are the chief's in any case.
+      dashboard_url: where people see what it got; None: it does not know.
     """
 
     every_worker: bool = False
+    dashboard_url: str | None = None
 
     def open(self, run: RunFacts) -> None:
         """Begins, before any fact; a run that resumes begins again in another process."""

@@ -233,8 +233,8 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         may_change=True,
     )
     fast_check: bool = setting(
-        "trains two steps, evaluates, saves, exports and calls callbacks in RUN_DIR/fast_check, without beginning the "
-        "run",
+        "trains two steps, evaluates, saves, restores, compares, exports and calls callbacks in RUN_DIR/fast_check, "
+        "without beginning the run",
         SWITCH,
         False,
         may_change=True,

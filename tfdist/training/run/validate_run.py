@@ -6,11 +6,16 @@ Says what it finds in lines for the user; ends with a UserError at the first thi
 from __future__ import annotations
 
 import dataclasses
+import functools
+import io
+import math
 import tempfile
 import types
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import tensorflow as tf
@@ -23,12 +28,15 @@ from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Source, describe_structure
 from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.data.transforms.mapped import FirstExamples
-from tfdist.errors import build_user_error
+from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import choose_layers
 from tfdist.storage import files
 from tfdist.strategies.strategy import Strategy, Topology
 from tfdist.tasks.task import OwnSteps, Task
+from tfdist.telemetry.records import load_if_whole
+from tfdist.telemetry.result import Starts
+from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import is_backup
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit, check_metric_sums
 from tfdist.training.recovery import survival
@@ -40,7 +48,7 @@ from tfdist.training.run.train_settings import EvaluateSettings, TrainedSettings
 from tfdist.training.step.gradients import explain_errors, forward, quotients
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import microbatch_note
-from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, steps_before_swa
+from tfdist.training.step.optimizer import bind_schedules, build_optimizer, learning_rate, parts, steps_before_swa
 from tfdist.training.step.own_step import LARGEST_DIFFERENCE, compare_halves, refuse_padding, trace_step
 from tfdist.training.step.precision import as_tf_function, set_precision
 from tfdist.training.step.randomness import shuffle_note
@@ -50,8 +58,12 @@ NUM_RATES = 72  # of which the highest is looked for
 MAX_ROWS = 8  # of the first batch, on which the loss is computed
 
 
-def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> None:
-    """Builds all that a training needs, on this process alone, without a step; `model` is its builder."""
+def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> float | None:
+    """Builds all that a training needs, on this process alone, without a step; `model` is its builder.
+
+    Returns:
+      The highest learning rate; None for a model with steps of its own.
+    """
     set_precision(settings.precision)
     replicas = _report_strategy(tell, settings.strategy)
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
@@ -66,7 +78,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
         assembly.check_own_step_settings(settings)
         refuse_padding(training)
         _check_own_steps(model(), {split: each.structure for split, each in splits.items()}, batches["training"], tell)
-        return
+        return None
     built = build_model(model, task, source.structure)
     metrics = MetricGroup(task.metric_specs())
     check_fit(built, task, source.structure, [metrics])
@@ -102,8 +114,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     run_length = assembly.length_of(settings, training)
     bind_schedules(made, run_length, built.trainable_variables, patches)
     steps_before_swa(made, settings.swa_start, run_length)
-    for one in parts(made):
-        _report_schedule(tell, one._learning_rate, run_length.total_steps)
+    return max(_report_schedule(tell, one, run_length.total_steps) for one in parts(made))
 
 
 def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell) -> None:
@@ -168,14 +179,38 @@ def check_use(
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 
-def _report_schedule(tell: Tell, schedule: Any, total_steps: int) -> None:
-    """Says some of the learning rates of a run; nothing where they stay."""
+def _report_schedule(tell: Tell, optimizer: keras.optimizers.Optimizer, total_steps: int) -> float:
+    """Says some of the learning rates of a run, where they change; the highest."""
+    schedule = optimizer._learning_rate
     if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        return
+        return learning_rate(optimizer)
     steps = [round(i * (total_steps - 1) / (NUM_RATES - 1)) for i in range(NUM_RATES)]
     rates = [float(schedule(np.int64(step))) for step in steps]
     shown = sorted({0, int(np.argmax(rates)), NUM_RATES // 2, NUM_RATES - 1})
     tell(f"learning rate: {', '.join(f'{rates[i]:.3g} at step {steps[i]:,}' for i in shown)}")
+    return max(rates)
+
+
+def report_unscaled_rate(request: Request, batch_size: int, rate: float, tell: Tell) -> None:
+    """Says where the batch is not that of the run's last start, or of its plan, and the learning rate still is."""
+    directory, now = RunDirectory(request.run_dir), request.settings()
+    starts = load_if_whole(directory.starts, Starts)
+    plan = load_if_whole(files.join(directory.path, "plan.json"), dict[str, Any])
+    if starts is not None:
+        source, before = "the last start", int(starts.settings.get("train.global_batch_size", 0))
+        is_same = all(now.get(name) == value for name, value in starts.settings.items() if "learning_rate" in name)
+    elif plan is not None:
+        planned = plan["batch_configuration"]
+        source, before = "plan.json", planned["total_batch_size"]
+        is_same = math.isclose(rate, planned["learning_rate"] or 0, rel_tol=1e-3)
+    else:
+        return
+    if is_same and before not in (0, batch_size):
+        factor = batch_size / before
+        tell(
+            f"note: train.global_batch_size is {batch_size}, {factor:g} times that of {source}, with the same learning "
+            f"rate. Multiply the rate by {factor:g} for SGD, by {factor**0.5:.3g} for Adam and its kind."
+        )
 
 
 def _report_evaluation(tell: Tell, source: Source, batch_size: int, replicas: int, split: str = "evaluation") -> Any:
@@ -334,6 +369,31 @@ def shorten(settings: TrainSettings, request: Request) -> tuple[TrainSettings, R
     )
     run_dir = files.join(request.run_dir, "fast_check")
     return short, dataclasses.replace(request, run_dir=run_dir, profile=None, begins_empty=True)
+
+
+def read_exported_weights(directory: RunDirectory) -> dict[str, np.ndarray]:
+    """Reads the weights of the exported model, by their paths in its file."""
+    is_whole = files.exists(directory.model)
+    content = files.read(directory.model if is_whole else directory.model_weights)
+    if is_whole:
+        content = zipfile.ZipFile(io.BytesIO(content)).read("model.weights.h5")
+    found: dict[str, np.ndarray] = {}
+    with h5py.File(io.BytesIO(content)) as file:
+        file.visititems(lambda name, each: found.update({name: each[()]}) if isinstance(each, h5py.Dataset) else None)
+    return found
+
+
+def compare_weights(trained: Mapping[str, np.ndarray], restored: Mapping[str, np.ndarray]) -> None:
+    """Raises UserError where a checkpoint did not give back the weights that were trained."""
+    for name, value in trained.items():
+        is_float = value.dtype.kind == "f"  # statistics that are computed again may round differently
+        is_same = functools.partial(np.allclose, rtol=1e-5, atol=1e-7, equal_nan=True) if is_float else np.array_equal
+        if name not in restored or not is_same(value, restored[name]):
+            raise UserError(
+                f"train.fast_check: {name} came back from the checkpoint with other values than it was saved with. "
+                "A run that is interrupted would not go on as it was. Does the model change this weight when it is "
+                "built or called?"
+            )
 
 
 def _take_first(data: Callable[[], Any], count: int) -> Callable[[], Any]:
