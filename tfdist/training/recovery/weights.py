@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import os
-import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import keras
 
@@ -22,7 +21,7 @@ from tfdist.checkpoint.catalog import Entry, list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.restore import State
-from tfdist.errors import UserError, build_user_error, shorten_list
+from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lora import adapter_bytes, read_adapter, restore_adapters
 from tfdist.storage import files
@@ -30,6 +29,16 @@ from tfdist.telemetry import heartbeat
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.recovery.matching import apply_names, match_arrays
+from tfdist.training.recovery.origins import (
+    HDF5_FILES,
+    KERAS_FILES,
+    KINDS,
+    find_origin,
+    has_layer_names,
+    hash_files,
+    open_arrays,
+)
 from tfdist.training.recovery.recovery import load_checkpoint, log_left_out
 from tfdist.training.run.run import Run
 from tfdist.training.step.state import MODEL, ModelState, TrainingState
@@ -37,8 +46,6 @@ from tfdist.training.watch.equality import check_agreement
 from tfdist.user_code import format_exception
 
 BEST, LAST = "best", "last"
-MOST_SHOWN = 20
-FILES = (".keras", ".weights.h5")
 START_FROM = "train.start_from"
 
 
@@ -72,10 +79,10 @@ def find_by_path(path: str, setting: str, *, tell: EventLog) -> SavedWeights:
       UserError: there is none that is whole; `setting` names the path.
     """
     found = locate_weights(path, setting)
-    if found.endswith(FILES):
-        return SavedWeights(found)
     if files.exists(files.join(found, MANIFEST)):
         return _load(found)
+    if find_origin(found) is not None:
+        return SavedWeights(found)
     return _find_newest(found, f"No checkpoint in {setting} = {path!r} is whole.", tell)
 
 
@@ -85,21 +92,18 @@ def locate_weights(path: str, setting: str) -> str:
     Raises:
       UserError: there is none; `setting` names the path.
     """
-    if path.endswith(FILES):
-        if files.exists(path):
-            return path
-        raise UserError(f"There is no file {setting} = {path!r}.")
     if files.is_dir(path):
         if files.exists(files.join(path, MANIFEST)):
             return path
         for directory in list_checkpoint_dirs(path):
             if files.is_dir(directory) and list_paths(directory):
                 return directory
+    if find_origin(path) is not None:
+        return path
+    if path.endswith((*HDF5_FILES, ".safetensors")):
+        raise UserError(f"There is no file {setting} = {path!r}.")
     others = "" if setting == START_FROM else "'best', 'last', a step, "
-    raise UserError(
-        f"{setting} = {path!r} is no weights that can be read. Write {others}the directory of a checkpoint or of a "
-        "run, or a file in .keras or .weights.h5 format."
-    )
+    raise UserError(f"{setting} = {path!r} is no weights that can be read. Write {others}{KINDS}.")
 
 
 def list_checkpoint_dirs(path: str) -> tuple[str, str]:
@@ -167,8 +171,7 @@ def rename_variables(state: State, own: Iterable[str], names: Mapping[str, str] 
     Args:
       state: of a checkpoint.
       own: names of this program's variables; those of its model begin with `MODEL`.
-      names: by a regular expression that names of this model's variables match, "encoder/(.*)", what they are called
-        in the state, "backbone/\\1". The first that matches counts; what none matches keeps its name.
+      names: as in `StartFrom`; what none matches keeps its name.
 
     Raises:
       UserError: an expression matches no variable of the model, or names none of the state's.
@@ -177,34 +180,11 @@ def rename_variables(state: State, own: Iterable[str], names: Mapping[str, str] 
         return state
     ours = [name.removeprefix(MODEL) for name in own if name.startswith(MODEL)]
     theirs = {name.removeprefix(MODEL): array for name, array in state.tensors.items() if name.startswith(MODEL)}
-    found, taken, matched = {}, set(), set()
-    for name in ours:
-        there = name
-        for pattern, target in names.items():
-            if (match := re.fullmatch(pattern, name)) is not None:
-                there = match.expand(target)
-                matched.add(pattern)
-                taken.add(there)
-                break
-        if there in theirs:
-            found[name] = theirs[there]
-        elif there in taken:
-            raise UserError(
-                f"train.start_from calls {name!r} {there!r}, which is not there. There are {_list_names(theirs)}."
-            )
-    idle = [pattern for pattern in names if pattern not in matched]
-    if idle:
-        raise UserError(
-            f"train.start_from has {idle[0]!r}, which no variable of the model matches. There are {_list_names(ours)}."
-        )
-    kept = {name: array for name, array in theirs.items() if name not in taken and name not in found}
+    renamed = apply_names(theirs, ours, names)
+    kept = {name: array for name, array in theirs.items() if name not in renamed and name not in renamed.values()}
+    found = {name: theirs[there] for name, there in renamed.items()} | kept
     rest = {name: array for name, array in state.tensors.items() if not name.startswith(MODEL)}
-    tensors = {f"{MODEL}{name}": array for name, array in (found | kept).items()}
-    return dataclasses.replace(state, tensors=rest | tensors)
-
-
-def _list_names(names: Iterable[str]) -> str:
-    return ", ".join(shorten_list(list(names), MOST_SHOWN))
+    return dataclasses.replace(state, tensors=rest | {f"{MODEL}{name}": array for name, array in found.items()})
 
 
 def export_model(run: Run, model: keras.Model) -> str:
@@ -290,8 +270,8 @@ def put_weights(
     state: TrainingState | None = None,
     names: Mapping[str, str] | None = None,
     partial: bool = False,
-) -> None:
-    """Gives a built model the weights, which the chief reads and sends. A collective.
+) -> Sequence[str]:
+    """Gives a built model the weights, which the chief reads and sends; its report. A collective.
 
     Where each worker has parts of variables, every one reads a file.
 
@@ -300,7 +280,7 @@ def put_weights(
       model: built.
       found: by the chief.
       state: of a training with this model.
-      names: as in `rename_variables`.
+      names: as in `StartFrom`.
       partial: leaves out what does not fit, and says what.
 
     Raises:
@@ -312,28 +292,70 @@ def put_weights(
         checkpoint = load_checkpoint(run.strategy, own, read, partial=partial, tell=run.events, only_model=True)
         assert checkpoint is not None
         checkpoint.restore()
-        return
+        return []
     strategy, path, failed = run.strategy, found.path, f"{found.path} cannot be read"
-    load = functools.partial(load_weights, model, path, partial=partial)
+    load = functools.partial(load_weights, model, path, own=own, names=names, partial=partial)
     if state is not None and state.is_sharded:
-        digest = strategy.on_every_worker(lambda: hashlib.sha256(files.read(path)).hexdigest(), failed)
+        digest = strategy.on_every_worker(lambda: hash_files(path), failed)
         check_agreement(strategy, lambda: {f"sha256 of {path}": digest})
-        left_out = strategy.on_every_worker(load, failed)
+        loaded = strategy.on_every_worker(load, failed)
     else:
-        left_out = strategy.on_chief(load, failed) or []
+        loaded = strategy.on_chief(load, failed) or Loaded([], [])
         strategy.send_variables(model.variables)
-    log_left_out(run.events, left_out, path)
+    log_left_out(run.events, loaded.left_out, path)
+    return loaded.report
 
 
-def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> list[str]:
-    """Loads a .keras or .weights.h5 file, local or gs://, into a built model; the objects that Keras left out.
+class Loaded(NamedTuple):
+    """What was loaded.
+
+    Attributes:
+      report: a line for each variable, from where and how; of a file that Keras has read a single one.
+      left_out: a line for each variable, array or object that did not fit.
+    """
+
+    report: Sequence[str]
+    left_out: Sequence[str]
+
+
+def load_weights(
+    model: keras.Model,
+    path: str,
+    *,
+    own: TrainingState | ModelState | None = None,
+    names: Mapping[str, str] | None = None,
+    partial: bool = False,
+) -> Loaded:
+    """Loads a file of any origin, local or gs://, into a built model.
+
+    Args:
+      model: built.
+      path: of a .keras or .weights.h5 file of Keras 3, which Keras reads, or of what `open_arrays` does.
+      own: the variables that lie in this process; None: the model's.
+      names: as in `StartFrom`; then Keras does not read the file.
+      partial: leaves out what does not fit.
 
     Raises:
-      UserError: it cannot be read, or its variables are not the model's, unless `partial` takes those that fit.
+      UserError: it cannot be read, or its variables are not the model's.
     """
-    suffix = next((s for s in FILES if path.endswith(s)), None)
-    if suffix is None:
-        raise UserError(f"Weights are read from {' and '.join(FILES)} files; received {path!r}.")
+    if path.endswith(KERAS_FILES) and names is None and not has_layer_names(path):
+        return _load_by_keras(model, path, partial=partial)
+    specs = {name.removeprefix(MODEL): spec for name, spec in ModelState(model).specs().items()}
+    with open_arrays(path) as (kind, saved):
+        match = match_arrays(saved, specs, names)
+        if not partial or not match.sources:
+            match.check(f"{path} ({kind})", len(specs))
+        arrays = match.read(saved, specs)
+    (own or ModelState(model)).assign({f"{MODEL}{name}": array for name, array in arrays.items()})
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()  # which computes with its variables' values
+    return Loaded(match.report(), match.problems)
+
+
+def _load_by_keras(model: keras.Model, path: str, *, partial: bool) -> Loaded:
+    """Loads a file of Keras 3; of `partial` Keras says which objects it left out."""
+    suffix = next(s for s in KERAS_FILES if path.endswith(s))
     with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as scratch:
         copy = os.path.join(scratch, f"model{suffix}")
         try:
@@ -347,6 +369,5 @@ def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> lis
                 f"The weights in {path} do not load into this model: {told}", error_id="checkpoint-mismatch"
             ) from error
     messages = [str(each.message) for each in caught]
-    return [
-        text.rpartition("\n")[2] for text in messages if "could not be loaded" in text
-    ]  # the objects, in its last line
+    left_out = [text.rpartition("\n")[2] for text in messages if "could not be loaded" in text]  # in its last line
+    return Loaded([f"{len(model.variables):,} variables: by Keras, in the order of the layers"], left_out)

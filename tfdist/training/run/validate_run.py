@@ -80,12 +80,12 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     patches = Patches()  # which nothing undoes, as the model goes
     made = build_optimizer(optimizer, built, patches)
     assembly.check_reported(settings, metrics, task, made)
-    path, names = settings.start
-    if path is not None:
+    if settings.start is not None:
         warnings: Any = types.SimpleNamespace(
             warning=lambda event, *, message, **_: tell(message), info=lambda *_, **__: None
         )
-        survival.check_weights(built, path, names=names, partial=settings.accept_changes, tell=warnings)
+        partial = settings.accept_changes or settings.start.partial
+        survival.check_weights(built, settings.start, partial=partial, tell=warnings)
     note = microbatch_note(
         built, num_microbatches=training.num_microbatches, global_batch_size=training.global_batch_size
     )
