@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tfdist.checkpoint.restore import describe_array
-from tfdist.errors import UserError, build_user_error, shorten_list, suggest
+from tfdist.checkpoint.restore import list_differences
+from tfdist.errors import UserError, build_user_error, shorten_list
 
 MOST_SHOWN = 20
 Specs = Mapping[str, tuple[tuple[int, ...], str]]
+Steps = list[tuple[str, Callable[[np.ndarray], np.ndarray]]]  # in words and in turn
 # Names of well-known layouts, as paths in lower case, and what stands for them; in this order.
 LAYOUTS = tuple(
     (re.compile(pattern), path)
@@ -29,8 +30,8 @@ LAYOUTS = tuple(
         (r"layer_?norm(alization)?", "norm"),
         (r"batch_?norm(alization)?", "batch_norm"),
         (r"conv(olution)?[123]d", "conv"),
-        (r"(attention/output/norm|self_attention_norm|attention_norm|self_attention_layer_norm|ln_1)/", "norm_1/"),
-        (r"(feedforward_norm|output_norm|(?<=\d/)output/norm|ln_2)/", "norm_2/"),
+        (r"(attention/output/norm|self_attention_norm|attention_norm|self_attention_layer_norm|ln_1)/", "first_norm/"),
+        (r"(feedforward_norm|output_norm|(?<=\d/)output/norm|ln_2)/", "second_norm/"),
         (r"(?<![a-z_])(self_attention_layer|attention/self|self_attention|self_attn|attn)/", "attention/"),
         (r"(?<=attention/)(output/dense|attention_output|out_proj|o_proj|c_proj)/", "output/"),
         (r"(?<=attention/)(q|k|v)_proj/", r"\1/"),
@@ -58,7 +59,7 @@ ROLE_OF = {leaf: role for role, leaves in ROLES.items() for leaf in leaves}
 ALIKE = {"kernel": "weight", "gamma": "weight", "embeddings": "weight", "beta": "bias"}  # PyTorch's names of roles
 DISTINCT = ("depthwise_kernel", "pointwise_kernel", "recurrent_kernel")  # that one layer has beside each other
 KERAS_1 = re.compile(r"_(W|b|gamma|beta|running_mean|running_std)$")
-AS_IT_IS = re.compile(r"(c_attn|c_proj|c_fc)[./]weight$")  # GPT-2's kernels, which are not transposed
+CONV_1D = re.compile(r"(c_attn|c_proj|c_fc)\.weight$")  # GPT-2's kernels, which Hugging Face does not transpose
 QKV = {"query": 0, "key": 1, "value": 2, "q": 0, "k": 1, "v": 2}
 BOOKKEEPING = re.compile(  # of TF1's optimizers, of Keras's random layers and of PyTorch
     r"(^|[/.])(seed_generator.*|global_step|num_batches_tracked|position_ids|beta[12]_power|"
@@ -91,14 +92,14 @@ class SavedArray:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a variable's values come from: the array's name, and what is done to it in words and in turn."""
+    """Where a variable's values come from: the array's name, and what is done to it; steps None: it does not fit."""
 
     name: str
-    steps: tuple[tuple[str, Callable[[np.ndarray], np.ndarray]], ...]
+    steps: Steps | None
 
     def describe(self) -> str:
         """Returns it for the report: "h.0.attn.c_attn.weight, part 1 of 3"."""
-        return ", ".join([self.name, *(words for words, _ in self.steps if words)])
+        return ", ".join([self.name, *(words for words, _ in self.steps or ())])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,21 +109,19 @@ class Match:
     Attributes:
       sources: by the model's variable.
       problems: a line for each variable that nothing fits, and for each array that is left over.
-      idle: arrays that belong to no model, such as an optimizer's.
     """
 
     sources: Mapping[str, Source]
     problems: Sequence[str]
-    idle: Sequence[str]
 
     def read(self, saved: Mapping[str, SavedArray], specs: Specs) -> dict[str, np.ndarray]:
         """The values of the variables."""
         arrays = {}
         for name, source in self.sources.items():
             array = saved[source.name].read()
-            for _, change in source.steps:
+            for _, change in source.steps or ():
                 array = change(array)
-            arrays[name] = np.ascontiguousarray(array, specs[name][1])
+            arrays[name] = np.asarray(array, specs[name][1], order="C")
         return arrays
 
     def report(self) -> list[str]:
@@ -133,7 +132,8 @@ class Match:
         """Raises UserError where something does not fit; `where` names the file, of a model with `count` variables."""
         if not self.problems:
             return
-        listed = "".join(f"\n  {line}" for line in shorten_list([*self.problems, *self.report()], 2 * MOST_SHOWN))
+        fitting = [line for line in self.report() if len(set(line.split(": "))) > 1]  # but what is called the same
+        listed = "".join(f"\n  {line}" for line in shorten_list([*self.problems, *fitting], 2 * MOST_SHOWN))
         raise build_user_error(
             f"{where} does not fit this model: {len(self.sources):,} of its {count:,} variables are there.{listed}\n"
             "Write StartFrom(path, partial=True) to take what fits, or with names={'HERE/(.*)': 'THERE/\\\\1'} what "
@@ -157,7 +157,7 @@ def match_arrays(
     Raises:
       UserError: an expression matches no variable of the model, or names none of the file's.
     """
-    theirs = apply_names(saved, specs, names or {})
+    theirs = _apply_names(saved, specs, names or {})
     taken = set(theirs.values())
     rest = [name for name in specs if name not in theirs]
     free = [
@@ -165,29 +165,25 @@ def match_arrays(
     ]
     same = {name: name for name in rest if name in free}
     theirs |= same if exact or len(same) == len(rest) else _match_paths(free, rest)
-    sources: dict[str, Source] = {}
-    problems = []
+    axes = _list_axes(saved)
+
+    def find_sources(theirs: Mapping[str, str]) -> dict[str, Source]:
+        return {n: Source(t, _fit(t, saved[t], axes.get(t), n, *specs[n])) for n, t in theirs.items()}
+
+    found = find_sources(theirs)
     if not exact and not names:
-        left = {name: saved[name] for name in free if name not in theirs.values()}
-        theirs |= _match_shapes(left, {name: specs[name] for name in rest if name not in theirs})
-    unused = [name for name in free if name not in theirs.values() and saved[name].shape]
-    for name, (shape, dtype) in specs.items():
-        there = theirs.get(name)
-        if there is None:
-            if "lora_" not in name.rpartition("/")[2]:  # an adapter, which begins as it is
-                problems.append(f"{name} {describe_array(shape, dtype)}: not there.{suggest(name, unused)}")
-            continue
-        steps = _fit(there, saved[there], name, shape, dtype)
-        if steps is None:
-            kind = describe_array(saved[there].shape, saved[there].dtype)
-            problems.append(
-                f"{name}: {kind} there{'' if there == name else f' ({there})'}, {describe_array(shape, dtype)} here"
-            )
-        else:
-            sources[name] = Source(there, steps)
-    problems += [f"{name} {describe_array(saved[name].shape, saved[name].dtype)}: only there" for name in unused]
-    idle = [name for name in saved if name not in unused and name not in theirs.values()]
-    return Match(sources, problems, idle)
+        unfit = {name.rpartition("/")[0] for name, source in found.items() if source.steps is None}  # whole layers
+        kept = {name: there for name, there in theirs.items() if name.rpartition("/")[0] not in unfit}
+        left = {name: saved[name] for name in free if name not in kept.values()}
+        by_shape = _match_shapes(left, {name: specs[name] for name in rest if name not in kept})
+        bad = {n: s for n, s in found.items() if s.steps is None and s.name not in by_shape.values()}
+        found = bad | find_sources(kept | by_shape)
+        theirs = {name: source.name for name, source in found.items()}
+    sources = {name: source for name, source in found.items() if source.steps is not None}
+    unused = {n: saved[n] for n in free if n not in theirs.values() and saved[n].shape}
+    wanted = {n: spec for n, spec in specs.items() if n not in sources and not ("lora_" in n and n not in theirs)}
+    others = {name: saved[there] for name, there in theirs.items() if name not in sources}
+    return Match({n: sources[n] for n in specs if n in sources}, list_differences(others | unused, wanted))
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:
@@ -195,8 +191,7 @@ def natural_key(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
 
 
-def apply_names(saved: Collection[str], own: Collection[str], names: Mapping[str, str]) -> dict[str, str]:
-    """What the model's variables are called in a file, of those that `names` maps; errors as `match_arrays`."""
+def _apply_names(saved: Collection[str], own: Collection[str], names: Mapping[str, str]) -> dict[str, str]:
     theirs: dict[str, str] = {}
     matched = set()
     for name in own:
@@ -225,7 +220,8 @@ def _match_paths(saved: Sequence[str], own: Sequence[str]) -> dict[str, str]:
     """The arrays whose paths mean the same as the variables', but for one prefix that most of either side have."""
     there, here = ({name: _simplify(name) for name in names} for names in (saved, own))
     numbers = _renumber(there.values(), here.values())
-    there = {name: "/".join(numbers.get(part, part) for part in path.split("/")) for name, path in there.items()}
+    parts = {name: [numbers.get(part, part) for part in path.split("/")] for name, path in there.items()}
+    there = {name: "/".join(part for part in path if part) for name, path in parts.items() if None not in path}
     best: dict[str, str] = {}
     for arrays, variables in itertools.product(_strip_prefixes(there), _strip_prefixes(here)):
         found = {}
@@ -262,17 +258,23 @@ def _simplify(name: str) -> str:
     return f"{folder}/{ALIKE.get(role, role)}"
 
 
-def _renumber(there: Iterable[str], here: Iterable[str]) -> dict[str, str]:
-    """By a part of their paths ours: where both have as many layers of one base name, they count in order."""
+def _renumber(there: Iterable[str], here: Iterable[str]) -> dict[str, str | None]:
+    """By a part of their paths ours, where both have as many layers of one base name: they count in order.
+
+    None for what Keras counts, "dense", "dense_1", where it has counted others: there a name means another layer.
+    """
     bases: tuple[dict[str, set[str]], ...] = (defaultdict(set), defaultdict(set))
     for groups, paths in zip(bases, (there, here), strict=True):
         for part in {part for path in paths for part in path.split("/")[:-1]}:
             groups[re.sub(r"_?\d+$", "", part)].add(part)
     theirs, ours = bases
-    found: dict[str, str] = {}
+    found: dict[str, str | None] = {}
     for base, parts in theirs.items():
-        if parts != ours.get(base) and len(parts) == len(ours.get(base, ())):
-            found |= dict(zip(sorted(parts, key=natural_key), sorted(ours[base], key=natural_key), strict=True))
+        if len(parts) == len(ours[base]):
+            pairs = zip(sorted(parts, key=natural_key), sorted(ours[base], key=natural_key), strict=True)
+            found.update(pairs)
+        elif ours[base] and base in ours[base] | parts:
+            found |= dict.fromkeys(parts)
     return found
 
 
@@ -282,8 +284,9 @@ def _match_shapes(saved: Mapping[str, SavedArray], specs: Specs) -> dict[str, st
     merges = any(role in ("weight", "") for role in roles.values())
     there: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
     here: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
+    axes = _list_axes(saved)
     for name, array in saved.items():
-        shape = tuple(array.shape[axis] for axis in _transposition(name, len(array.shape)))
+        shape = tuple(array.shape[axis] for axis in axes.get(name, range(len(array.shape))))
         there[ALIKE.get(roles[name], roles[name]) if merges else roles[name], shape].append(name)
     for name, (shape, _) in specs.items():
         role = _find_role(name)
@@ -304,21 +307,21 @@ def _find_role(name: str) -> str:
     return leaf if leaf in DISTINCT else ROLE_OF.get(leaf, leaf)
 
 
-def _transposition(there: str, rank: int) -> Sequence[int]:
-    """The axes of a PyTorch kernel in Keras's order; of other arrays their own."""
-    if rank < 2 or not TORCH_WEIGHT.fullmatch(there) or AS_IT_IS.search(there):
-        return range(rank)
-    return [*range(2, rank), 1, 0]
+def _list_axes(saved: Mapping[str, SavedArray]) -> dict[str, tuple[int, ...]]:
+    """The axes of PyTorch's kernels in Keras's order, by name."""
+    found = {n: array.shape for n, array in saved.items() if len(array.shape) > 1 and TORCH_WEIGHT.fullmatch(n)}
+    if any(CONV_1D.search(n) and shape[-1] > shape[0] for n, shape in found.items()):
+        found = {n: shape for n, shape in found.items() if not CONV_1D.search(n)}
+    return {name: (*range(2, len(shape)), 1, 0) for name, shape in found.items()}
 
 
 def _fit(
-    there: str, saved: SavedArray, here: str, wanted: tuple[int, ...], dtype: str
-) -> tuple[tuple[str, Callable[[np.ndarray], np.ndarray]], ...] | None:
+    there: str, saved: SavedArray, axes: Sequence[int] | None, here: str, wanted: tuple[int, ...], dtype: str
+) -> Steps | None:
     """The steps from an array to a variable; None where it does not fit."""
-    steps: list[tuple[str, Callable[[np.ndarray], np.ndarray]]] = []
+    steps: Steps = []
     shape = tuple(saved.shape)
-    axes = _transposition(there, len(shape))
-    if list(axes) != list(range(len(shape))) and "embedding" not in _find_role(here):
+    if axes is not None and _find_role(here) != "embeddings":
         shape = tuple(shape[axis] for axis in axes)
         steps.append(("transposed", lambda array: np.transpose(array, axes)))
     parts = {part for part in here.lower().split("/") if part in QKV}
@@ -334,7 +337,7 @@ def _fit(
         if not {saved.dtype.strip("0123456789"), dtype.strip("0123456789")} <= {"float", "bfloat"}:
             return None
         steps.append((f"from {saved.dtype}", lambda array: array.astype(dtype)))
-    return tuple(steps)
+    return steps
 
 
 def _regroups(shape: Sequence[int], wanted: Sequence[int]) -> bool:

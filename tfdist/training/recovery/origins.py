@@ -26,7 +26,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from tfdist.checkpoint.format import tensor_files
-from tfdist.errors import TfdistError, UserError, build_user_error, check_package, format_first_line
+from tfdist.checkpoint.format.manifest import DamagedCheckpoint
+from tfdist.errors import UserError, build_user_error, check_package, format_first_line
 from tfdist.settings.checks import SWITCH, Check, is_text, or_none
 from tfdist.storage import files
 from tfdist.training.recovery.matching import SavedArray, natural_key
@@ -115,15 +116,23 @@ def open_arrays(path: str) -> Iterator[tuple[str, dict[str, SavedArray]]]:
         raise UserError(f"{path!r} has no weights that can be read. Write {KINDS}.")
     origin, target = found
     with contextlib.ExitStack() as stack:
-        try:
-            yield origin.kind, origin.read(stack.enter_context(_copy_locally(target)), stack)
-        except TfdistError:
-            raise
-        except (tf.errors.OpError, OSError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
-            raise build_user_error(
-                f"{path} cannot be read as {origin.kind}: {format_first_line(error)} Copy it again from its source.",
-                error_id="checkpoint-mismatch",
-            ) from error
+        local = stack.enter_context(_copy_locally(target))
+        with _explain_damage(path, origin.kind, (ValueError, KeyError, RuntimeError, zipfile.BadZipFile)):
+            arrays = origin.read(local, stack)
+        with _explain_damage(path, origin.kind):
+            yield origin.kind, arrays
+
+
+@contextlib.contextmanager
+def _explain_damage(path: str, kind: str, errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raises UserError for what readers raise of a file that is damaged, or is another than its name says."""
+    try:
+        yield
+    except (tf.errors.OpError, DamagedCheckpoint, OSError, *errors) as error:
+        raise build_user_error(
+            f"{path} cannot be read as {kind}: {format_first_line(error)} Copy it again from its source.",
+            error_id="checkpoint-mismatch",
+        ) from error
 
 
 @contextlib.contextmanager

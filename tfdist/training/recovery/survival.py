@@ -36,13 +36,12 @@ from tfdist.training.recovery.weights import (
     load_weights,
     locate_weights,
     put_weights,
-    rename_variables,
 )
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.claim import concerns_optimizer, differing_settings
 from tfdist.training.run.run import Run
 from tfdist.training.step.optimizer import constant_rates
-from tfdist.training.step.state import MODEL, Learner, ModelState, TrainingState
+from tfdist.training.step.state import Learner, TrainingState
 
 
 def check_start_from(start: StartFrom | None) -> None:
@@ -241,10 +240,4 @@ def check_weights(model: keras.Model, start: StartFrom, *, partial: bool, tell: 
       tell: gets a warning of each damaged checkpoint that is passed over.
     """
     found = find_by_path(RunDirectory(start.path).path, START_FROM, tell=tell)
-    if found.state is None:
-        load_weights(model, found.path, names=start.names, partial=partial)
-        return
-    specs = ModelState(model).specs()
-    there = rename_variables(found.state, specs, start.names).tensors
-    of_model = {name: array for name, array in there.items() if name.startswith(MODEL)}
-    restore.match_tensors(of_model, specs, partial=partial)
+    load_weights(model, found, names=start.names, partial=partial)

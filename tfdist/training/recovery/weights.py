@@ -6,12 +6,13 @@ checkpoint, has every byte that it was written with. Whatever is not found is a 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import keras
@@ -29,7 +30,7 @@ from tfdist.telemetry import heartbeat
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.recovery.matching import apply_names, match_arrays
+from tfdist.training.recovery.matching import SavedArray, match_arrays
 from tfdist.training.recovery.origins import (
     HDF5_FILES,
     KERAS_FILES,
@@ -39,7 +40,7 @@ from tfdist.training.recovery.origins import (
     hash_files,
     open_arrays,
 )
-from tfdist.training.recovery.recovery import load_checkpoint, log_left_out
+from tfdist.training.recovery.recovery import log_left_out
 from tfdist.training.run.run import Run
 from tfdist.training.step.state import MODEL, ModelState, TrainingState
 from tfdist.training.watch.equality import check_agreement
@@ -165,28 +166,6 @@ def _list_steps(run: RunDirectory) -> str:
     return ", ".join(f"{step:,}" for step in sorted({entry.step for entry in _list_whole(run)}))
 
 
-def rename_variables(state: State, own: Iterable[str], names: Mapping[str, str] | None) -> State:
-    """Renames the model's variables in another run's state to this program's names.
-
-    Args:
-      state: of a checkpoint.
-      own: names of this program's variables; those of its model begin with `MODEL`.
-      names: as in `StartFrom`; what none matches keeps its name.
-
-    Raises:
-      UserError: an expression matches no variable of the model, or names none of the state's.
-    """
-    if not names:
-        return state
-    ours = [name.removeprefix(MODEL) for name in own if name.startswith(MODEL)]
-    theirs = {name.removeprefix(MODEL): array for name, array in state.tensors.items() if name.startswith(MODEL)}
-    renamed = apply_names(theirs, ours, names)
-    kept = {name: array for name, array in theirs.items() if name not in renamed and name not in renamed.values()}
-    found = {name: theirs[there] for name, there in renamed.items()} | kept
-    rest = {name: array for name, array in state.tensors.items() if not name.startswith(MODEL)}
-    return dataclasses.replace(state, tensors=rest | {f"{MODEL}{name}": array for name, array in found.items()})
-
-
 def export_model(run: Run, model: keras.Model) -> str:
     """Writes export/model.keras, and the adapter of one that is adapted, whole or not at all, on the chief.
 
@@ -286,18 +265,12 @@ def put_weights(
     Raises:
       UserError: they do not fit, or the workers read different ones; on every worker.
     """
-    own = state or ModelState(model)
-    if found.step is not None:
-        read = lambda: found.state and rename_variables(found.state, own.specs(), names)  # noqa: E731
-        checkpoint = load_checkpoint(run.strategy, own, read, partial=partial, tell=run.events, only_model=True)
-        assert checkpoint is not None
-        checkpoint.restore()
-        return []
     strategy, path, failed = run.strategy, found.path, f"{found.path} cannot be read"
-    load = functools.partial(load_weights, model, path, own=own, names=names, partial=partial)
+    load = functools.partial(load_weights, model, found, state=state, names=names, partial=partial)
     if state is not None and state.is_sharded:
-        digest = strategy.on_every_worker(lambda: hash_files(path), failed)
-        check_agreement(strategy, lambda: {f"sha256 of {path}": digest})
+        if found.step is None:
+            digest = strategy.on_every_worker(lambda: hash_files(path), failed)
+            check_agreement(strategy, lambda: {f"sha256 of {path}": digest})
         loaded = strategy.on_every_worker(load, failed)
     else:
         loaded = strategy.on_chief(load, failed) or Loaded([], [])
@@ -320,37 +293,50 @@ class Loaded(NamedTuple):
 
 def load_weights(
     model: keras.Model,
-    path: str,
+    weights: SavedWeights | str,
     *,
-    own: TrainingState | ModelState | None = None,
+    state: TrainingState | None = None,
     names: Mapping[str, str] | None = None,
     partial: bool = False,
 ) -> Loaded:
-    """Loads a file of any origin, local or gs://, into a built model.
+    """Loads a checkpoint or a file of any origin, local or gs://, into a built model.
 
     Args:
       model: built.
-      path: of a .keras or .weights.h5 file of Keras 3, which Keras reads, or of what `open_arrays` does.
-      own: the variables that lie in this process; None: the model's.
-      names: as in `StartFrom`; then Keras does not read the file.
+      weights: a checkpoint, or the path of a file. Keras reads its own, unless `names` are given.
+      state: of a training with this model.
+      names: as in `StartFrom`.
       partial: leaves out what does not fit.
 
     Raises:
       UserError: it cannot be read, or its variables are not the model's.
     """
-    if path.endswith(KERAS_FILES) and names is None and not has_layer_names(path):
-        return _load_by_keras(model, path, partial=partial)
+    found = weights if isinstance(weights, SavedWeights) else SavedWeights(weights)
+    if found.path.endswith(KERAS_FILES) and names is None and not has_layer_names(found.path):
+        return _load_by_keras(model, found.path, partial=partial)
     specs = {name.removeprefix(MODEL): spec for name, spec in ModelState(model).specs().items()}
-    with open_arrays(path) as (kind, saved):
-        match = match_arrays(saved, specs, names)
+    with open_weights(found) as (kind, saved):
+        match = match_arrays(saved, specs, names, exact=found.step is not None)
         if not partial or not match.sources:
-            match.check(f"{path} ({kind})", len(specs))
+            match.check(f"{found.path} ({kind})", len(specs))
         arrays = match.read(saved, specs)
-    (own or ModelState(model)).assign({f"{MODEL}{name}": array for name, array in arrays.items()})
+    (state or ModelState(model)).assign({f"{MODEL}{name}": array for name, array in arrays.items()})
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()  # which computes with its variables' values
-    return Loaded(match.report(), match.problems)
+    return Loaded(match.report() if found.step is None or names or match.problems else [], match.problems)
+
+
+@contextlib.contextmanager
+def open_weights(weights: SavedWeights) -> Iterator[tuple[str, Mapping[str, SavedArray]]]:
+    """The kind and the model's arrays by name; as `open_arrays`."""
+    if weights.step is None:
+        with open_arrays(weights.path) as opened:
+            yield opened
+        return
+    tensors = (weights.state or restore.load(weights.path)).tensors
+    named = {name.removeprefix(MODEL): array for name, array in tensors.items() if name.startswith(MODEL)}
+    yield f"step {weights.step:,}", {name: SavedArray.of(array) for name, array in named.items()}
 
 
 def _load_by_keras(model: keras.Model, path: str, *, partial: bool) -> Loaded:
