@@ -160,9 +160,7 @@ def match_arrays(
     theirs = _apply_names(saved, specs, names or {})
     taken = set(theirs.values())
     rest = [name for name in specs if name not in theirs]
-    free = [
-        n for n, array in saved.items() if n not in taken and not array.is_bookkeeping and not BOOKKEEPING.search(n)
-    ]
+    free = [name for name in select_weights(saved) if name not in taken]
     same = {name: name for name in rest if name in free}
     theirs |= same if exact or len(same) == len(rest) else _match_paths(free, rest)
     axes = _list_axes(saved)
@@ -184,6 +182,11 @@ def match_arrays(
     wanted = {n: spec for n, spec in specs.items() if n not in sources and not ("lora_" in n and n not in theirs)}
     others = {name: saved[there] for name, there in theirs.items() if name not in sources}
     return Match({n: sources[n] for n in specs if n in sources}, list_differences(others | unused, wanted))
+
+
+def select_weights(saved: Mapping[str, SavedArray]) -> dict[str, SavedArray]:
+    """The arrays that are no optimizer's slots, counters or the like."""
+    return {n: array for n, array in saved.items() if not (array.is_bookkeeping or BOOKKEEPING.search(n))}
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:

@@ -81,11 +81,8 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     made = build_optimizer(optimizer, built, patches)
     assembly.check_reported(settings, metrics, task, made)
     if settings.start is not None:
-        warnings: Any = types.SimpleNamespace(
-            warning=lambda event, *, message, **_: tell(message), info=lambda *_, **__: None
-        )
         partial = settings.accept_changes or settings.start.partial
-        survival.check_weights(built, settings.start, partial=partial, tell=warnings)
+        survival.check_weights(built, settings.start, partial=partial, tell=as_event_log(tell))
     note = microbatch_note(
         built, num_microbatches=training.num_microbatches, global_batch_size=training.global_batch_size
     )
@@ -104,6 +101,20 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     steps_before_swa(made, settings.swa_start, run_length)
     for one in parts(made):
         _report_schedule(tell, one._learning_rate, run_length.total_steps)
+
+
+def build_alone(settings: TrainSettings, builder: ModelBuilder) -> keras.Model:
+    """Builds the model of a training, for examples as its data has."""
+    set_precision(settings.precision)
+    with tempfile.TemporaryDirectory(prefix="tfdist-model-") as scratch:
+        structure = _open_source(settings.train_data, scratch).structure
+    model, _, task = parts_of(None, builder, settings.optimizer, settings.task, structure)
+    return model() if isinstance(task, OwnSteps) else build_model(model, task, structure)
+
+
+def as_event_log(tell: Tell) -> Any:
+    """A log of events that tells the messages of its warnings."""
+    return types.SimpleNamespace(warning=lambda event, *, message, **_: tell(message), info=lambda *_, **__: None)
 
 
 def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell) -> None:
