@@ -129,8 +129,8 @@ def _load(entry: Entry, wanted: Callable[[str], bool]) -> State:
     return State(entry.step, tensors, entry.manifest.values, entry.manifest, entry.path)
 
 
-def _fits(array: np.ndarray, kind: tuple[tuple[int, ...], Any]) -> bool:
-    return array.shape == tuple(kind[0]) and array.dtype.name == _type_name(kind[1])
+def _fits(array: Any, kind: tuple[tuple[int, ...], Any]) -> bool:
+    return array.shape == tuple(kind[0]) and _type_name(array.dtype) == _type_name(kind[1])
 
 
 def _describe(shape: tuple[int, ...], dtype: Any) -> str:

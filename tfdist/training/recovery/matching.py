@@ -282,32 +282,43 @@ def _renumber(there: Iterable[str], here: Iterable[str]) -> dict[str, str | None
 
 
 def _match_shapes(saved: Mapping[str, SavedArray], specs: Specs) -> dict[str, str]:
-    """The arrays of one role and shape in their order, where there are as many as variables and the order is known."""
-    roles = {name: _find_role(name) for name in saved}
-    merges = any(role in ("weight", "") for role in roles.values())
-    there: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
-    here: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
+    """The arrays of one role and shape in their order, where there are as many as variables and the order is known.
+
+    What belongs to the same layer as one that was found follows it.
+    """
+    merges = any(_split_name(name)[1] == "weight" for name in saved)
     axes = _list_axes(saved)
-    for name, array in saved.items():
-        shape = tuple(array.shape[axis] for axis in axes.get(name, range(len(array.shape))))
-        there[ALIKE.get(roles[name], roles[name]) if merges else roles[name], shape].append(name)
-    for name, (shape, _) in specs.items():
-        role = _find_role(name)
-        here[ALIKE.get(role, role) if merges else role, shape].append(name)
+
+    def key(name: str, shape: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+        role = _split_name(name)[1]
+        return ALIKE.get(role, role) if merges else role, tuple(shape)
+
+    there = {
+        n: key(n, [array.shape[axis] for axis in axes.get(n, range(len(array.shape)))]) for n, array in saved.items()
+    }
+    here = {name: key(name, shape) for name, (shape, _) in specs.items()}
     found: dict[str, str] = {}
-    for key, variables in here.items():
-        arrays = there[key]
-        is_ordered = all(saved[name].rank is not None for name in arrays)
-        is_numbered = len({re.sub(r"_?\d+", "", name) for name in arrays}) == 1
-        if len(arrays) == len(variables) and (is_ordered or is_numbered):
-            arrays.sort(key=lambda name: [(saved[name].rank, "")] if is_ordered else natural_key(name))
-            found |= dict(zip(variables, arrays, strict=True))
-    return found
+    while True:
+        layers = {_split_name(name)[0]: _split_name(source)[0] for name, source in found.items()}
+        members = {(_split_name(name)[0], kind): name for name, kind in there.items()}
+        new = {n: members.get((layers.get(_split_name(n)[0], ""), kind)) for n, kind in here.items() if n not in found}
+        pairs = {name: source for name, source in new.items() if source is not None and source not in found.values()}
+        for kind in dict.fromkeys(here.values()) if not pairs else ():
+            variables = [name for name in here if here[name] == kind and name not in found]
+            arrays = [name for name in there if there[name] == kind and name not in found.values()]
+            is_ordered = all(saved[name].rank is not None for name in arrays)
+            if len(arrays) == len(variables) and (is_ordered or len({re.sub(r"_?\d+", "", n) for n in arrays}) == 1):
+                arrays.sort(key=lambda name: [(saved[name].rank or 0, "")] if is_ordered else natural_key(name))
+                pairs |= dict(zip(variables, arrays, strict=True))
+        if not pairs:
+            return found
+        found |= pairs
 
 
-def _find_role(name: str) -> str:
-    leaf = re.split(r"[/.]", KERAS_1.sub(r"/\1", name))[-1].lower()
-    return leaf if leaf in DISTINCT else ROLE_OF.get(leaf, leaf)
+def _split_name(name: str) -> tuple[str, str]:
+    """The layer of an array or a variable, and its role there."""
+    *layer, leaf = re.split(r"[/.]", KERAS_1.sub(r"/\1", name))
+    return "/".join(layer), leaf.lower() if leaf in DISTINCT else ROLE_OF.get(leaf.lower(), leaf.lower())
 
 
 def _list_axes(saved: Mapping[str, SavedArray]) -> dict[str, tuple[int, ...]]:
@@ -324,7 +335,7 @@ def _fit(
     """The steps from an array to a variable; None where it does not fit."""
     steps: Steps = []
     shape = tuple(saved.shape)
-    if axes is not None and _find_role(here) != "embeddings":
+    if axes is not None and _split_name(here)[1] != "embeddings":
         shape = tuple(shape[axis] for axis in axes)
         steps.append(("transposed", lambda array: np.transpose(array, axes)))
     parts = {part for part in here.lower().split("/") if part in QKV}

@@ -226,7 +226,9 @@ def _read_tf_checkpoint(prefix: str, stack: contextlib.ExitStack) -> dict[str, S
     for rank, key in enumerate(sorted(keys, key=natural_key)):
         full_name = full_names.get(key)
         name = full_name if full_name is not None and counts[full_name] == 1 else key.removesuffix(VALUE)
-        is_ordered = re.search(r"(^|/)layer_with_weights-\d+/|^variables/\d+/", key) is not None
+        is_ordered = (
+            re.search(r"(^|/)(layer_with_weights-|variables/|_trainable_variables/|_operations/)\d+/", key) is not None
+        )
         arrays[name.removesuffix(":0")] = SavedArray(
             tuple(shapes[key]),
             dtypes[key].name,
