@@ -100,21 +100,20 @@ def match_tensors(tensors: Mapping[str, np.ndarray], wanted: TensorSpecs, *, par
     return {name: tensors[name] for name, kind in wanted.items() if name in tensors and _fits(tensors[name], kind)}
 
 
-def list_differences(tensors: Mapping[str, Any], wanted: TensorSpecs) -> list[str]:
-    """Returns a line for each tensor that is missing, left over, or of another shape or type than `wanted`.
-
-    `tensors` have a shape and a dtype.
-    """
+def list_differences(tensors: Mapping[str, np.ndarray], wanted: TensorSpecs) -> list[str]:
+    """Returns a line for each tensor that is missing, left over, or of another shape or type than `wanted`."""
     extra = [name for name in tensors if name not in wanted]
     lines = []
     for name, kind in wanted.items():
         if name not in tensors:
-            lines.append(f"{name} {_describe(*kind)}: not in the checkpoint.{suggest(name, extra)}")
+            lines.append(f"{name} {describe_array(*kind)}: not in the checkpoint.{suggest(name, extra)}")
         elif not _fits(tensors[name], kind):
             array = tensors[name]
-            lines.append(f"{name}: {_describe(array.shape, array.dtype)} in the checkpoint, {_describe(*kind)} here")
+            lines.append(
+                f"{name}: {describe_array(array.shape, array.dtype)} in the checkpoint, {describe_array(*kind)} here"
+            )
     for name in extra:
-        lines.append(f"{name} {_describe(tensors[name].shape, tensors[name].dtype)}: only in the checkpoint")
+        lines.append(f"{name} {describe_array(tensors[name].shape, tensors[name].dtype)}: only in the checkpoint")
     return lines
 
 
@@ -129,11 +128,12 @@ def _load(entry: Entry, wanted: Callable[[str], bool]) -> State:
     return State(entry.step, tensors, entry.manifest.values, entry.manifest, entry.path)
 
 
-def _fits(array: Any, kind: tuple[tuple[int, ...], Any]) -> bool:
-    return array.shape == tuple(kind[0]) and _type_name(array.dtype) == _type_name(kind[1])
+def _fits(array: np.ndarray, kind: tuple[tuple[int, ...], Any]) -> bool:
+    return array.shape == tuple(kind[0]) and array.dtype.name == _type_name(kind[1])
 
 
-def _describe(shape: tuple[int, ...], dtype: Any) -> str:
+def describe_array(shape: tuple[int, ...], dtype: Any) -> str:
+    """Returns a shape and a type for messages: "float32[64, 16]"."""
     return f"{_type_name(dtype)}[{', '.join(map(str, shape))}]"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tfdist.checkpoint.restore import list_differences
+from tfdist.checkpoint.restore import describe_array
 from tfdist.errors import UserError, build_user_error, shorten_list
 
 MOST_SHOWN = 20
@@ -178,10 +178,18 @@ def match_arrays(
         found = bad | find_sources(kept | by_shape)
         theirs = {name: source.name for name, source in found.items()}
     sources = {name: source for name, source in found.items() if source.steps is not None}
-    unused = {n: saved[n] for n in free if n not in theirs.values() and saved[n].shape}
-    wanted = {n: spec for n, spec in specs.items() if n not in sources and not ("lora_" in n and n not in theirs)}
-    others = {name: saved[there] for name, there in theirs.items() if name not in sources}
-    return Match({n: sources[n] for n in specs if n in sources}, list_differences(others | unused, wanted))
+    problems = []
+    for name, (shape, dtype) in specs.items():
+        there = theirs.get(name)
+        if there is not None and name not in sources:
+            what = describe_array(saved[there].shape, saved[there].dtype)
+            problems.append(f"{name}: {what} in the checkpoint, {describe_array(shape, dtype)} here")
+        elif there is None and "lora_" not in name:  # an adapter begins as it is
+            problems.append(f"{name} {describe_array(shape, dtype)}: not in the checkpoint.")
+    for name in free:
+        if name not in theirs.values() and saved[name].shape:
+            problems.append(f"{name} {describe_array(saved[name].shape, saved[name].dtype)}: only in the checkpoint")
+    return Match({name: sources[name] for name in specs if name in sources}, problems)
 
 
 def select_weights(saved: Mapping[str, SavedArray]) -> dict[str, SavedArray]:
