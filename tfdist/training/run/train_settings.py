@@ -41,7 +41,7 @@ from tfdist.telemetry.sinks.sink import Sink
 from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks, find_backup, policy_of_backup, takes_weights
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
-from tfdist.training.recovery.origins import KINDS, NAMES, StartFrom
+from tfdist.training.recovery.origins import NAMES, StartFrom
 from tfdist.training.recovery.rollback import Rollback
 from tfdist.training.run.eval_sets import EVAL_DATA, EvalSet, list_eval_sets
 from tfdist.training.run.tuned import AUTO_XLA, UNCOMPILED, XLA_CHOICES
@@ -79,7 +79,7 @@ DETERMINISTIC = Check(
     lambda value: isinstance(value, bool) or is_whole_number(value, least=2),
 )
 START = Check(
-    f"{KINDS}; or a pair, ('runs/a', {NAMES.wanted}), or @tfdist.StartFrom()",
+    f"a path; a pair, ('runs/a', {NAMES.wanted}); or @tfdist.StartFrom()",
     lambda value: (
         isinstance(value, StartFrom)
         or is_text(value)
