@@ -91,7 +91,7 @@ class SavedArray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ValueSource:
     """Where a variable's values come from: the array's name, and what is done to it; steps None: it does not fit."""
 
     name: str
@@ -111,7 +111,7 @@ class Match:
       problems: a line for each variable that nothing fits, and for each array that is left over.
     """
 
-    sources: Mapping[str, Source]
+    sources: Mapping[str, ValueSource]
     problems: Sequence[str]
 
     def read(self, saved: Mapping[str, SavedArray], specs: Specs) -> dict[str, np.ndarray]:
@@ -165,8 +165,8 @@ def match_arrays(
     theirs |= same if exact or len(same) == len(rest) else _match_paths(free, rest)
     axes = _list_axes(saved)
 
-    def find_sources(theirs: Mapping[str, str]) -> dict[str, Source]:
-        return {n: Source(t, _fit(t, saved[t], axes.get(t), n, *specs[n])) for n, t in theirs.items()}
+    def find_sources(theirs: Mapping[str, str]) -> dict[str, ValueSource]:
+        return {n: ValueSource(t, _fit(t, saved[t], axes.get(t), n, *specs[n])) for n, t in theirs.items()}
 
     found = find_sources(theirs)
     if not exact and not names:

@@ -23,7 +23,6 @@ from typing import Any
 import h5py
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from tfdist.checkpoint.format import tensor_files
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
@@ -117,7 +116,7 @@ def open_arrays(path: str) -> Iterator[tuple[str, dict[str, SavedArray]]]:
     origin, target = found
     with contextlib.ExitStack() as stack:
         local = stack.enter_context(_copy_locally(target))
-        with _explain_damage(path, origin.kind, (ValueError, KeyError, RuntimeError, zipfile.BadZipFile)):
+        with _explain_damage(path, origin.kind, (ValueError, LookupError, RuntimeError, zipfile.BadZipFile)):
             arrays = origin.read(local, stack)
         with _explain_damage(path, origin.kind):
             yield origin.kind, arrays
@@ -213,11 +212,7 @@ def _read_tf_checkpoint(prefix: str, stack: contextlib.ExitStack) -> dict[str, S
     """The variables of a TF1 or TF2 checkpoint; those of an object graph by their own names, where they are unique."""
     reader = tf.train.load_checkpoint(prefix)
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    graph = TrackableObjectGraph()
-    if GRAPH in shapes:
-        graph.ParseFromString(reader.get_tensor(GRAPH))
-    attributes = [each for node in graph.nodes for each in node.attributes if each.checkpoint_key in shapes]
-    full_names = {each.checkpoint_key: each.full_name for each in attributes if each.full_name}
+    full_names = _list_full_names(reader.get_tensor(GRAPH)) if GRAPH in shapes else {}
     keys = [key for key in shapes if dtypes[key] != tf.string]
     if any(re.match(r"variables/\d+/", key) for key in keys):  # of Keras 3, which lists each of them twice
         keys = [key for key in keys if not key.startswith("_all_variables/")]
@@ -237,6 +232,47 @@ def _read_tf_checkpoint(prefix: str, stack: contextlib.ExitStack) -> dict[str, S
             is_bookkeeping=OF_OPTIMIZER.search(key) is not None,
         )
     return arrays
+
+
+def _list_full_names(graph: bytes) -> dict[str, str]:
+    """The variables' names by their keys, in a serialized TrackableObjectGraph.
+
+    Of https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/protobuf/trackable_object_graph.proto: field
+    1 has the nodes, their field 2 the attributes, of which 2 is the full name and 3 the key.
+    """
+    attributes = [
+        dict(_list_fields(attribute))
+        for number, node in _list_fields(graph)
+        if number == 1
+        for kind, attribute in _list_fields(node)
+        if kind == 2
+    ]
+    return {each[3].decode(): each[2].decode() for each in attributes if each.get(2) and 3 in each}
+
+
+def _list_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """The number and the bytes of each field that has a length; https://protobuf.dev/programming-guides/encoding."""
+    position = 0
+
+    def read_varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = message[position]
+            position, value, shift = position + 1, value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+
+    while position < len(message):
+        number, wire_type = divmod(read_varint(), 8)
+        if wire_type == 2:
+            length = read_varint()
+            yield number, message[position : position + length]
+            position += length
+        elif wire_type == 0:
+            read_varint()
+        else:
+            position += {1: 8, 5: 4}[wire_type]
 
 
 def _read_hdf5(path: str, stack: contextlib.ExitStack) -> dict[str, SavedArray]:
