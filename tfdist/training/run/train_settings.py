@@ -79,7 +79,7 @@ DETERMINISTIC = Check(
     lambda value: isinstance(value, bool) or is_whole_number(value, least=2),
 )
 START = Check(
-    f"a path; a pair, ('runs/a', {NAMES.wanted}); or @tfdist.StartFrom()",
+    f"a path; or a pair, ('runs/a', {NAMES.wanted}); or @tfdist.StartFrom()",
     lambda value: (
         isinstance(value, StartFrom)
         or is_text(value)
