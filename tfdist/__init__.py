@@ -51,6 +51,7 @@ _NAMES = {
     "telemetry.sinks.opentelemetry": ("OpenTelemetry",),
     "telemetry.sinks.prometheus": ("Prometheus",),
     "telemetry.sinks.wandb": ("Wandb",),
+    "training.recovery.origins": ("StartFrom",),
     "training.recovery.rollback": ("Rollback",),
     "training.run.eval_sets": ("EvalSet",),
     "tuning.search.search": ("AshaStopping", "Bayesian", "Grid", "Hyperband", "MedianStopping", "Random"),

@@ -55,7 +55,7 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
         _check_fast(settings, request)
         return None
     model, strategy = hypermodel.builder_of(settings), settings.strategy
-    check = functools.partial(check_start_from, *settings.start)
+    check = functools.partial(check_start_from, settings.start)
     opening = open_run(request, strategy, mode="train", settings=settings, check=check)
     with contextlib.ExitStack() as at_end, opening as run, Patches() as patches:
         if run.claim.is_finished and not request.repeats_end:
@@ -125,7 +125,7 @@ def validate(settings: TrainSettings, tell: Callable[[str], None], request: Requ
       UserError: something given is wrong.
     """
     model = hypermodel.builder_of(settings)
-    check_start_from(*settings.start)
+    check_start_from(settings.start)
     rate = validate_run.check_training(settings, model, tell)
     if request is not None and rate is not None:
         validate_run.report_unscaled_rate(request, settings.global_batch_size, rate, tell)

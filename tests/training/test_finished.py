@@ -208,7 +208,7 @@ def test_a_partial_restore_names_what_it_left_out_both_ways(tmp_path: pathlib.Pa
     still = EXACT | {"epochs": 1, "model": other, "optimizer": lambda: keras.optimizers.SGD(0.0)}
     refused = run(tmp_path / "refused", may_fail=True, **still | {"start_from": str(source.directory)}).error
     assert isinstance(refused, UserError) and "body" not in str(refused)
-    assert "model/head/kernel: float32[16, 10] in the checkpoint, float32[12, 10] here" in str(refused)
+    assert "head/kernel: float32[16, 10] in the checkpoint, float32[12, 10] here" in str(refused)
     told = {}
     for name, path in {"checkpoint": source.directory, "file": source.directory / "export" / "model.keras"}.items():
         trained = run(tmp_path / name, **still | {"start_from": str(path), "accept_changes": True})
@@ -220,9 +220,9 @@ def test_a_partial_restore_names_what_it_left_out_both_ways(tmp_path: pathlib.Pa
         assert event["level"] == "warning"
         told[name] = event["details"]["left_out"]
         assert all(line in event["details"]["message"] for line in told[name])
-    assert "model/head/kernel: float32[16, 10] in the checkpoint, float32[12, 10] here" in told["checkpoint"]
-    assert "model/middle/kernel float32[16, 12]: not in the checkpoint." in told["checkpoint"]
-    assert "model/batch_normalization/gamma float32[16]: only in the checkpoint" in told["checkpoint"]
+    assert "head/kernel: float32[16, 10] in the checkpoint, float32[12, 10] here" in told["checkpoint"]
+    assert "middle/kernel float32[16, 12]: not in the checkpoint." in told["checkpoint"]
+    assert "batch_normalization/gamma float32[16]: only in the checkpoint" in told["checkpoint"]
     assert not [line for lines in told.values() for line in lines if "body" in line]
     assert all(f"name={name}" in told["file"][0] for name in ("middle", "head"))
     fitting = {"epochs": 1, "start_from": str(source.directory), "accept_changes": True}

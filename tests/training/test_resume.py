@@ -384,7 +384,7 @@ def test_weights_may_have_other_names_there(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("path", "names", "words"),
     [
-        ("export/model.keras", NAMES, "is a file, whose variables have none"),
+        ("export/model.keras", NAMES, "'body/kernel', which is not there. There are layers/batch_normalization/vars/0"),
         ("", {"encoding/(.*)": "body"}, "'encoding/(.*)', which no variable of the model matches"),
         ("", {"encoder/(.*)": r"bodies/\1"}, "calls 'encoder/kernel' 'bodies/kernel'"),
         ("", {"(": "body"}, "or a pair, ('runs/a', {'encoder/(.*)'"),

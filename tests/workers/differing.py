@@ -187,6 +187,16 @@ def start_from_of_one_disk(worker: Worker) -> None:
     worker.settings["callbacks"] = [Acting("on_train_begin", lambda callback: note_weights(worker, callback.model))]
 
 
+def start_from_hdf5_of_one_disk(worker: Worker) -> None:
+    """The same with the layout of Keras 1 and 2, which tfdist reads by itself."""
+    start_from_of_one_disk(worker)
+    if not worker.is_second:
+        model = model_of(8)()
+        model.load_weights(worker.disk / "first.weights.h5")
+        model.save(worker.disk / "first.h5")
+    worker.settings["start_from"] = "first.h5"
+
+
 def note_weights(worker: Worker, model: keras.Model) -> None:
     total = sum(float(np.sum(np.abs(weight))) for weight in model.get_weights())
     (worker.directory / f"weights-{worker.index}").write_text(repr(total))
@@ -294,7 +304,14 @@ def fit_after_a_failure(worker: Worker) -> Callable[[], object]:
 ACTS: dict[str, Callable[[Worker], Callable[[], object] | None]] = {
     each.__name__: each
     for each in (
-        *(other_setting, bad_id, bad_id_of_the_second, late_bad_id_of_the_second, start_from_of_one_disk),
+        *(
+            other_setting,
+            bad_id,
+            bad_id_of_the_second,
+            late_bad_id_of_the_second,
+            start_from_of_one_disk,
+            start_from_hdf5_of_one_disk,
+        ),
         *(directories_apart, damaged_record, evaluate_apart, fit_with_unseeded_shuffle, fit_with_split_at_random),
         *(
             fit_with_an_unseeded_pydataset,

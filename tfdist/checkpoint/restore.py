@@ -106,12 +106,14 @@ def list_differences(tensors: Mapping[str, np.ndarray], wanted: TensorSpecs) -> 
     lines = []
     for name, kind in wanted.items():
         if name not in tensors:
-            lines.append(f"{name} {_describe(*kind)}: not in the checkpoint.{suggest(name, extra)}")
+            lines.append(f"{name} {describe_array(*kind)}: not in the checkpoint.{suggest(name, extra)}")
         elif not _fits(tensors[name], kind):
             array = tensors[name]
-            lines.append(f"{name}: {_describe(array.shape, array.dtype)} in the checkpoint, {_describe(*kind)} here")
+            lines.append(
+                f"{name}: {describe_array(array.shape, array.dtype)} in the checkpoint, {describe_array(*kind)} here"
+            )
     for name in extra:
-        lines.append(f"{name} {_describe(tensors[name].shape, tensors[name].dtype)}: only in the checkpoint")
+        lines.append(f"{name} {describe_array(tensors[name].shape, tensors[name].dtype)}: only in the checkpoint")
     return lines
 
 
@@ -130,7 +132,8 @@ def _fits(array: np.ndarray, kind: tuple[tuple[int, ...], Any]) -> bool:
     return array.shape == tuple(kind[0]) and array.dtype.name == _type_name(kind[1])
 
 
-def _describe(shape: tuple[int, ...], dtype: Any) -> str:
+def describe_array(shape: tuple[int, ...], dtype: Any) -> str:
+    """Returns a shape and a type for messages: "float32[64, 16]"."""
     return f"{_type_name(dtype)}[{', '.join(map(str, shape))}]"
 
 

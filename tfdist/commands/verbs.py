@@ -83,6 +83,11 @@ VERBS = {
         command="tfdist.commands.doctor:run",
     ),
     "checkpoint": Verb("list and verify the checkpoints of a run", command="tfdist.commands.checkpoint:run"),
+    "convert": Verb(
+        "write the weights of a checkpoint of any origin in another format",
+        f"IN OUT [{EXPERIMENT}]",
+        command="tfdist.commands.convert:run",
+    ),
     "report": Verb("draw a page of a run, of several or of a sweep", command="tfdist.commands.report:run"),
     "settings": Verb("list every setting: type, default, meaning", command="tfdist.commands.settings_list:run"),
     "env": Verb(

@@ -27,7 +27,7 @@ from tfdist.telemetry import heartbeat
 from tfdist.telemetry.events import EventLog
 from tfdist.training.loop.boundaries import Vote
 from tfdist.training.step.randomness import read_generators, set_generators
-from tfdist.training.step.state import MODEL, OPTIMIZER, SEEDS, ModelState, TrainingState
+from tfdist.training.step.state import MODEL, OPTIMIZER, SEEDS, TrainingState
 
 RANDOM = "random"
 MOST_SHOWN = 20  # variables in one message
@@ -197,12 +197,11 @@ class RecoveryStart(NamedTuple):
 
 def load_checkpoint(
     strategy: Strategy,
-    state: TrainingState | ModelState,
+    state: TrainingState,
     read: Callable[[], State | None],
     *,
     partial: bool,
     tell: EventLog,
-    only_model: bool = False,
 ) -> Checkpoint | None:
     """Reads a checkpoint for every worker; None where there is none.
 
@@ -210,20 +209,19 @@ def load_checkpoint(
 
     Args:
       strategy: connected.
-      state: of the run, or with `only_model` the model's.
+      state: of the run.
       read: gives the state to restore; called on the chief.
       partial: leaves out what does not fit, instead of refusing, and says what.
       tell: hears what was left out.
-      only_model: takes the model's variables and nothing else.
 
     Raises:
       UserError: it does not fit, or the store does not answer; on every worker.
     """
 
     def choose(found: State | None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        return _select(found, state, partial=partial, tell=tell, only_model=only_model)
+        return _select(found, state, partial=partial, tell=tell)
 
-    if isinstance(state, TrainingState) and state.is_sharded and strategy.topology.num_workers > 1:
+    if state.is_sharded and strategy.topology.num_workers > 1:
         header, arrays = _read_by_all(strategy, read, choose, lambda name: not state.is_elsewhere(name))
     else:
         header, arrays = _broadcast(strategy, lambda: choose(read()))
@@ -276,21 +274,19 @@ def _read_by_all(
 
 
 def _select(
-    found: State | None, state: TrainingState | ModelState, *, partial: bool, tell: EventLog, only_model: bool
+    found: State | None, state: TrainingState, *, partial: bool, tell: EventLog
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Selects what of a checkpoint is to be restored."""
     if found is None:
         return {}, {}
-    prefixes = (MODEL,) if only_model else OWN_PREFIXES
-    wanted = {name: spec for name, spec in state.specs().items() if name.startswith(prefixes)}
-    own = {name: array for name, array in found.tensors.items() if name.startswith(prefixes)}
-    if isinstance(state, TrainingState):
-        own = {name: array for name, array in own.items() if not state.is_elsewhere(name)}
+    wanted = {name: spec for name, spec in state.specs().items() if name.startswith(OWN_PREFIXES)}
+    own = {name: array for name, array in found.tensors.items() if name.startswith(OWN_PREFIXES)}
+    own = {name: array for name, array in own.items() if not state.is_elsewhere(name)}
     others = {name: array for name, array in found.tensors.items() if not name.startswith(OWN_PREFIXES)}
-    arrays = restore.match_tensors(own, wanted, partial=partial) | ({} if only_model else others)
+    arrays = restore.match_tensors(own, wanted, partial=partial) | others
     if partial:
         log_left_out(tell, restore.list_differences(own, wanted), f"the checkpoint of step {found.step:,}")
-    return {"step": found.step, "values": {} if only_model else dict(found.values)}, arrays
+    return {"step": found.step, "values": dict(found.values)}, arrays
 
 
 def log_left_out(tell: EventLog, lines: Sequence[str], source: str) -> None:

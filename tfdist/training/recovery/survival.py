@@ -9,7 +9,7 @@ import contextlib
 import functools
 import signal
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import keras
 
@@ -20,42 +20,34 @@ from tfdist.checkpoint.preemption import SIGNALS, Preemption, find_address
 from tfdist.checkpoint.restore import State
 from tfdist.checkpoint.write.manager import CheckpointManager
 from tfdist.checkpoint.write.writer import Part
-from tfdist.errors import PreemptedError, UserError, build_user_error
+from tfdist.errors import PreemptedError, UserError, build_user_error, shorten_list
 from tfdist.storage import files
 from tfdist.strategies.cluster import environment
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.result import versions
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.recovery.recovery import Checkpoint, Recovery, RecoveryStart, load_checkpoint
+from tfdist.training.recovery.origins import StartFrom
+from tfdist.training.recovery.recovery import MOST_SHOWN, Checkpoint, Recovery, RecoveryStart, load_checkpoint
 from tfdist.training.recovery.weights import (
-    FILES,
     START_FROM,
     find_by_path,
     find_on_chief,
     load_weights,
     locate_weights,
     put_weights,
-    rename_variables,
 )
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.claim import concerns_optimizer, differing_settings
 from tfdist.training.run.run import Run
 from tfdist.training.step.optimizer import constant_rates
-from tfdist.training.step.state import MODEL, Learner, ModelState, TrainingState
+from tfdist.training.step.state import Learner, TrainingState
 
 
-def check_start_from(path: str | None, names: Mapping[str, str] | None) -> None:
-    """Raises UserError where `train.start_from` gives nothing to begin with: its path, and what names are there."""
-    if path is None:
-        return
-    path = RunDirectory(path).path
-    if path.endswith(FILES) and names is not None:
-        raise UserError(
-            f"train.start_from gives names of variables, and {path} is a file, whose variables have none. Write "
-            "the run directory, or a checkpoint in it."
-        )
-    locate_weights(path, START_FROM)
+def check_start_from(start: StartFrom | None) -> None:
+    """Raises UserError where there is nothing at the path of `train.start_from`."""
+    if start is not None:
+        locate_weights(RunDirectory(start.path).path, START_FROM)
 
 
 @contextlib.contextmanager
@@ -66,7 +58,7 @@ def open_recovery(training: Training) -> Iterator[RecoveryStart]:
       UserError: the checkpoint does not fit, or cannot be read.
     """
     run, learner, settings = training.run, training.learner, training.settings
-    policy, partial = settings.policy, settings.accept_changes
+    policy = settings.policy
     steps_per_epoch = training.boundaries.steps_per_epoch
     heartbeat.beat(heartbeat.RESTORING)
     state = TrainingState(run.strategy, learner)
@@ -78,9 +70,9 @@ def open_recovery(training: Training) -> Iterator[RecoveryStart]:
     if start is not None and run.claim.extends and run.topology.is_chief:
         run.events.info("extended", step=start.step, message=f"{run.claim.said} More is asked for, and it resumes.")
         files.remove(run.directory.result)  # which a run has when it is done
-    path, names = settings.start
-    if start is None and path is not None:
-        _load_start_weights(run, learner, state, path, names=names, partial=partial)
+    weights = settings.start
+    if start is None and weights is not None:
+        _load_start_weights(run, learner, state, weights, partial=settings.accept_changes or weights.partial)
     if start is None and run.request.initial_epoch:
         start = Checkpoint(run.request.initial_epoch * steps_per_epoch)
     if policy is None:
@@ -225,34 +217,28 @@ def _begin_anew(run: Run, *, keeps_checkpoints: bool) -> int:
     return lost
 
 
-def _load_start_weights(
-    run: Run, learner: Learner, state: TrainingState, path: str, *, names: Mapping[str, str] | None, partial: bool
-) -> None:
+def _load_start_weights(run: Run, learner: Learner, state: TrainingState, start: StartFrom, *, partial: bool) -> None:
     """Loads the model's variables alone; the optimizer begins anew."""
-    path = RunDirectory(path).path
+    path = RunDirectory(start.path).path
     found = find_on_chief(run, lambda: find_by_path(path, START_FROM, tell=run.events))
-    put_weights(run, learner.model, found, state=state, names=names, partial=partial)
+    report = put_weights(run, learner.model, found, state=state, names=start.names, partial=partial)
     what = path if found.step is None else f"step {found.step:,} of {path}"
-    run.events.info("weights_loaded", message=f"Beginning with the weights of {what}.", path=path)
+    run.events.info(
+        "weights_loaded",
+        message="\n    ".join([f"Beginning with the weights of {what}.", *shorten_list(list(report), MOST_SHOWN)]),
+        path=path,
+        variables=list(report),
+    )
 
 
-def check_weights(
-    model: keras.Model, path: str, *, names: Mapping[str, str] | None = None, partial: bool, tell: EventLog
-) -> None:
+def check_weights(model: keras.Model, start: StartFrom, *, partial: bool, tell: EventLog) -> None:
     """Raises UserError where what `start_from` names does not fit a model; the model's variables may change.
 
     Args:
       model: built.
-      path: which `check_start_from` let pass.
-      names: as in `rename_variables`.
+      start: which `check_start_from` let pass.
       partial: whether what does not fit is left out.
       tell: gets a warning of each damaged checkpoint that is passed over.
     """
-    found = find_by_path(RunDirectory(path).path, START_FROM, tell=tell)
-    if found.state is None:
-        load_weights(model, found.path, partial=partial)
-        return
-    specs = ModelState(model).specs()
-    there = rename_variables(found.state, specs, names).tensors
-    of_model = {name: array for name, array in there.items() if name.startswith(MODEL)}
-    restore.match_tensors(of_model, specs, partial=partial)
+    found = find_by_path(RunDirectory(start.path).path, START_FROM, tell=tell)
+    load_weights(model, found, names=start.names, partial=partial)

@@ -6,14 +6,14 @@ checkpoint, has every byte that it was written with. Whatever is not found is a 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-import hashlib
 import os
-import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import keras
 
@@ -22,7 +22,7 @@ from tfdist.checkpoint.catalog import Entry, list_checkpoints, list_paths
 from tfdist.checkpoint.format.manifest import NAME as MANIFEST
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.restore import State
-from tfdist.errors import UserError, build_user_error, shorten_list
+from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lora import adapter_bytes, read_adapter, restore_adapters
 from tfdist.storage import files
@@ -30,15 +30,23 @@ from tfdist.telemetry import heartbeat
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.training.recovery.recovery import load_checkpoint, log_left_out
+from tfdist.training.recovery.matching import SavedArray, match_arrays
+from tfdist.training.recovery.origins import (
+    HDF5_FILES,
+    KERAS_FILES,
+    KINDS,
+    find_origin,
+    has_layer_names,
+    hash_files,
+    open_arrays,
+)
+from tfdist.training.recovery.recovery import log_left_out
 from tfdist.training.run.run import Run
 from tfdist.training.step.state import MODEL, ModelState, TrainingState
 from tfdist.training.watch.equality import check_agreement
 from tfdist.user_code import format_exception
 
 BEST, LAST = "best", "last"
-MOST_SHOWN = 20
-FILES = (".keras", ".weights.h5")
 START_FROM = "train.start_from"
 
 
@@ -72,10 +80,10 @@ def find_by_path(path: str, setting: str, *, tell: EventLog) -> SavedWeights:
       UserError: there is none that is whole; `setting` names the path.
     """
     found = locate_weights(path, setting)
-    if found.endswith(FILES):
-        return SavedWeights(found)
     if files.exists(files.join(found, MANIFEST)):
         return _load(found)
+    if find_origin(found) is not None:
+        return SavedWeights(found)
     return _find_newest(found, f"No checkpoint in {setting} = {path!r} is whole.", tell)
 
 
@@ -85,21 +93,18 @@ def locate_weights(path: str, setting: str) -> str:
     Raises:
       UserError: there is none; `setting` names the path.
     """
-    if path.endswith(FILES):
-        if files.exists(path):
-            return path
-        raise UserError(f"There is no file {setting} = {path!r}.")
     if files.is_dir(path):
         if files.exists(files.join(path, MANIFEST)):
             return path
         for directory in list_checkpoint_dirs(path):
             if files.is_dir(directory) and list_paths(directory):
                 return directory
+    if find_origin(path) is not None:
+        return path
+    if path.endswith((*HDF5_FILES, ".safetensors")):
+        raise UserError(f"There is no file {setting} = {path!r}.")
     others = "" if setting == START_FROM else "'best', 'last', a step, "
-    raise UserError(
-        f"{setting} = {path!r} is no weights that can be read. Write {others}the directory of a checkpoint or of a "
-        "run, or a file in .keras or .weights.h5 format."
-    )
+    raise UserError(f"{setting} = {path!r} is no weights that can be read. Write {others}{KINDS}.")
 
 
 def list_checkpoint_dirs(path: str) -> tuple[str, str]:
@@ -161,52 +166,6 @@ def _list_whole(run: RunDirectory) -> list[Entry]:
 
 def _list_steps(run: RunDirectory) -> str:
     return ", ".join(f"{step:,}" for step in sorted({entry.step for entry in _list_whole(run)}))
-
-
-def rename_variables(state: State, own: Iterable[str], names: Mapping[str, str] | None) -> State:
-    """Renames the model's variables in another run's state to this program's names.
-
-    Args:
-      state: of a checkpoint.
-      own: names of this program's variables; those of its model begin with `MODEL`.
-      names: by a regular expression that names of this model's variables match, "encoder/(.*)", what they are called
-        in the state, "backbone/\\1". The first that matches counts; what none matches keeps its name.
-
-    Raises:
-      UserError: an expression matches no variable of the model, or names none of the state's.
-    """
-    if not names:
-        return state
-    ours = [name.removeprefix(MODEL) for name in own if name.startswith(MODEL)]
-    theirs = {name.removeprefix(MODEL): array for name, array in state.tensors.items() if name.startswith(MODEL)}
-    found, taken, matched = {}, set(), set()
-    for name in ours:
-        there = name
-        for pattern, target in names.items():
-            if (match := re.fullmatch(pattern, name)) is not None:
-                there = match.expand(target)
-                matched.add(pattern)
-                taken.add(there)
-                break
-        if there in theirs:
-            found[name] = theirs[there]
-        elif there in taken:
-            raise UserError(
-                f"train.start_from calls {name!r} {there!r}, which is not there. There are {_list_names(theirs)}."
-            )
-    idle = [pattern for pattern in names if pattern not in matched]
-    if idle:
-        raise UserError(
-            f"train.start_from has {idle[0]!r}, which no variable of the model matches. There are {_list_names(ours)}."
-        )
-    kept = {name: array for name, array in theirs.items() if name not in taken and name not in found}
-    rest = {name: array for name, array in state.tensors.items() if not name.startswith(MODEL)}
-    tensors = {f"{MODEL}{name}": array for name, array in (found | kept).items()}
-    return dataclasses.replace(state, tensors=rest | tensors)
-
-
-def _list_names(names: Iterable[str]) -> str:
-    return ", ".join(shorten_list(list(names), MOST_SHOWN))
 
 
 def export_model(run: Run, model: keras.Model) -> str:
@@ -292,8 +251,8 @@ def put_weights(
     state: TrainingState | None = None,
     names: Mapping[str, str] | None = None,
     partial: bool = False,
-) -> None:
-    """Gives a built model the weights, which the chief reads and sends. A collective.
+) -> Sequence[str]:
+    """Gives a built model the weights, which the chief reads and sends; its report. A collective.
 
     Where each worker has parts of variables, every one reads a file.
 
@@ -302,40 +261,89 @@ def put_weights(
       model: built.
       found: by the chief.
       state: of a training with this model.
-      names: as in `rename_variables`.
+      names: as in `StartFrom`.
       partial: leaves out what does not fit, and says what.
 
     Raises:
       UserError: they do not fit, or the workers read different ones; on every worker.
     """
-    own = state or ModelState(model)
-    if found.step is not None:
-        read = lambda: found.state and rename_variables(found.state, own.specs(), names)  # noqa: E731
-        checkpoint = load_checkpoint(run.strategy, own, read, partial=partial, tell=run.events, only_model=True)
-        assert checkpoint is not None
-        checkpoint.restore()
-        return
     strategy, path, failed = run.strategy, found.path, f"{found.path} cannot be read"
-    load = functools.partial(load_weights, model, path, partial=partial)
+    load = functools.partial(load_weights, model, found, state=state, names=names, partial=partial)
     if state is not None and state.is_sharded:
-        digest = strategy.on_every_worker(lambda: hashlib.sha256(files.read(path)).hexdigest(), failed)
-        check_agreement(strategy, lambda: {f"sha256 of {path}": digest})
-        left_out = strategy.on_every_worker(load, failed)
+        if found.step is None:
+            digest = strategy.on_every_worker(lambda: hash_files(path), failed)
+            check_agreement(strategy, lambda: {f"sha256 of {path}": digest})
+        loaded = strategy.on_every_worker(load, failed)
     else:
-        left_out = strategy.on_chief(load, failed) or []
+        loaded = strategy.on_chief(load, failed) or Loaded([], [])
         strategy.send_variables(model.variables)
-    log_left_out(run.events, left_out, path)
+    log_left_out(run.events, loaded.left_out, path)
+    return loaded.report
 
 
-def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> list[str]:
-    """Loads a .keras or .weights.h5 file, local or gs://, into a built model; the objects that Keras left out.
+class Loaded(NamedTuple):
+    """What was loaded.
+
+    Attributes:
+      report: a line for each variable, from where and how; of a file that Keras has read a single one.
+      left_out: a line for each variable, array or object that did not fit.
+    """
+
+    report: Sequence[str]
+    left_out: Sequence[str]
+
+
+def load_weights(
+    model: keras.Model,
+    weights: SavedWeights | str,
+    *,
+    state: TrainingState | None = None,
+    names: Mapping[str, str] | None = None,
+    partial: bool = False,
+) -> Loaded:
+    """Loads a checkpoint or a file of any origin, local or gs://, into a built model.
+
+    Args:
+      model: built.
+      weights: a checkpoint, or the path of a file. Keras reads its own, unless `names` are given.
+      state: of a training with this model.
+      names: as in `StartFrom`.
+      partial: leaves out what does not fit.
 
     Raises:
-      UserError: it cannot be read, or its variables are not the model's, unless `partial` takes those that fit.
+      UserError: it cannot be read, or its variables are not the model's.
     """
-    suffix = next((s for s in FILES if path.endswith(s)), None)
-    if suffix is None:
-        raise UserError(f"Weights are read from {' and '.join(FILES)} files; received {path!r}.")
+    found = weights if isinstance(weights, SavedWeights) else SavedWeights(weights)
+    if found.path.endswith(KERAS_FILES) and names is None and not has_layer_names(found.path):
+        return _load_by_keras(model, found.path, partial=partial)
+    specs = {name.removeprefix(MODEL): spec for name, spec in ModelState(model).specs().items()}
+    with open_weights(found) as (kind, saved):
+        match = match_arrays(saved, specs, names, exact=found.step is not None)
+        if not partial or not match.sources:
+            match.check(f"{found.path} ({kind})", len(specs))
+        arrays = match.read(saved, specs)
+    (state or ModelState(model)).assign({f"{MODEL}{name}": array for name, array in arrays.items()})
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()  # which computes with its variables' values
+    return Loaded(match.report() if found.step is None or names or match.problems else [], match.problems)
+
+
+@contextlib.contextmanager
+def open_weights(weights: SavedWeights) -> Iterator[tuple[str, Mapping[str, SavedArray]]]:
+    """The kind and the model's arrays by name; as `open_arrays`."""
+    if weights.step is None:
+        with open_arrays(weights.path) as opened:
+            yield opened
+        return
+    tensors = (weights.state or restore.load(weights.path)).tensors
+    named = {name.removeprefix(MODEL): array for name, array in tensors.items() if name.startswith(MODEL)}
+    yield f"step {weights.step:,}", {name: SavedArray.of(array) for name, array in named.items()}
+
+
+def _load_by_keras(model: keras.Model, path: str, *, partial: bool) -> Loaded:
+    """Loads a file of Keras 3; of `partial` Keras says which objects it left out."""
+    suffix = next(s for s in KERAS_FILES if path.endswith(s))
     with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as scratch:
         copy = os.path.join(scratch, f"model{suffix}")
         try:
@@ -349,6 +357,5 @@ def load_weights(model: keras.Model, path: str, *, partial: bool = False) -> lis
                 f"The weights in {path} do not load into this model: {told}", error_id="checkpoint-mismatch"
             ) from error
     messages = [str(each.message) for each in caught]
-    return [
-        text.rpartition("\n")[2] for text in messages if "could not be loaded" in text
-    ]  # the objects, in its last line
+    left_out = [text.rpartition("\n")[2] for text in messages if "could not be loaded" in text]  # in its last line
+    return Loaded([f"{len(model.variables):,} variables: by Keras, in the order of the layers"], left_out)

@@ -7,7 +7,6 @@ at the data is checked when a run begins.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -42,6 +41,7 @@ from tfdist.telemetry.sinks.sink import Sink
 from tfdist.training.loop.boundaries import LengthSettings
 from tfdist.training.loop.callbacks import check_callbacks, find_backup, policy_of_backup, takes_weights
 from tfdist.training.loop.learner import ModelBuilder, OptimizerBuilder
+from tfdist.training.recovery.origins import NAMES, StartFrom
 from tfdist.training.recovery.rollback import Rollback
 from tfdist.training.run.eval_sets import EVAL_DATA, EvalSet, list_eval_sets
 from tfdist.training.run.tuned import AUTO_XLA, UNCOMPILED, XLA_CHOICES
@@ -63,16 +63,6 @@ def _are_patterns(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) > 0 and all(is_text(each) for each in value)
 
 
-def _are_names(value: object) -> bool:
-    """Returns whether a value maps regular expressions to replacements that `re.sub` takes."""
-    if not isinstance(value, Mapping) or not value:
-        return False
-    try:
-        return all(isinstance(there, str) and re.compile(here) for here, there in value.items())
-    except (re.error, TypeError):
-        return False
-
-
 LENGTH = Check("a length, '0.75 of run'", is_length)
 RECOMPUTE = Check(
     "a list of patterns, ['block_*'], or 'auto'",
@@ -89,14 +79,15 @@ DETERMINISTIC = Check(
     lambda value: isinstance(value, bool) or is_whole_number(value, least=2),
 )
 START = Check(
-    "a run directory, a checkpoint in it, or a .keras file; or a pair, ('runs/a', {'encoder/(.*)': 'backbone/\\\\1'})",
+    f"a path; or a pair, ('runs/a', {NAMES.wanted}); or @tfdist.StartFrom()",
     lambda value: (
-        is_text(value)
-        or (isinstance(value, (list, tuple)) and len(value) == 2 and is_text(value[0]) and _are_names(value[1]))
+        isinstance(value, StartFrom)
+        or is_text(value)
+        or (isinstance(value, (list, tuple)) and len(value) == 2 and is_text(value[0]) and NAMES.accepts(value[1]))
     ),
 )
 WEIGHTS = Check(
-    "'best', 'last', a step such as 1200, the directory of a checkpoint or of a run, or a .keras file",
+    "'best', 'last', a step such as 1200, or what train.start_from takes",
     lambda value: is_text(value) or is_whole_number(value, least=0),
 )
 SINKS = Check(
@@ -221,7 +212,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         False,
         may_change=True,
     )
-    start_from: str | tuple[str, Mapping[str, str]] | None = setting(
+    start_from: str | tuple[str, Mapping[str, str]] | StartFrom | None = setting(
         "weights of a new run; in a pair, with their names there, by regular expressions for names here",
         or_none(START),
         None,
@@ -308,11 +299,11 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         return None if isinstance(self.deterministic, bool) else self.deterministic
 
     @property
-    def start(self) -> tuple[str | None, Mapping[str, str] | None]:
-        """The weights to start from, and the names of their variables."""
-        if self.start_from is None or isinstance(self.start_from, str):
-            return self.start_from, None
-        return self.start_from
+    def start(self) -> StartFrom | None:
+        """The weights to start from."""
+        if self.start_from is None or isinstance(self.start_from, StartFrom):
+            return self.start_from
+        return StartFrom(self.start_from) if isinstance(self.start_from, str) else StartFrom(*self.start_from)
 
     @property
     def eval_sets(self) -> dict[str, tuple[EvalSet, int]]:

@@ -92,12 +92,9 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     patches = Patches()  # which nothing undoes, as the model goes
     made = build_optimizer(optimizer, built, patches)
     assembly.check_reported(settings, metrics, task, made)
-    path, names = settings.start
-    if path is not None:
-        warnings: Any = types.SimpleNamespace(
-            warning=lambda event, *, message, **_: tell(message), info=lambda *_, **__: None
-        )
-        survival.check_weights(built, path, names=names, partial=settings.accept_changes, tell=warnings)
+    if settings.start is not None:
+        partial = settings.accept_changes or settings.start.partial
+        survival.check_weights(built, settings.start, partial=partial, tell=as_event_log(tell))
     note = microbatch_note(
         built, num_microbatches=training.num_microbatches, global_batch_size=training.global_batch_size
     )
@@ -115,6 +112,20 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     bind_schedules(made, run_length, built.trainable_variables, patches)
     steps_before_swa(made, settings.swa_start, run_length)
     return max(_report_schedule(tell, one, run_length.total_steps) for one in parts(made))
+
+
+def build_alone(settings: TrainSettings, builder: ModelBuilder) -> keras.Model:
+    """Builds the model of a training, for examples as its data has."""
+    set_precision(settings.precision)
+    with tempfile.TemporaryDirectory(prefix="tfdist-model-") as scratch:
+        structure = _open_source(settings.train_data, scratch).structure
+    model, _, task = parts_of(None, builder, settings.optimizer, settings.task, structure)
+    return model() if isinstance(task, OwnSteps) else build_model(model, task, structure)
+
+
+def as_event_log(tell: Tell) -> Any:
+    """A log of events that tells the messages of its warnings."""
+    return types.SimpleNamespace(warning=lambda event, *, message, **_: tell(message), info=lambda *_, **__: None)
 
 
 def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell) -> None:

@@ -67,6 +67,10 @@ class _NamedVariables:
             for n, v in self._variables.items()
         }
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The values of each by name."""
+        return {name: keras.ops.convert_to_numpy(variable) for name, variable in self._variables.items()}
+
     def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Puts values in place, the same on every worker; names that `arrays` has not stay as they are."""
         for name, variable in self._variables.items():

@@ -183,7 +183,7 @@ def _require_objective(settings: TuneSettings) -> str:
 def _build_hypermodel(training: TrainSettings) -> HyperModel | None:
     """The model, where it is one of KerasTuner's kind. The chief builds on its processors: GPUs are for trials."""
     model = hypermodel.builder_of(training)
-    check_start_from(*training.start)
+    check_start_from(training.start)
     with contextlib.suppress(RuntimeError):  # TensorFlow runs already, as in --mode=validate
         tf.config.set_visible_devices([], "GPU")
     return model if isinstance(model, HyperModel) else None

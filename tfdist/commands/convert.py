@@ -1,0 +1,115 @@
+"""`tfdist convert IN OUT [EXPERIMENT.gin]`: weights of any origin in another format.
+
+Invariant: OUT is written whole or not at all, and nothing is written over.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tfdist import command_line
+from tfdist.command_line import flags
+from tfdist.errors import EXIT_DONE, UserError, printable
+from tfdist.storage import files
+
+OUTPUTS = (".safetensors", ".keras", ".weights.h5")
+USAGE = "tfdist convert IN OUT [EXPERIMENT.gin [NAME=VALUE …]]"
+ABOUT = f"""\
+{USAGE}
+
+Writes the weights of IN, whatever train.start_from takes, to OUT: a file in {", ".join(OUTPUTS)} format.
+
+With an experiment they become those of its model, by its own names; a line for each says from where. Without one OUT
+is .safetensors, and has the arrays of IN as they are.
+"""
+FLAGS = flags.FlagValues()
+flags.DEFINE_multi_string("gin_file", [], "of the model", flag_values=FLAGS)
+flags.DEFINE_multi_string("gin_param", [], "a setting of the model", flag_values=FLAGS)
+flags.DEFINE_bool("partial", False, "leave out what does not fit the model", flag_values=FLAGS)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Converts what the arguments name; returns the exit status."""
+    options, operands = command_line.parse_with_operands(FLAGS, arguments, about=ABOUT, hint=f"Write: {USAGE}")
+    if len(operands) != 2 or not operands[1].endswith(OUTPUTS):
+        raise UserError(f"Received {' '.join(operands)!r}. Write: {USAGE}. OUT ends with {' or '.join(OUTPUTS)}.")
+    path, target = operands
+    if files.exists(target):
+        raise UserError(f"{target} exists. Write another name, or remove it.")
+    if not options.gin_file and not target.endswith(".safetensors"):
+        raise UserError(f"{target} needs a model. Write: tfdist convert {path} {target} EXPERIMENT.gin")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if not options.gin_file:
+        from tfdist.training.recovery.matching import select_weights
+        from tfdist.training.recovery.weights import find_by_path, open_weights
+        from tfdist.training.run.validate_run import as_event_log
+
+        with open_weights(find_by_path(path, "IN", tell=as_event_log(_show))) as (kind, saved):
+            arrays = select_weights(saved)
+            _write_safetensors(target, arrays)
+            _show(f"{target}: {len(arrays):,} arrays of {path} ({kind})")
+        return EXIT_DONE
+    from tfdist import main
+    from tfdist.config import loading
+
+    roots = functools.partial(main.load_roots, verbose=False)
+    loaded = loading.load(gin_files=options.gin_file, gin_params=options.gin_param, roots=roots)
+    convert: Callable[[Any], None] = functools.partial(_convert, path=path, target=target, partial=options.partial)
+    with tempfile.TemporaryDirectory(prefix="tfdist-convert-") as scratch:
+        try:
+            loaded.run("train", convert, run_dir=scratch)
+        except UserError:
+            raise
+        except Exception as error:
+            raise loaded.user_error(error) or error from None
+    return EXIT_DONE
+
+
+def _convert(settings: Any, *, path: str, target: str, partial: bool) -> None:
+    """Loads the weights into the experiment's model, and writes it."""
+    from tfdist.training.recovery.matching import SavedArray
+    from tfdist.training.recovery.weights import find_by_path, load_weights
+    from tfdist.training.run.validate_run import as_event_log, build_alone
+    from tfdist.training.step.state import MODEL, ModelState
+    from tfdist.tuning.search.hypermodel import builder_of
+
+    model = build_alone(settings, builder_of(settings))
+    loaded = load_weights(model, find_by_path(path, "IN", tell=as_event_log(_show)), partial=partial)
+    if target.endswith(".safetensors"):
+        named = {name.removeprefix(MODEL): array for name, array in ModelState(model).arrays().items()}
+        _write_safetensors(target, {name: SavedArray.of(array) for name, array in named.items()})
+    else:
+        with tempfile.TemporaryDirectory(prefix="tfdist-convert-") as scratch:
+            copy = os.path.join(scratch, f"model{next(s for s in OUTPUTS if target.endswith(s))}")
+            try:
+                model.save(copy) if target.endswith(".keras") else model.save_weights(copy)
+            except NotImplementedError as error:  # of `get_config`
+                raise UserError(f"Keras cannot save {type(model).__name__} whole. Write OUT.weights.h5.") from error
+            with open(copy, "rb") as file:
+                files.write_atomic(target, file.read())
+    for line in [*loaded.report, *(f"left out: {line}" for line in loaded.left_out), f"{target}: written"]:
+        _show(line)
+
+
+def _write_safetensors(target: str, arrays: Mapping[str, Any]) -> None:
+    """Writes one array behind the other, each as it is read."""
+    import numpy as np
+
+    from tfdist.checkpoint.format.tensor_files import TensorSpec, plan_files
+
+    specs = [TensorSpec(name, np.dtype(array.dtype), tuple(array.shape)) for name, array in arrays.items()]
+    (plan,) = plan_files(specs, max_file_bytes=sys.maxsize)
+    ordered = (np.ascontiguousarray(arrays[spec.name].read()) for spec, _ in plan.offsets)
+    files.make_dirs(os.path.dirname(target) or ".")
+    files.write_new(target, itertools.chain([plan.header], (array.reshape(-1).view(np.uint8) for array in ordered)))
+
+
+def _show(text: str) -> None:
+    """Prints what files, which may be anybody's, hold."""
+    print(printable(text), flush=True)
