@@ -17,6 +17,7 @@ from tfdist.telemetry.account.sampler import list_local_devices
 from tfdist.telemetry.console.console_text import TrainingPlan
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.metrics_log import FINAL
+from tfdist.telemetry.records import Unreadable, read_events
 from tfdist.telemetry.result import RunResult, read_starts, record_start, versions, write_result
 from tfdist.telemetry.sinks.sink import PAUSED
 from tfdist.training.loop.boundaries import Outcome, Vote, suspects_of_stop
@@ -63,9 +64,6 @@ class Trainer:
         evaluator = assembly.build_evaluator(training)
         with open_recovery(training) as opened:
             first_step = opened.start.step if opened.start else 0
-            self._rollbacks.check_start(opened.start)
-            if self._rollbacks.has_gone_back and opened.start is not None:
-                opened.start.restore(keep=True)  # in place of the weights that failed
             profiler = Profiler(run, training.boundaries.total_steps)
             iterator = assembly.stream(run, training.source, training.plan, first_step=first_step)
             callbacks = self._build_callbacks(first_step if opened.start is not None and opened.start.values else None)
@@ -193,12 +191,19 @@ class Trainer:
                 Point(step=outcome.step, epoch=epoch, split=FINAL, metrics=results, learning_rate=learning_rate)
             )
 
+    def _describe_restarts(self) -> list[str]:
+        """Says how often the launcher has started the run again."""
+        run = self._training.run
+        events = read_events(run.directory, Unreadable()) if run.topology.is_chief and run.earlier_starts else []
+        count = sum(event.name == "restarted" for event in events)
+        return [f"The result was reached with {format_count(count, 'restart')} after workers failed."] if count else []
+
     def _conclude(
         self, opened: RecoveryStart, outcome: Outcome, stopped_by: str | None, seconds: float, exported: str
     ) -> RunResult:
         """Writes what a good end leaves behind; result.json last. `exported` is the path of the trained model."""
         training, run, plan = self._training, self._training.run, self._training.plan
-        settings, backup = training.settings, training.settings.backup
+        backup = training.settings.backup
         resumed_from_step = opened.start.step if opened.start is not None else None
         checkpoint_step = opened.recovery.newest_step if opened.recovery is not None else None
         examples = plan.num_examples_until(outcome.step)
@@ -226,10 +231,13 @@ class Trainer:
             wall_seconds=seconds,
             examples_per_second=(examples - plan.num_examples_until(resumed_from_step or 0)) / seconds,
             hardware=describe_hardware(),
-            notes=run.notes,
+            notes=[*run.notes, *self._rollbacks.describe(), *self._describe_restarts()],
             versions=versions(),
         )
-        run.write_config({"train.num_microbatches": plan.num_microbatches} if settings.splits else None)
+        if self._rollbacks.microbatches > 1:
+            run.write_config(f"# train.num_microbatches = {plan.num_microbatches} is what fitted into memory.\n")
+        else:
+            run.write_config()
         metrics = format_metrics(outcome.eval_metrics) or format_metrics(outcome.train_metrics)
         where = f"; {exported}" if run.request.keeps else ""
         run.events.info(
