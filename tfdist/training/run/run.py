@@ -12,6 +12,7 @@ import datetime
 import functools
 import re
 import secrets
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
@@ -327,6 +328,13 @@ def goodput_so_far(run: RunFacts, starts: Sequence[Start]) -> float | None:
     account = time_account.current()
     here = Sample(worker=run.worker, start=run.start, step=account.step, seconds=account.seconds(), values={})
     return goodput([*told, here], starts)
+
+
+def measure_gpus(run: RunFacts) -> float | None:
+    """The mean share of time in which the run's GPUs computed, as far as it was sampled; None without GPUs."""
+    samples = read_samples(RunDirectory(run.directory), Unreadable())
+    told = [each.values["gpu_utilization"] for each in samples if "gpu_utilization" in each.values]
+    return statistics.fmean(told) if told else None
 
 
 @contextlib.contextmanager

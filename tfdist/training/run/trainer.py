@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.pipeline import dispose
+from tfdist.storage import files
 from tfdist.tasks.task import OwnSteps
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.sampler import list_local_devices
@@ -18,7 +19,7 @@ from tfdist.telemetry.console.console_text import TrainingPlan
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.metrics_log import FINAL
 from tfdist.telemetry.records import Unreadable, read_events
-from tfdist.telemetry.result import RunResult, read_starts, record_start, versions, write_result
+from tfdist.telemetry.result import RunResult, check_targets, read_starts, record_start, versions, write_result
 from tfdist.telemetry.sinks.sink import PAUSED
 from tfdist.training.loop.boundaries import Outcome, Vote, suspects_of_stop
 from tfdist.training.loop.callbacks import Callbacks
@@ -31,7 +32,7 @@ from tfdist.training.recovery.weights import export_model
 from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.compiled import CallbackModel
-from tfdist.training.run.run import goodput_so_far
+from tfdist.training.run.run import goodput_so_far, measure_gpus
 from tfdist.training.run.validate_run import format_count
 from tfdist.training.step.normalization import batch_norm_layers
 from tfdist.training.step.own_step import refuse_padding
@@ -191,6 +192,15 @@ class Trainer:
                 Point(step=outcome.step, epoch=epoch, split=FINAL, metrics=results, learning_rate=learning_rate)
             )
 
+    def _check_targets(self, rate: float) -> dict[str, Any]:
+        """Compares this process with the plan in the run directory."""
+        run, seconds = self._training.run, time_account.current().seconds()
+        if not (run.topology.is_chief and files.exists(run.directory.plan)):
+            return {}
+        overhead = seconds["checkpoint"] / sum(seconds.values())
+        measured = {"throughput": rate, "checkpoint_overhead": overhead, "gpu_utilization": measure_gpus(run.facts)}
+        return check_targets(run.directory, measured)
+
     def _describe_restarts(self) -> list[str]:
         """Says how often the launcher has started the run again."""
         run = self._training.run
@@ -208,6 +218,7 @@ class Trainer:
         checkpoint_step = opened.recovery.newest_step if opened.recovery is not None else None
         examples = plan.num_examples_until(outcome.step)
         starts = read_starts(run.directory, run.warn_of_file).starts if run.topology.is_chief else ()
+        rate = (examples - plan.num_examples_until(resumed_from_step or 0)) / seconds
         result = RunResult(
             status="done",
             end_reason="early_stopping" if outcome.stopped_early else "completed",
@@ -229,8 +240,9 @@ class Trainer:
             seconds=time_account.current().seconds(),
             checkpoint_step=None if backup is not None and backup.delete_checkpoint else checkpoint_step,
             wall_seconds=seconds,
-            examples_per_second=(examples - plan.num_examples_until(resumed_from_step or 0)) / seconds,
+            examples_per_second=rate,
             hardware=describe_hardware(),
+            performance_targets=self._check_targets(rate),
             notes=[*run.notes, *self._rollbacks.describe(), *self._describe_restarts()],
             versions=versions(),
         )
