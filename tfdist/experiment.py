@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.checkpoint import catalog
+from tfdist.checkpoint.callback_state import Baseline
 from tfdist.errors import DivergedError, OutOfMemoryError
 from tfdist.keras_patches.patches import Patches
 from tfdist.storage import files
@@ -58,6 +59,7 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
             _clear_backup(run, settings, at_end)
             return None
         rollbacks = Rollbacks(strategy, run.directory.rollbacks, settings.rollback, run.events)
+        baseline = Baseline(settings.callbacks if settings.rollback is not None else ())
         while True:  # once, unless a step fails and the run goes back
             try:
                 with Patches() as patches:
@@ -69,6 +71,7 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
             except (DivergedError, OutOfMemoryError) as error:
                 rollbacks.record(error)
                 run.metrics.close()  # whose last points go when the run is back
+                baseline.reset()
             del training, patches  # the failed attempt's memory
         if result is not None:
             _clear_backup(run, settings, at_end)

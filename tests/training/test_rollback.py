@@ -87,9 +87,11 @@ class Spoils(keras.callbacks.Callback):
 def test_without_a_setting_a_spoilt_run_goes_back_and_says_so(tmp_path: pathlib.Path, step: int) -> None:
     Spoils.seen = 0
     settings = {"checkpoint": CheckpointPolicy(every_steps=5), "optimizer": lambda: keras.optimizers.SGD(0.01)}
-    found = run(tmp_path / "spoilt", **settings, callbacks=[Spoils(step)])
+    history = keras.callbacks.History()
+    found = run(tmp_path / "spoilt", **settings, callbacks=[Spoils(step), history])
     assert found.result.steps == 14 and f"was not finite at step {step + 1}." in found.result.notes[-1]
     assert len(found.events("rolled_back")) == 1 and len(found.result.starts) == 1
+    assert len(history.history["loss"]) == 2  # nothing of the failed attempt
     assert found.points("train")[-1]["learning_rate"] == pytest.approx(0.001)
     if step == 2:  # no checkpoint was there, and the run began again
         slow = {"optimizer": lambda: keras.optimizers.SGD(0.001)}
