@@ -46,8 +46,8 @@ each host runs one worker there.
   tfdist launch -n 4 train.py --lr=0.1
   {EXAMPLE}
 
-Each line that a worker writes has its name in front. The first failure ends all; with --max_restarts they are then
-started again, and the run resumes from its newest checkpoint. The exit status is that of the last failure. SIGTERM,
+Each line that a worker writes has its name in front. The first failure ends all; they are started again, as
+--max_restarts says, and the run resumes from its newest checkpoint. The exit status is the last failure's. SIGTERM,
 SIGHUP, SIGUSR1 and the first Ctrl-C have the workers save and end, with status 143, or 130 after Ctrl-C; the second
 Ctrl-C kills them. Exit statuses are those of tfdist.main, and 128 + N when a worker died of signal N.
 """

@@ -211,8 +211,8 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         may_change=True,
     )
     recovery: Rollback | str = setting(
-        "returns to the newest checkpoint: out of memory, with twice the microbatches; at a loss or gradient that is "
-        "not finite, with a tenth of the learning rate. 'on' is 'off' where the run is deterministic",
+        "returns to a checkpoint: out of memory, with twice the microbatches; at a NaN, with a tenth of the rate. 'on' "
+        "is 'off' where the run is deterministic",
         RECOVERY,
         ON,
         may_change=True,
