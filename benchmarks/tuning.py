@@ -1,7 +1,8 @@
-"""What a sweep costs beside the trainings in it, and beside KerasTuner's own.
+"""What a sweep costs beside the trainings in it, and beside KerasTuner's own and Optuna's.
 
 The parts: how busy two workers are while one trial takes twice as long as the others; what is added to each trial,
-beside KerasTuner's tuner in one process. Takes ten minutes.
+beside KerasTuner's tuner in one process; how long and how well search.Optuna chooses values, beside Optuna alone. Takes
+ten minutes.
 
     python benchmarks/tuning.py [--part=PART] [--quick] [--json=FILE]
 """
@@ -13,11 +14,13 @@ import dataclasses
 import datetime
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,10 +30,12 @@ from measuring import HERE, Figure, choose_size, format_table, make_ratio, repor
 PARTS = {
     "busy": ({"rounds": 3, "num_trials": 17, "seconds": 2.0}, {"rounds": 1, "num_trials": 9, "seconds": 2.0}),
     "added": ({"rounds": 5, "num_trials": 8, "epochs": 3}, {"rounds": 2, "num_trials": 4, "epochs": 3}),
+    "optuna": ({"rounds": 5, "num_trials": 100}, {"rounds": 2, "num_trials": 30}),
 }
 SMOKE = {
     "busy": {"rounds": 1, "num_trials": 3, "seconds": 0.1},
     "added": {"rounds": 1, "num_trials": 2, "epochs": 1},
+    "optuna": {"rounds": 1, "num_trials": 3},
 }
 MOST_SECONDS = 300.0  # of one sweep
 SPACE = (
@@ -104,6 +109,41 @@ def measure_added(*, rounds: int, num_trials: int, epochs: int) -> list[Figure]:
     ]
 
 
+def measure_optuna(*, rounds: int, num_trials: int) -> list[Figure]:
+    """What choosing the values of a trial takes by TPE, and the best that is found of a formula in place of trials."""
+    import optuna
+
+    from tfdist.tuning.search import oracles, search, space
+
+    def error(rate: float, units: int) -> float:
+        return 1 + abs(math.log10(rate) + 2) + abs(units - 48) / 64
+
+    def suggest(trial: optuna.Trial) -> float:
+        return error(trial.suggest_float("rate", 1e-4, 1.0, log=True), trial.suggest_int("units", 8, 128))
+
+    ranges = space.Space({"rate": space.log_uniform(low=1e-4, high=1.0), "units": space.integer(low=8, high=128)})
+    seconds: list[list[float]] = [[], []]
+    best: list[list[float]] = [[], []]
+    for seed in range(rounds):
+        started = time.perf_counter()
+        built = search.Optuna().build(ranges, "error", "min", max_trials=num_trials, epochs=1, seed=seed)
+        client, errors = oracles.OracleClient(built, "error"), []
+        while (trial := client.take()) is not None:
+            errors.append(error(**ranges.decode(trial.hyperparameters.values)))
+            client.end(trial.trial_id, errors[-1], 1, "", [], {})
+        seconds[0].append((time.perf_counter() - started) / num_trials)
+        best[0].append(min(errors))
+        started = time.perf_counter()
+        study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+        study.optimize(suggest, n_trials=num_trials)
+        seconds[1].append((time.perf_counter() - started) / num_trials)
+        best[1].append(study.best_value)
+    return [
+        make_ratio("time to choose values ÷ Optuna's", *seconds, None, unit="s"),
+        make_ratio("least error found ÷ Optuna's", *best, 1.0, at_most=True),
+    ]
+
+
 @dataclasses.dataclass(frozen=True)
 class Sweep:
     """A sweep that has ended.
@@ -162,7 +202,7 @@ def _parse_moment(moment: float | str) -> float:
     return moment if isinstance(moment, float) else datetime.datetime.fromisoformat(moment).timestamp()
 
 
-MEASURES = {"busy": measure_busy, "added": measure_added}
+MEASURES = {"busy": measure_busy, "added": measure_added, "optuna": measure_optuna}
 
 
 if __name__ == "__main__":

@@ -177,6 +177,7 @@ def launch(tmp_path: pathlib.Path) -> Iterator[Callable[..., Run]]:
         def start(program: str, *arguments: str, options: tuple[str, ...] = (), workers: int = 2, **how: Any) -> Run:
             (tmp_path / "program.py").write_text(PRELUDE + program)
             flags = [f"--workers={workers}", "--module=program", *options, "--", *(arguments or ("x",))]
+            flags = flags if any("max_restarts" in each for each in options) else ["--max_restarts=0", *flags]
             return stack.enter_context(Run(tmp_path, *flags, **how))
 
         yield start

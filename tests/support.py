@@ -28,7 +28,10 @@ import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 TESTS_PATH = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"}  # for programs that import the tests' modules
-LAUNCH = {"multi_worker": ("--workers=2",), "horovod": ("--workers=2", "--launcher=horovod")}  # by strategy
+LAUNCH = {  # by strategy
+    "multi_worker": ("--workers=2", "--max_restarts=0"),
+    "horovod": ("--workers=2", "--launcher=horovod", "--max_restarts=0"),
+}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
 # Tests start up to four processes on what may be two cores. The same number everywhere also means the same order of
 # additions inside an operation, without which no two runs would be bit-identical.

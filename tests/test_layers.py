@@ -108,6 +108,7 @@ ONLY_IMPORTERS = {
     "gin": {"config"},
     "horovod": {"strategies.horovod", "launch.horovod_workers"},
     "keras_tuner": {"tuning"},
+    "optuna": {"tuning.search"},
     "ray": {"launch.ray_workers"},
     "jax": {"tpu_compiler.compile_program"},
 }

@@ -26,7 +26,7 @@ SYMPTOMS = {
         "not-finite-data": "The first batch gives such a loss. Remove NaN from the data, or logarithms of 0.",
     },
     "Out of memory": {
-        "device-memory": "A step does not fit. Write `train.num_microbatches = 'auto'`, or use a larger device.",
+        "device-memory": "A step does not fit. Raise `train.num_microbatches`, or use a larger device.",
     },
     "The GPU is not found": {
         "missing-gpu": "TensorFlow sees too few GPUs. Run `tfdist doctor`, and [install](install.md).",

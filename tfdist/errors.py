@@ -80,12 +80,14 @@ class DivergedError(TfdistError):
 
     Attributes:
       step: the run's step at which that was seen.
+      is_by_callback: a callback has ended the run for it.
     """
 
     exit_status = EXIT_DIVERGED
     error_id = "not-a-number"
     is_in_step = True
     step: int | None = None
+    is_by_callback: bool = False
 
 
 class OutOfMemoryError(TfdistError):
@@ -93,11 +95,13 @@ class OutOfMemoryError(TfdistError):
 
     Attributes:
       step: the run's steps that were done before it.
+      tries_xla: while `train.xla = 'auto'` tried what XLA may compile, which takes memory.
     """
 
     exit_status = EXIT_DIVERGED
     error_id = "device-memory"
     step: int | None = None
+    tries_xla: bool = False
 
 
 class PeerLostError(TfdistError):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.checkpoint import catalog
+from tfdist.checkpoint.callback_state import Baseline
 from tfdist.errors import DivergedError, OutOfMemoryError, UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.storage import files
@@ -57,22 +58,25 @@ def train(settings: TrainSettings, request: Request) -> RunResult | None:
     model, strategy = hypermodel.builder_of(settings), settings.strategy
     check = functools.partial(check_start_from, settings.start)
     opening = open_run(request, strategy, mode="train", settings=settings, check=check)
-    with contextlib.ExitStack() as at_end, opening as run, Patches() as patches:
+    with contextlib.ExitStack() as at_end, opening as run:
         if run.claim.is_finished and not request.repeats_end:
             _clear_backup(run, settings, at_end)
             return None
-        training = assembly.assemble(run, settings, model, patches)
-        if run.topology.is_chief and isinstance(model, hypermodel.HyperModel):
-            model.write(run.directory.path)
-        path, policy = run.directory.rollbacks, settings.on_divergence
-        rollbacks = Rollbacks(strategy, path, policy, run.note, splits=settings.splits)
+        rollbacks = Rollbacks(strategy, run.directory.rollbacks, settings.rollback, run.events)
+        baseline = Baseline(settings.callbacks if settings.rollback is not None else ())
         while True:  # once, unless a step fails and the run goes back
             try:
-                result = Trainer(assembly.apply_rollbacks(training, rollbacks), rollbacks).train()
-                break
+                with Patches() as patches:
+                    training = assembly.assemble(run, settings, model, patches, rollbacks)
+                    if run.topology.is_chief and isinstance(model, hypermodel.HyperModel):
+                        model.write(run.directory.path)
+                    result = Trainer(training, rollbacks).train()
+                    break
             except (DivergedError, OutOfMemoryError) as error:
                 rollbacks.record(error)
                 run.metrics.close()  # whose last points go when the run is back
+                baseline.reset()
+            del training, patches  # the failed attempt's memory
         if result is not None:
             _clear_backup(run, settings, at_end)
         return result

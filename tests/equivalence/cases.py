@@ -584,7 +584,7 @@ DIVERGING: dict[str, Any] = {
     "train_data": lambda: one_hot_digits(),
     "eval_data": None,
     "checkpoint": CheckpointPolicy(every_steps=3),
-    "on_divergence": Rollback(rate=1e-14),
+    "recovery": Rollback(rate=1e-14),
 }
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "adadelta": lambda: keras.optimizers.Adadelta(1.0),

@@ -196,13 +196,13 @@ time.sleep(100)
     run = launch(SHOWING + program, options=("--max_restarts=9", "--backoff_seconds=0.05"))
     status, _, stderr = run.finish()
     assert status == 1
-    assert any("3 failures in a row brought no new step (step 5 was the last)" in line for line in stderr)
+    assert any("4 failures in a row brought no new step (step 5 was the last)" in line for line in stderr)
     failed = events(run, "worker_failed")
-    assert [(event["worker"], event["step"], event["details"]["status"]) for event in failed] == [(1, 5, 1)] * 4
+    assert [(event["worker"], event["step"], event["details"]["status"]) for event in failed] == [(1, 5, 1)] * 5
     assert all(event["details"]["host"] and event["details"]["phase"] == "compute" for event in failed)
     assert {event["details"]["error_id"] for event in failed} == {"device-memory"}
-    assert [event["details"]["seconds"] for event in events(run, "restart_backoff")] == [0.0, 0.05, 0.1]
-    assert [event["details"]["restart"] for event in events(run, "restarted")] == [1, 2, 3]
+    assert [event["details"]["seconds"] for event in events(run, "restart_backoff")] == [0.0, 0.05, 0.1, 3.0]
+    assert [event["details"]["restart"] for event in events(run, "restarted")] == [1, 2, 3, 4]
     assert [event["level"] for event in events(run, "breaker_opened")] == ["error"]
 
 
@@ -329,7 +329,7 @@ heartbeat.beat(heartbeat.TRAINING, 2)
         ("--launcher=host --workers=2 -- x", "--launcher=host starts one worker, this host's"),
         ("--workers=2 --max_restarts=-1 -- x", "flag --max_restarts=-1: -1 is not a non-negative integer"),
         ("--workers=2 --min_workers=3 --max_restarts=1 -- x", "--min_workers=3 is more than --workers=2"),
-        ("--workers=2 --min_workers=1 -- x", "write --max_restarts=N, too"),
+        ("--workers=2 --min_workers=1 --max_restarts=0 -- x", "leave --max_restarts=0 out"),
         ("--hosts_command=a --workers=2 -- x", "without --workers and --pin_cpus"),
         ("--hosts_command=a --launcher=ray -- x", "is for --launcher=tf_config or horovod"),
         ("--hosts_command=a --min_workers=3 --max_workers=2 -- x", "--min_workers=3 is more than --max_workers"),

@@ -141,6 +141,19 @@ def test_workers_that_are_lost_in_every_way_cost_no_more_than_time(
     assert [bool(event["step"]) for event in run.events("worker_hung")][:2] == [True, False]  # one came to no step
 
 
+def test_without_a_flag_a_run_whose_worker_is_killed_twice_ends_well_and_says_so(
+    tmp_path: pathlib.Path, undisturbed: Callable[..., Run]
+) -> None:
+    run = Run(tmp_path / "run")
+    plan_faults(run.directory, ("killed", 1, 8), ("killed", 1, 14))
+    done = train(run.directory, "multi_worker")
+    assert done.status == 0, done.output
+    assert differences(run, undisturbed(2)) == []
+    assert len(details(run, "restarted")) == 2 and len(done.said("Starting again")) == 2
+    notes = json.loads((run.directory / "result.json").read_text())["notes"]
+    assert notes[-1] == "The result was reached with 2 restarts after workers failed."
+
+
 def test_two_of_three_workers_go_on_and_the_third_is_taken_in_again(
     tmp_path: pathlib.Path, undisturbed: Callable[..., Run]
 ) -> None:

@@ -47,6 +47,20 @@ def test_waiting_doubles_up_to_a_minute_and_there_is_none_behind_a_new_step() ->
     assert far.decide(KILLED, 0, None).seconds == 60.0
 
 
+def test_the_breaker_lets_one_start_through_after_two_minutes() -> None:
+    restarts = account()
+    assert [restarts.decide(KILLED, 1, None).seconds for _ in range(3)] == [2.0, 4.0, 120.0]
+    assert restarts.decide(KILLED, 1, None).event == "breaker_opened"
+    assert restarts.decide(KILLED, 1, 7).seconds == 0.0  # a new step closes it
+
+
+def test_without_the_flag_an_error_before_the_first_step_is_final_and_a_kill_is_not() -> None:
+    restarts = Restarts(2, 3, is_asked=False)
+    assert restarts.decide(1, 0, None) == GiveUp()
+    assert isinstance(restarts.decide(KILLED, 0, None), Restart)
+    assert isinstance(restarts.decide(1, 0, 5), Restart)
+
+
 def test_an_outage_of_a_store_is_waited_for_and_no_worker_is_left_out_for_it_and_restarts_are_counted() -> None:
     restarts = account(3, min_workers=2)
     outage = (EXIT_STORE_UNAVAILABLE, 2, None)

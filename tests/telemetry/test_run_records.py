@@ -122,7 +122,7 @@ def _resident_bytes() -> int:
 _KEYS = """status mode end_reason stopped_by strategy num_workers num_replicas global_batch_size steps epochs
 steps_per_epoch
 examples_seen train_metrics eval_metrics best resumed_from_step starts goodput seconds checkpoint_step wall_seconds
-examples_per_second hardware notes versions"""
+examples_per_second hardware performance_targets notes versions"""
 _RESULT = RunResult(
     steps=230,
     epochs=10,

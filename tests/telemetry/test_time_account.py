@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import datetime
 import json
 import os
 import pathlib
 import time
+import types
 
 import pytest
 import support
 
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
+from tfdist.telemetry.account.sampler import Sampler
 from tfdist.telemetry.account.time_account import TimeAccount
 
 DIGITS = support.REPOSITORY / "configs" / "experiments" / "digits.gin"
@@ -72,3 +75,25 @@ def test_they_are_taken_for_nothing(tmp_path: pathlib.Path, content: bytes) -> N
     path.write_bytes(content)
     path.with_name("0.heartbeat.facts").write_bytes(content)
     assert heartbeat.read(path) is None and heartbeat.read_exit_info(path) == {}
+
+
+class _Told:
+    """Events that are kept."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def warning(self, name: str, *, message: str) -> None:
+        self.messages.append(f"{name}: {message}")
+
+
+def test_gpus_that_compute_less_than_80_percent_of_a_window_are_told_once() -> None:
+    for low, expected in ((0.79, 1), (0.81, 0)):
+        watcher, told = Sampler.__new__(Sampler), _Told()
+        watcher._run, watcher._events = types.SimpleNamespace(worker=0), told
+        watcher._utilization, watcher._has_warned = collections.deque(maxlen=30), False
+        for _ in range(40):
+            watcher._watch({"gpu_utilization": low})
+            watcher._watch({})
+        assert len(told.messages) == expected
+    assert not told.messages

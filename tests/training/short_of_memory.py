@@ -1,9 +1,9 @@
 """Trains a model one of whose batches takes four times the memory of the others, in a process that has little.
 
-    python -m training.short_of_memory DIRECTORY STRATEGY MICROBATCHES MEGABYTES STEP
+    python -m training.short_of_memory DIRECTORY STRATEGY MEGABYTES STEP [off]
 
-MICROBATCHES: a number, or auto. MEGABYTES: what the process may take beyond what it has before its first step; 0 for
-all. STEP: whose batch it is. STRATEGY: as in equivalence/cases.py; of several workers the last one has little alone.
+MEGABYTES: what the process may take beyond what it has before its first step; 0 for all. STEP: whose batch it is.
+STRATEGY: as in equivalence/cases.py; of several workers the last one has little alone. off: without recovery.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Limits(keras.callbacks.Callback):
                 resource.setrlimit(resource.RLIMIT_AS, (before + THREADS, most))
 
 
-def main(directory: str, strategy_name: str, microbatches: str, megabytes: str, step: str) -> None:
+def main(directory: str, strategy_name: str, megabytes: str, step: str, recovery: str = "on") -> None:
     strategy = STRATEGIES[strategy_name]()
     settings = {
         "model": wide_model,
@@ -81,7 +81,8 @@ def main(directory: str, strategy_name: str, microbatches: str, megabytes: str, 
         "epochs": 1,
         "shuffle": False,
         "callbacks": [Limits(int(megabytes), strategy)],
-        "num_microbatches": microbatches if microbatches == "auto" else int(microbatches),
+        "deterministic": False,
+        "recovery": recovery,
     }
     train_base(directory, strategy, **settings)
 

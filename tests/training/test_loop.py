@@ -16,6 +16,8 @@ from equivalence.runs import assert_same_bits
 from training.trainings import STEPS_PER_EPOCH, Trained, dropout_model, run
 
 from tfdist.errors import EXIT_DIVERGED, DivergedError, UserError
+from tfdist.report.run_data import read_run
+from tfdist.report.run_page import list_notes
 from tfdist.training.recovery.rollback import Rollback
 
 
@@ -90,9 +92,12 @@ def digits_with_nan() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((images, labels))
 
 
+IN_ORDER: dict[str, Any] = {"shuffle": False, "recovery": "off"}
+
+
 @pytest.mark.parametrize("steps_per_call", [1, 7])
 def test_a_divergence_ends_the_run_at_its_step(tmp_path: pathlib.Path, steps_per_call: int) -> None:
-    trained = run(tmp_path, train_data=digits_with_nan, may_fail=True, shuffle=False, steps_per_call=steps_per_call)
+    trained = run(tmp_path, train_data=digits_with_nan, may_fail=True, **IN_ORDER, steps_per_call=steps_per_call)
     assert isinstance(trained.error, DivergedError)
     assert trained.error.exit_status == EXIT_DIVERGED == 3
     assert "diverged at step 4" in str(trained.error)
@@ -179,9 +184,18 @@ def test_a_run_that_stops_after_some_epochs_goes_on_to_the_same_end(tmp_path: pa
     assert_same_bits(last.exported().get_weights(), whole.exported().get_weights())
 
 
-@pytest.mark.parametrize(
-    "changes", [{"stop_after_epochs": 1}, {"num_microbatches": "auto"}, {"on_divergence": Rollback()}]
-)
+@pytest.mark.parametrize("changes", [{"stop_after_epochs": 1}, {"recovery": Rollback()}])
 def test_what_needs_checkpoints_is_refused_without(tmp_path: pathlib.Path, changes: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"train\.{next(iter(changes))} = .* not work with train\.checkpoint = 'off'"):
         run(tmp_path, epochs=3, checkpoint="off", **changes)
+
+
+def test_the_targets_of_a_plan_in_the_run_directory_are_met_or_missed(tmp_path: pathlib.Path) -> None:
+    targets = {"throughput": 1e12, "checkpoint_overhead": 0.999, "gpu_utilization": 0.8, "step_seconds": 1.0}
+    (tmp_path / "plan.json").write_text(json.dumps({"performance_targets": targets}))
+    found = run(tmp_path, epochs=1).result.performance_targets
+    assert {name: each["met"] for name, each in found.items()} == {"throughput": False, "checkpoint_overhead": True}
+    assert found["throughput"]["target"] == 1e12 and found["throughput"]["measured"] > 0
+    notes = list_notes(read_run(str(tmp_path)))
+    assert any(note.startswith("Target missed: throughput ") for note in notes)
+    assert any(note.startswith("Target met: checkpoint_overhead ") for note in notes)

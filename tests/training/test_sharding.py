@@ -154,10 +154,6 @@ def test_each_replica_holds_its_share() -> None:
         ({"sharding": "weights", "recompute": "auto"}, "train.recompute = 'auto' does not work with train.sharding ="),
         ({"deterministic": 1}, "train.deterministic is 1; write True, False, or a whole number of at least 2"),
         ({"deterministic": 65}, "= 65 cuts a batch into 65 parts, and there are 64 examples of a batch. Write a"),
-        (
-            {"deterministic": 4, "num_microbatches": "auto"},
-            "train.num_microbatches = 'auto' does not work with train.deterministic = 4. Leave one of the two out",
-        ),
         ({"deterministic": 4, "model": counting_model}, "along. Take such a layer out"),
         ({"deterministic": 4, "xla": "on"}, "Write train.xla = 'pass'. Received: 'on'."),
         ({"deterministic": 4, "xla": "pass", "model": deep_convnet_model}, "Write train.xla = 'off'. Received: 'pass'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -111,6 +112,76 @@ def test_the_same_calls_get_the_same_answers_and_no_file_is_written(
     run(other)
     assert other.trials["0"].hyperparameters.values != first.trials["0"].hyperparameters.values
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sampler", "pruner", "arguments"),
+    [
+        *[("TPE", None, None), ("CmaEs", "Median", None), ("QMC", "Hyperband", None), ("GP", None, None)],
+        *[("TPE", "Percentile", {"percentile": 25.0}), ("TPE", "SuccessiveHalving", None)],
+    ],
+)
+def test_optunas_samplers_and_pruners_give_the_same_calls_the_same_answers(
+    sampler: str, pruner: str | None, arguments: dict[str, Any] | None
+) -> None:
+    pytest.importorskip("torch" if sampler == "GP" else "optuna")
+    ranges = {
+        "a.rate": space.log_uniform(low=1e-4, high=1.0),
+        "a.units": space.integer(low=8, high=64, step=8),
+        "a.momentum": space.reverse_log_uniform(low=0.1, high=0.9),
+        "a.kind": space.choice(values=["x", "y"]),
+        "a.extra": space.boolean(under={"a.kind": ["x"]}),
+    }
+    chosen, of = search.Optuna(sampler=sampler, pruner=pruner, pruner_arguments=arguments), space.Space(ranges)
+
+    def sweep() -> list[tuple[dict[str, Any], list[str]]]:
+        oracle, done = build(chosen, of=of, max_trials=15), []
+        while (trial := oracle.create_trial(f"ask-{len(done)}")).status == "RUNNING":
+            values = of.decode(trial.hyperparameters.values)
+            assert ("a.extra" in values) == (values["a.kind"] == "x") and values["a.units"] in range(8, 65, 8)
+            score = values["a.momentum"] - abs(values["a.rate"] - 0.1)
+            told = [oracle.update_trial(trial.trial_id, {OBJECTIVE: score * e}, step=e).status for e in (1, 2, 3)]
+            done.append((values, told))
+            trial.status = "RUNNING"
+            end(oracle, trial, None if len(done) == 3 else score * 4, epoch=4)
+        return done
+
+    done = sweep()
+    assert done == sweep() and len(done) == 15
+    assert (pruner in (None, "Hyperband")) or any("STOPPED" in told for _, told in done)
+
+
+@pytest.mark.slow
+def test_optuna_alone_chooses_the_same_values() -> None:
+    optuna = pytest.importorskip("optuna")
+    oracle = build(search.Optuna(), max_trials=15)
+    run(oracle)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
+    study.optimize(lambda trial: trial.suggest_float("a.rate", 0.0, 1.0), n_trials=15)
+    assert [trial.hyperparameters.values for trial in oracle.trials.values()] == [each.params for each in study.trials]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"sampler_arguments": {"wrong": 1}},
+            "search.Optuna.sampler_arguments = .* unexpected keyword argument 'wrong'",
+        ),
+        ({"pruner": "Percentile"}, "search.Optuna.pruner_arguments = .*'percentile'"),
+    ],
+)
+def test_what_optuna_does_not_take_is_one_message(changes: dict[str, Any], expected: str) -> None:
+    pytest.importorskip("optuna")
+    with pytest.raises(UserError, match=expected):
+        search.Optuna(**changes).validate(max_trials=3, epochs=2)
+
+
+def test_without_optuna_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UserError, match=r"search\.Optuna needs the package 'optuna'.* pip install 'tfdist\[optuna\]'"):
+        search.Optuna().validate(max_trials=3, epochs=2)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -30,6 +31,11 @@ for number, arguments in enumerate(json.loads(sys.argv[1])):
     print(f"status {main(arguments)}", flush=True)
 """
 BAYESIAN = ("tune.search = @search.Bayesian(num_initial_points=3)", "tune.max_trials = 6")
+OPTUNA = (
+    "tune.search = @search.Optuna(pruner='Median', sampler_arguments={'n_startup_trials': 2})",
+    "tune.max_trials = 6",
+)
+HAS_OPTUNA = importlib.util.find_spec("optuna") is not None
 EPOCHS = 20
 SLOW = (f"train.epochs = {EPOCHS}", "train.steps_per_call = 1")
 
@@ -65,6 +71,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Do
             "tiny.linear.units = 8",
         ),
         "bayesian": BAYESIAN,
+        **({"optuna": OPTUNA} if HAS_OPTUNA else {}),
         "hyperband": ("tune.search = @search.Hyperband(factor=2)", "tune.num_workers = 2"),
         "asha stopping": (
             "tune.search = @search.AshaStopping(factor=2)",
@@ -201,11 +208,15 @@ def test_the_best_can_be_trained_by_its_file(done: Done, tmp_path: pathlib.Path,
     assert result["eval_metrics"]["sparse_categorical_accuracy"] == sweep.result["best_objective"]
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("bayesian", BAYESIAN), pytest.param("optuna", OPTUNA, marks=pytest.mark.skipif(not HAS_OPTUNA, reason="optuna"))],
+)
 def test_a_sweep_whose_chief_is_killed_twice_equals_the_uninterrupted_one(
-    done: Done, tmp_path: pathlib.Path, gin_file: pathlib.Path
+    done: Done, tmp_path: pathlib.Path, gin_file: pathlib.Path, name: str, settings: tuple[str, ...]
 ) -> None:
     sweep, log = Sweep(tmp_path / "sweep"), tmp_path / "log"
-    command = arguments(gin_file, sweep.directory, *BAYESIAN)
+    command = arguments(gin_file, sweep.directory, *settings)
     with running(command, log) as chief:
         chief.until(lambda: len(sweep.ends) == 2 and sweep.of("trial_started", trial="0002") and sweep.pid("0002"))
         chief.signal(signal.SIGKILL)
@@ -220,9 +231,9 @@ def test_a_sweep_whose_chief_is_killed_twice_equals_the_uninterrupted_one(
     assert not (sweep.directory / "result.json").exists()
     with running(command, log) as chief:
         assert chief.end() == 0, chief.output
-    assert sweep.outcomes == done["bayesian"].outcomes
+    assert sweep.outcomes == done[name].outcomes
     assert sweep.of("trial_ended", trial="0002", status="interrupted")
-    assert len(sweep.ends) == 6 and sweep.result["best"] == done["bayesian"].result["best"]
+    assert len(sweep.ends) == 6 and sweep.result["best"] == done[name].result["best"]
 
 
 def test_a_killed_worker_loses_no_trial(tmp_path: pathlib.Path, gin_file: pathlib.Path) -> None:

@@ -66,6 +66,12 @@ class Baseline:
             self._warn_missing(name, callback)
         return values, arrays
 
+    def reset(self) -> None:
+        """Sets the attributes to what they were."""
+        for name, attributes in self._before.items():
+            for attribute, value in copy.deepcopy(attributes).items():
+                _set_attribute(self._callbacks[name], attribute, value)
+
     def _warn_missing(self, name: str, callback: Any) -> None:
         before = self._unkept[name]
         for attribute, now in _find_unkept(callback).items():

@@ -46,8 +46,8 @@ each host runs one worker there.
   tfdist launch -n 4 train.py --lr=0.1
   {EXAMPLE}
 
-Each line that a worker writes has its name in front. The first failure ends all; with --max_restarts they are then
-started again, and the run resumes from its newest checkpoint. The exit status is that of the last failure. SIGTERM,
+Each line that a worker writes has its name in front. The first failure ends all; they are started again, as
+--max_restarts says, and the run resumes from its newest checkpoint. The exit status is the last failure's. SIGTERM,
 SIGHUP, SIGUSR1 and the first Ctrl-C have the workers save and end, with status 143, or 130 after Ctrl-C; the second
 Ctrl-C kills them. Exit statuses are those of tfdist.main, and 128 + N when a worker died of signal N.
 """
@@ -95,9 +95,10 @@ flags.DEFINE_enum(
 flags.DEFINE_bool("pin_cpus", False, "give each worker its own share of the CPUs", flag_values=FLAGS)
 flags.DEFINE_integer(
     "max_restarts",
-    0,
+    3,
     "start the workers again after a failure, so many times at most. At once after new steps, else after "
-    "--backoff_seconds, then twice, four times … as long, up to 60 s",
+    "--backoff_seconds, then twice, four times … as long, up to 60 s. Without the flag, an error before the first step "
+    "ends the run, and hangs are only told",
     lower_bound=0,
     flag_values=FLAGS,
 )
@@ -182,7 +183,8 @@ def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Dead
         environment=worker_environment(variables, keep_cluster=on_this_host),
         pin_cpus=options.pin_cpus,
     )
-    end_hangs = options.max_restarts > 0 or options.deadline_seconds is not None
+    asks_for_restarts = options["max_restarts"].present > 0 and options.max_restarts > 0
+    end_hangs = asks_for_restarts or options.deadline_seconds is not None
     deadlines = Deadlines(options.start_deadline_seconds, options.deadline_seconds, end_hangs)
     return options, plan, start, deadlines, _restarts(options)
 
@@ -222,8 +224,9 @@ def _restarts(options: flags.FlagValues) -> Restarts:
         name = "workers" if options.hosts_command is None else "max_workers"
         raise UserError(f"--min_workers={least} is more than --{name}={most}. Write fewer.")
     if options.hosts_command is None and least is not None and not options.max_restarts:
-        raise UserError(f"--min_workers={least} says how many continue after a failure: write --max_restarts=N, too.")
-    return Restarts(options.workers, options.max_restarts, least, options.backoff_seconds)
+        raise UserError(f"--min_workers={least} says how many continue after a failure: leave --max_restarts=0 out.")
+    is_asked = bool(options["max_restarts"].present)
+    return Restarts(options.workers, options.max_restarts, least, options.backoff_seconds, is_asked=is_asked)
 
 
 def _parse_options(arguments: list[str]) -> tuple[flags.FlagValues, list[str]]:

@@ -126,7 +126,8 @@ class ProcessTrainer:
         """Trains in the directory `name`; raises UserError with what a training that failed has said."""
         own = [] if engine.strategy is None else [f"train.strategy={engine.strategy}"]
         command = [sys.executable, *engine.program, *(f"--gin_file={path}" for path in self.given.gin_file)]
-        command += [f"--gin_param={text}" for text in (*self.given.gin_param, *settings, *own)]
+        settings = ["train.recovery='off'", *settings, *own]
+        command += [f"--gin_param={text}" for text in (*self.given.gin_param, *settings)]
         command.append(f"--run_dir={self.root / name}")
         environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if self.given.devices else {})
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -182,7 +183,8 @@ def _build_engine(given: flags.FlagValues, number: int) -> Engine:
     if given.devices:
         return Engine(f"@tfdist.Mirrored(num_cpu_devices={number})")
     strategy = "@tfdist.Horovod()" if given.launcher == "horovod" else "@tfdist.MultiWorker()"
-    return Engine(strategy, ["-m", "tfdist.launch", f"--workers={number}", f"--launcher={given.launcher}", "--"])
+    launch = [f"--workers={number}", f"--launcher={given.launcher}", "--max_restarts=0", "--"]
+    return Engine(strategy, ["-m", "tfdist.launch", *launch])
 
 
 def _build_report(trainer: ProcessTrainer, engines: Sequence[Engine], statements: Mapping[str, str]) -> dict[str, Any]:

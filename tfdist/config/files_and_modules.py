@@ -40,6 +40,7 @@ REMOVED = {  # what gin files of an earlier version include, import and set, wit
     "train.eval_every_steps": "Write train.eval_every = '500 steps'.",
     "train.eval_every_epochs": "Write train.eval_every = 2, or a list of epochs.",
     "train.renew_batch_statistics": "train.swa_start does so by itself: remove the line.",
+    "train.on_divergence": "Remove it: train.recovery is 'on'. Write train.recovery = @tfdist.Rollback() to set it.",
     "train.start_from_names": "Write train.start_from = ('runs/a', {'encoder/(.*)': 'backbone/\\\\1'}).",
     "train.partial_restore": "Write train.accept_changes = True.",
     "schedules.Warmup.shape": "The rise is linear: remove the line.",

@@ -23,11 +23,10 @@ from tfdist.settings.declaration import Settings, setting
 Range = tuple[tf.Tensor, tf.Tensor]
 
 
-AUTO = "auto"
-COUNT_OR_AUTO = Check(
-    "a whole number of at least 1, or 'auto'",
-    lambda value: value == AUTO if isinstance(value, str) else COUNT.accepts(value),
-    hint=lambda value: "" if isinstance(value, str) else COUNT.hint(value),
+MICROBATCHES = Check(
+    COUNT.wanted,
+    COUNT.accepts,
+    hint=lambda value: " Leave it out: train.recovery splits batches." if value == "auto" else COUNT.hint(value),
 )
 
 
@@ -36,11 +35,7 @@ class BatchSettings(Settings):
     """Settings of the batches of training examples."""
 
     global_batch_size: int = setting("of one step over all replicas", COUNT, unit="examples")
-    num_microbatches: int | str = setting(
-        "parts of a batch, computed in turn to save memory; 'auto' doubles them whenever memory runs out",
-        COUNT_OR_AUTO,
-        1,
-    )
+    num_microbatches: int = setting("parts of a batch, computed in turn to save memory", MICROBATCHES, 1)
     shuffle: bool = setting("another order each epoch", SWITCH, True)
     drop_remainder: bool = setting("leaves out an epoch's last batch if it is smaller", SWITCH, False)
 

@@ -175,7 +175,7 @@ def fit(
             shuffle=bool(shuffle),
             seed=seed,
             callbacks=given if histories else [*given, history],
-            **({"precision": precision_of(model)} | ({} if resumes else {"checkpoint": "off"}) | settings),
+            **({"precision": precision_of(model)} | ({} if resumes else {"checkpoint": "off"}) | RECOVERY | settings),
         )
         _train(model, trained, kept, known_by, console_for(verbose if shows else 0), initial_epoch)
         if not uses_own_steps(model):
@@ -253,6 +253,9 @@ class TfdistFit:
 
 # Settings that the call makes itself, or (sharding) whose optimizer would not be the model's own.
 OMITTED = ("model", "train_data", "eval_data", "optimizer", "task", "hyperparameters", "steps", "callbacks", "sharding")
+
+
+RECOVERY = {"recovery": "off"}  # as Keras's fit has none
 
 
 @contextlib.contextmanager

@@ -130,7 +130,6 @@ def trace_step(
         drop_remainder=False,
         eval_data=None,
         callbacks=(),
-        on_divergence=None,
         sharding=None,
         must_report=None,
         fast_check=False,

@@ -60,6 +60,11 @@ def list_notes(run: RunData) -> list[str]:
         best = run.result.best
         if best and best.keys() >= {"metric", "value", "step"}:
             notes.append(f"Best {best['metric']}: {number_text(best['value'])} at step {best['step']:,}.")
+        notes += [
+            f"Target {'met' if each['met'] else 'missed'}: {name} {number_text(each['measured'])}, with "
+            f"{number_text(each['target'])} planned."
+            for name, each in run.result.performance_targets.items()
+        ]
         notes += run.result.notes
     end = next((event for event in reversed(run.events) if event.name in ENDS), None)
     if end is not None and not run.result:

@@ -130,7 +130,7 @@ EVENTS = {
     "workers": ("info", "each worker's time per step, at the end"),
     "profiled": ("info", "a profile is written"),
     "not_profiled": ("warning", "a profile failed"),
-    "gpu_util_low": ("warning", "GPUs computed less than a third of the time for minutes"),
+    "gpu_util_low": ("warning", "GPUs computed less than 80 % of the time for five minutes"),
     # Checkpoints.
     "resumed": ("info", "a start continues from a checkpoint"),
     "extended": ("info", "a finished run continues to more epochs"),

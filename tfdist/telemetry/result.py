@@ -21,6 +21,7 @@ from tfdist.telemetry.records import Warn, load_if_whole, load_record, read_reco
 from tfdist.telemetry.run_directory import RunDirectory
 
 TRAIN, TUNE = "train", "tune"
+AT_MOST = ("checkpoint_overhead",)  # of a plan's targets; the others are at least to be reached
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,7 @@ class RunResult:
       checkpoint_step: of the newest checkpoint; None where there is none.
       wall_seconds, examples_per_second: of this process.
       hardware: of the chief's process, see `training/run/trainer.py`.
+      performance_targets: of the plan in the run directory: "target", "measured" and whether it is "met".
       notes: what the figures depend on, in sentences.
     """
 
@@ -102,6 +104,7 @@ class RunResult:
     wall_seconds: float | None = None
     examples_per_second: float | None = None
     hardware: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    performance_targets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     notes: Sequence[str] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -109,6 +112,18 @@ class RunResult:
 def write_result(run: RunDirectory, result: RunResult) -> None:
     """Replaces result.json."""
     files.write_atomic(run.result, to_json(result, indent=2) + "\n")
+
+
+def check_targets(directory: RunDirectory, measured: Mapping[str, float | None]) -> dict[str, Any]:
+    """The targets of the plan in a run directory that were measured, and whether they are met."""
+    targets = (load_if_whole(directory.plan, dict[str, Any]) or {}).get("performance_targets")
+    checked: dict[str, Any] = {}
+    for name, value in measured.items():
+        target = targets.get(name) if isinstance(targets, Mapping) else None
+        if isinstance(target, int | float) and value is not None:
+            is_met = value <= target if name in AT_MOST else value >= target
+            checked[name] = {"target": target, "measured": value, "met": is_met}
+    return checked
 
 
 def read_mode(run: RunDirectory) -> str | None:

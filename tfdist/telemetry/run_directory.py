@@ -40,6 +40,7 @@ class RunDirectory:
     starts = _Name("run.json")  # of which kind the run is, with which settings, and how often it was started
     rollbacks = _Name("rollbacks.json")  # the steps that failed, and what the run does in another way since
     tuned = _Name("tuned.json")  # what the run chose by trying
+    plan = _Name("plan.json")  # what `--mode=plan` expects of the run
     result = _Name("result.json")
     evaluation = _Name("evaluation.json")  # what `--mode=evaluate` found last
     metrics = _Name("metrics.jsonl")

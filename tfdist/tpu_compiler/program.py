@@ -96,7 +96,7 @@ def trace_programs(settings: TrainSettings, model: ModelBuilder, num_replicas: i
       UserError: the experiment cannot be put together, or its batch not shared evenly.
     """
     strategy = TpuProgram(num_replicas)
-    own = dataclasses.replace(settings, strategy=strategy, xla="off", checkpoint="off")
+    own = dataclasses.replace(settings, strategy=strategy, xla="off", checkpoint="off", recovery="off")
     with tempfile.TemporaryDirectory(prefix="tfdist-compile-") as scratch:
         request = Request(
             os.path.join(scratch, "run"), console=lambda is_chief: open_console(is_chief=False), keeps=False

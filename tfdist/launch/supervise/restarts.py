@@ -14,6 +14,7 @@ from tfdist.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_NOT_SAVED,
+    EXIT_PEER_LOST,
     EXIT_PREEMPTED,
     EXIT_STORE_UNAVAILABLE,
     EXIT_USER_ERROR,
@@ -23,6 +24,8 @@ from tfdist.launch.plan import Slot
 FINAL = (EXIT_DONE, EXIT_USER_ERROR, EXIT_DIVERGED, EXIT_PREEMPTED, EXIT_NOT_SAVED, EXIT_INTERRUPTED)
 FRUITLESS_FAILURES = 3  # in a row, before the breaker opens
 LONGEST_BACKOFF_SECONDS = 60.0
+HALF_OPENS_AFTER, MOST_OPEN_SECONDS = 60.0, 120.0  # the breaker, for one start: in times of the first back-off
+FIRST_SIGNAL = 128  # statuses from here on are of processes that a signal ended
 STRIKES = 2  # failures of one worker without a new step, after which it is left out
 
 
@@ -58,6 +61,7 @@ class Restarts:
       max_restarts: in all; 0 starts once.
       min_workers: how many are enough to continue; None: all.
       backoff_seconds: before a restart after a failure without a new step; doubled after each further one.
+      is_asked: for restarts; else what a process ends with by itself before the first step is final.
       newest_step: the highest that any start has done.
     """
 
@@ -65,6 +69,7 @@ class Restarts:
     max_restarts: int
     min_workers: int | None = None
     backoff_seconds: float = 2.0
+    is_asked: bool = True
     newest_step: int = 0
     _number: int = 0
     _fruitless: int = 0
@@ -92,14 +97,16 @@ class Restarts:
             self._strikes = dict.fromkeys(self._left_out, STRIKES - 1)
         elif slot is not None and not is_outage:
             self._strikes[slot] = self._strikes.get(slot, 0) + 1
-        if (status in FINAL and not is_retryable) or not self.max_restarts:
+        is_own = status < FIRST_SIGNAL and status != EXIT_PEER_LOST and not is_outage
+        is_final = status in FINAL or (is_own and not self.newest_step and not self.is_asked)
+        if (is_final and not is_retryable) or not self.max_restarts:
             return GiveUp()
         if self._number >= self.max_restarts:
             return GiveUp(
                 "restarts_used_up",
                 f"Not starting again: the {self.max_restarts} restarts of --max_restarts are used up.",
             )
-        if self._fruitless >= FRUITLESS_FAILURES:
+        if self._fruitless > FRUITLESS_FAILURES:
             at = f"step {self.newest_step:,} was the last" if self.newest_step else "there was no step at all"
             return GiveUp(
                 "breaker_opened",
@@ -109,8 +116,10 @@ class Restarts:
         self._number += 1
         self._left_out = self._choose(is_fruitful)
         waits = self._fruitless + self._outages
-        doubled = self.backoff_seconds * 2.0 ** (waits - 1) if waits else 0.0
-        return Restart(self._number, min(doubled, LONGEST_BACKOFF_SECONDS), self._left_out)
+        seconds = min(self.backoff_seconds * 2.0 ** (waits - 1) if waits else 0.0, LONGEST_BACKOFF_SECONDS)
+        if self._fruitless == FRUITLESS_FAILURES:
+            seconds = min(self.backoff_seconds * HALF_OPENS_AFTER, MOST_OPEN_SECONDS)
+        return Restart(self._number, seconds, self._left_out)
 
     def _choose(self, is_fruitful: bool) -> frozenset[Slot]:
         least = self.min_workers or self.num_workers

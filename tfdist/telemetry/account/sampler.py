@@ -7,6 +7,7 @@ at the end. RUN_DIR/telemetry/worker-N.jsonl, from which reports are drawn, has 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import threading
@@ -23,7 +24,7 @@ from tfdist.telemetry.facts import RunFacts, Sample
 from tfdist.telemetry.json_text import to_json
 
 FIRST_SECONDS, EVERY_SECONDS, STORED_SHARE = 1.0, 10.0, 1 / 360
-LOW_UTILIZATION, LOW_SECONDS = 1 / 3, 300.0
+LOW_UTILIZATION, LOW_SECONDS = 0.8, 300.0  # a mean over so long a window
 
 
 class Sampler:
@@ -40,7 +41,8 @@ class Sampler:
         self._events = events
         self._log = None if path is None else GuardedLog(path)
         self._resources = ResourceUsage()
-        self._low_since: float | None = None
+        self._utilization: collections.deque[float] = collections.deque(maxlen=round(LOW_SECONDS / EVERY_SECONDS))
+        self._has_warned = False
         self._begun = self._store_at = time.monotonic()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._sample_until_closed, name="tfdist-sampler", daemon=True)
@@ -80,22 +82,18 @@ class Sampler:
         self._watch(sample.values)
 
     def _watch(self, values: Mapping[str, float]) -> None:
-        """Warns once of GPUs that have had little to do for some minutes."""
-        utilization = values.get("gpu_utilization")
-        if utilization is None or self._low_since == float("inf"):
+        """Warns once of GPUs that have had too little to do for some minutes."""
+        if (utilization := values.get("gpu_utilization")) is None:
             return
-        now = time.monotonic()
-        if utilization >= LOW_UTILIZATION:
-            self._low_since = None
-        elif self._low_since is None:
-            self._low_since = now
-        elif now - self._low_since >= LOW_SECONDS:
-            self._low_since = float("inf")
+        self._utilization.append(utilization)
+        mean = sum(self._utilization) / len(self._utilization)
+        if len(self._utilization) == self._utilization.maxlen and mean < LOW_UTILIZATION and not self._has_warned:
+            self._has_warned = True
             self._events.warning(
                 "gpu_util_low",
-                message=f"The GPUs of worker {self._run.worker} computed less than {LOW_UTILIZATION:.0%} of the time "
-                f"for {LOW_SECONDS / 60:.0f} minutes (now {utilization:.0%}). The report's time account says what they "
-                "wait for.",
+                message=f"The GPUs of worker {self._run.worker} computed {mean:.0%} of the time for "
+                f"{LOW_SECONDS / 60:.0f} minutes, less than {LOW_UTILIZATION:.0%}. The report's time account says what "
+                "they wait for.",
             )
 
 

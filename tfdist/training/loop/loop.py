@@ -85,7 +85,8 @@ class Loop:
         self._rate_factor = training.rate_factor
         self._boundaries = training.boundaries
         self._recovery, self._start = opened.recovery, opened.start
-        self._saves_at_begin = settings.on_divergence is not None or settings.splits
+        # A model that is given is not built anew where there is no checkpoint to go back to.
+        self._saves_at_begin = settings.rollback is not None and training.run.request.repeats_end
         self._step = step
         self._xla_trial = xla_trial(training, step)
         self._iterator = iterator
@@ -149,6 +150,7 @@ class Loop:
             outcome.evaluated_at = -1
             self._equality.check(self._outcome.step)
         if self._diverged is not None and not (changed and self._callbacks.weights_are_finite):
+            self._diverged.is_by_callback = True
             raise self._diverged  # no callback has put back weights of before
         return outcome
 
@@ -283,7 +285,9 @@ class Loop:
                 totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), votes, sums)
                 done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
         except tf.errors.ResourceExhaustedError as error:
-            raise out_of_memory(self._outcome.step, error) from error
+            told = out_of_memory(self._outcome.step, error)
+            told.tries_xla = self._xla_trial is not None and self._xla_trial.has_tried
+            raise told from error
         seconds = time.perf_counter() - started
         answers = answers.numpy().tolist()
         self._wanted = Vote.from_sums(answers)
@@ -371,6 +375,7 @@ class Loop:
                 raise
             raised = error  # as TerminateOnNaN(raise_error=True) does
         if self._diverged is not None and self._strategy.any_worker(raised is not None):
+            self._diverged.is_by_callback = True
             raise self._diverged from raised
         if self._callbacks.act_on_batches or self._diverged is not None:
             self._agree_on_stop()
@@ -459,8 +464,8 @@ def out_of_memory(step: int, error: tf.errors.ResourceExhaustedError) -> OutOfMe
     lines = [line for line in str(error.message).splitlines() if "OOM when" in line or "out of memory" in line.lower()]
     wanted = f" ({lines[0].strip()[:160]})" if lines else ""
     told = OutOfMemoryError(
-        f"A training step after step {step:,} found no memory{wanted}. Write train.num_microbatches = "
-        "'auto', which cuts the batch until it fits, or a number; or a smaller train.global_batch_size."
+        f"A training step after step {step:,} found no memory{wanted}. Write train.num_microbatches = 2, or more; "
+        "or a smaller train.global_batch_size."
     )
     told.step = step
     return told

@@ -1,7 +1,7 @@
 """Goes back to the newest checkpoint where a step has failed, and trains on from there with other settings.
 
 A step fails whose loss or gradients are not finite, or that finds no memory. The learning rate is lower then, or there
-are more microbatches.
+are more microbatches. The training is put together anew, as by another start: without a checkpoint it begins again.
 
 Invariant: the other settings are stored before the run goes back, and every start reads them first. So a run that is
 killed at any moment of it ends with the weights of one that was not, where both have checkpoints of the same steps. All
@@ -11,19 +11,21 @@ met ends its process, and the next start trains on.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-from tfdist.errors import EXIT_PEER_LOST, DivergedError, OutOfMemoryError
+from tfdist.data.batches import BatchPlan
+from tfdist.errors import EXIT_PEER_LOST, DivergedError, OutOfMemoryError, UserError
 from tfdist.settings.checks import COUNT, Check
 from tfdist.storage import files
 from tfdist.strategies.strategy import Strategy
+from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.json_text import to_json
 from tfdist.telemetry.records import load_record
-from tfdist.training.recovery.recovery import Checkpoint
 
 MORE_MICROBATCHES = 2
 FACTOR = Check(
@@ -34,10 +36,10 @@ FACTOR = Check(
 
 @dataclasses.dataclass(frozen=True)
 class Rollback:
-    """The policy for a loss or gradient that is not finite.
+    """The policy for a step that fails: short memory doubles the microbatches, and this follows on other failures.
 
     Attributes:
-      rate: multiplies the learning rate for the rest of the run, at each such failure.
+      rate: multiplies the learning rate for the rest of the run, at each loss or gradient that is not finite.
       most_failures: ends the run at the failure that follows so many.
     """
 
@@ -70,24 +72,17 @@ class Rollbacks:
     Args:
       strategy: connected.
       path: of the file that stores them.
-      policy: None ends the run at the first loss that is not finite.
-      note: told once of each, by an event's name and a sentence.
-      splits: whether batches are cut into more microbatches where memory is short; else the run ends.
+      policy: None ends the run at the first failure.
+      events: told of each.
+
+    Attributes:
+      has_gone_back: in this process.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        path: str,
-        policy: Rollback | None,
-        note: Callable[[str, str], None],
-        *,
-        splits: bool = False,
-    ) -> None:
-        self._strategy, self._path, self._note = strategy, path, note
-        self._policy = policy
-        self._splits = splits
-        self.has_gone_back = False  # in this process
+    def __init__(self, strategy: Strategy, path: str, policy: Rollback | None, events: EventLog) -> None:
+        self._strategy, self._path, self._events = strategy, path, events
+        self.policy = policy
+        self.has_gone_back = False
 
         def read_stored() -> list[dict[str, Any]]:
             return [dataclasses.asdict(each) for each in load_record(path, list[Failure]) or []]
@@ -105,12 +100,35 @@ class Rollbacks:
         """The factor of the number of microbatches."""
         return math.prod(each.microbatches for each in self._failures)
 
-    def check_start(self, start: Checkpoint | None) -> None:
-        """Raises DivergedError where a run that goes back has no checkpoint: the weights are those that failed."""
-        if self.has_gone_back and (start is None or not start.values):
-            raise DivergedError(
-                f"Training failed at step {self._failures[-1].step:,}, and there is no checkpoint to go back to."
-            )
+    def split(self, plan: BatchPlan) -> BatchPlan:
+        """Returns the plan with the microbatches that the failures so far have brought.
+
+        Raises:
+          OutOfMemoryError: the batch has no examples for so many.
+        """
+        if self.microbatches == 1:
+            return plan
+        parts = plan.num_microbatches * self.microbatches
+        with contextlib.suppress(UserError):
+            if plan.num_parts is None:
+                return dataclasses.replace(plan, num_microbatches=parts)
+        raise OutOfMemoryError(
+            f"A training step finds no memory, and global_batch_size = {plan.global_batch_size} cannot be cut into "
+            f"{parts} microbatches. Take a smaller model, or a machine with more memory."
+        )
+
+    def describe(self) -> list[str]:
+        """Says in sentences what the result of the run was reached with."""
+        diverged = [each.step for each in self._failures if each.rate < 1]
+        short = [each.step for each in self._failures if each.microbatches > 1]
+        rate = f"{self.rate:g} times the learning rate that is set: the loss or a gradient was not finite"
+        parts = f"{self.microbatches:,} times as many microbatches as are set: memory was short"
+        cases: Sequence[tuple[str, list[int]]] = ((rate, diverged), (parts, short))
+        return [
+            f"The result was reached with {what} at step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}."
+            for what, steps in cases
+            if steps
+        ]
 
     def record(self, error: DivergedError | OutOfMemoryError) -> None:
         """Stores that a step failed, and says so; raises the error where the run is not to go back.
@@ -119,20 +137,19 @@ class Rollbacks:
         on.
         """
         is_memory = isinstance(error, OutOfMemoryError)
-        if error.step is None or not (self._splits if is_memory else self._policy):
+        if error.step is None or self.policy is None or (isinstance(error, DivergedError) and error.is_by_callback):
             raise error
-        if is_memory:
+        if isinstance(error, OutOfMemoryError) and error.tries_xla:  # which the next attempt does not
+            failure, change = Failure(error.step + 1), "XLA off"
+        elif is_memory:
             failure = Failure(error.step + 1, microbatches=MORE_MICROBATCHES)
-            change = f"{self.microbatches * MORE_MICROBATCHES:,} times as many microbatches as at first"
+            change = f"{self.microbatches * MORE_MICROBATCHES:,} times as many microbatches as are set"
         else:
-            assert self._policy is not None
-            failed = sum(each.microbatches == 1 for each in self._failures)
-            if failed >= self._policy.most_failures:
-                raise DivergedError(
-                    f"{error} The run went back {failed} times, as train.on_divergence asks."
-                ) from error
-            failure = Failure(error.step, rate=self._policy.rate)
-            change = f"{self.rate * self._policy.rate:g} times the learning rate that is set"
+            failed = sum(each.rate < 1 for each in self._failures)
+            if failed >= self.policy.most_failures:
+                raise DivergedError(f"{error} The run went back {failed} times, as train.recovery says.") from error
+            failure = Failure(error.step, rate=self.policy.rate)
+            change = f"{self.rate * self.policy.rate:g} times the learning rate that is set"
         self._failures.append(failure)
         what = re.split(r"\. (?=[A-Z])", str(error))[0].removesuffix(".")
         content = to_json(self._failures, indent=2) + "\n"
@@ -145,5 +162,5 @@ class Rollbacks:
             lambda: files.write_atomic(self._path, content), "The run's rollbacks cannot be written"
         )
         self.has_gone_back = True
-        event = "cuda_oom" if is_memory else "rolled_back"
-        self._note(event, f"{what}. Going back to the newest checkpoint, with {change}.")
+        message = f"{what}. Going back to the newest checkpoint, or the start, with {change}."
+        self._events.warning("cuda_oom" if is_memory else "rolled_back", message=message)

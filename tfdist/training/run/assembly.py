@@ -16,7 +16,7 @@ from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.source import Source
-from tfdist.errors import OutOfMemoryError, UserError
+from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.recompute import recompute_layers
@@ -57,7 +57,7 @@ from tfdist.training.watch.equality import check_agreement, check_same_batches
 
 NOT_WITH_OWN_STEPS = (
     *("optimizer", "num_microbatches", "deterministic", "sharding", "xla", "swa_start", "reduce_precision"),
-    *("log_gradient_norm", "on_divergence"),
+    *("log_gradient_norm", "recovery"),
 )
 REASSOCIATING = ("arithmetic_optimization", "constant_folding")  # of TensorFlow's optimizers of graphs
 
@@ -82,7 +82,9 @@ class Training:
     rate_factor: float = 1.0
 
 
-def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Patches) -> Training:
+def assemble(
+    run: Run, settings: TrainSettings, model: ModelBuilder, patches: Patches, rollbacks: Rollbacks | None = None
+) -> Training:
     """Reads the data and builds what learns from it; nothing is traced yet.
 
     Args:
@@ -90,9 +92,11 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
       settings: of the training.
       model: what `settings.model` builds with.
       patches: end when the training does; model, optimizer and layers are then as the user made them.
+      rollbacks: of the run; None for a training that is not run.
 
     Raises:
       UserError: the data cannot be read, or the parts do not fit together.
+      OutOfMemoryError: no batch can be cut into as many microbatches as memory asks for.
     """
     check_agreement(run.strategy, lambda: _plain_settings(settings))
     set_seeds(settings.seed if run.request.seeds else None, deterministic=bool(settings.deterministic))
@@ -102,7 +106,11 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     task = parts[-1]
     if isinstance(task, OwnSteps):
         check_own_step_settings(settings)
+        if rollbacks is not None:
+            rollbacks.policy = None
     plan = settings.plan(source.num_examples, run.topology.num_replicas)
+    if rollbacks is not None:
+        plan = rollbacks.split(plan)
     check_same_batches(run.strategy, source, plan, "training")
     learner = build_learner(
         run.strategy,
@@ -131,7 +139,10 @@ def assemble(run: Run, settings: TrainSettings, model: ModelBuilder, patches: Pa
     recompute_layers(learner.model, settings.recompute, patches)
     if settings.deterministic:
         patches.enter_context(keep_arithmetic())
-    return Training(run, settings, source, learner, task, plan, settings.boundaries(plan.steps_per_epoch), patches)
+    boundaries = settings.boundaries(plan.steps_per_epoch)
+    return Training(
+        run, settings, source, learner, task, plan, boundaries, patches, rollbacks.rate if rollbacks else 1.0
+    )
 
 
 def check_own_step_settings(settings: TrainSettings) -> None:
@@ -146,23 +157,6 @@ def check_own_step_settings(settings: TrainSettings) -> None:
             f"compile(). tfdist runs its steps as they are. Leave out: {', '.join(names)}. Or take the method out, and "
             "write the loss in compile(), or as train.task."
         )
-
-
-def apply_rollbacks(training: Training, rollbacks: Rollbacks) -> Training:
-    """The training with the settings that the failures so far have brought.
-
-    Raises:
-      OutOfMemoryError: the batch has no examples for so many microbatches.
-    """
-    plan, parts = training.plan, training.plan.num_microbatches * rollbacks.microbatches
-    try:
-        plan = dataclasses.replace(plan, num_microbatches=parts)
-    except UserError as error:
-        raise OutOfMemoryError(
-            f"A training step finds no memory, and global_batch_size = {plan.global_batch_size} cannot be cut into "
-            f"{parts} microbatches. Take a smaller model, or a machine with more memory."
-        ) from error
-    return dataclasses.replace(training, plan=plan, rate_factor=rollbacks.rate)
 
 
 def scale_microbatches(run: Run, learner: Learner, plan: BatchPlan) -> BatchPlan:
@@ -285,8 +279,7 @@ def choose_xla(training: Training) -> tuple[str, list[str]]:
         return settings.xla, []
     names = xla_variants(run.strategy, training.learner, deterministic=bool(settings.deterministic))
     choice = load_xla_choice(run.strategy, run.directory.tuned, names, run.warn_of_file) if names else None
-    # Not where a batch would be cut for want of memory that a variant has taken.
-    return choice or UNCOMPILED, names if choice is None and not settings.splits else []
+    return choice or UNCOMPILED, names if choice is None else []
 
 
 def build_step(training: Training, xla: str | None = None) -> TrainStep:

@@ -12,7 +12,8 @@ import datetime
 import functools
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -96,8 +97,9 @@ class Run:
     damaged: list[str] = dataclasses.field(default_factory=list)
 
     def note(self, event: str, message: str) -> None:
-        """Warns of what a reader of the run's figures has to know; result.json repeats it."""
-        self.notes.append(message)
+        """Warns of what a reader of the run's figures has to know; result.json repeats it, once."""
+        if message not in self.notes:
+            self.notes.append(message)
         self.events.warning(event, message=message)
 
     def warn_of_file(self, message: str) -> None:
@@ -106,11 +108,10 @@ class Run:
             self.damaged.append(message)
             self.events.warning("file_damaged", message=message)
 
-    def write_config(self, found: Mapping[str, object] | None = None) -> None:
-        """Writes config.gin, on the chief; `found` are the values that the run took where 'auto' stands."""
+    def write_config(self, note: str = "") -> None:
+        """Writes config.gin, on the chief, with a `note` at its end."""
         if self.topology.is_chief:
-            notes = "".join(f"# {name} = {value!r} is what 'auto' came to.\n" for name, value in (found or {}).items())
-            files.write_atomic(self.directory.config, with_line_count(self.request.config_text() + notes))
+            files.write_atomic(self.directory.config, with_line_count(self.request.config_text() + note))
 
 
 @contextlib.contextmanager
@@ -328,6 +329,13 @@ def goodput_so_far(run: RunFacts, starts: Sequence[Start]) -> float | None:
     account = time_account.current()
     here = Sample(worker=run.worker, start=run.start, step=account.step, seconds=account.seconds(), values={})
     return goodput([*told, here], starts)
+
+
+def measure_gpus(run: RunFacts) -> float | None:
+    """The mean share of time in which the run's GPUs computed, as far as it was sampled; None without GPUs."""
+    samples = read_samples(RunDirectory(run.directory), Unreadable())
+    told = [each.values["gpu_utilization"] for each in samples if "gpu_utilization" in each.values]
+    return statistics.fmean(told) if told else None
 
 
 @contextlib.contextmanager

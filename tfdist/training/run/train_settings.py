@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import keras
 
 from tfdist.checkpoint.policy import AUTO, CHECKPOINT, CheckpointPolicy, resolve_policy
-from tfdist.data.batches import AUTO as BATCHES_AUTO
 from tfdist.data.batches import BatchPlan, BatchSettings
 from tfdist.errors import UserError, is_whole_number
 from tfdist.recipes.lengths import is_length
@@ -52,6 +51,7 @@ from tfdist.training.step.precision import POLICIES
 
 DETERMINISM = "train.deterministic"
 DataFunction = Callable[[], Any]
+ON, OFF = "on", "off"
 STRATEGY = instance_of(Strategy, "@mirrored.Mirrored()")
 COMPUTES = "who computes; by itself what fits the environment and the devices"
 TASK = or_none(instance_of(Task, "@supervised.Supervised()"))
@@ -90,6 +90,7 @@ WEIGHTS = Check(
     "'best', 'last', a step such as 1200, or what train.start_from takes",
     lambda value: is_text(value) or is_whole_number(value, least=0),
 )
+RECOVERY = Check("'on', 'off' or @rollback.Rollback()", lambda value: isinstance(value, Rollback) or value in (ON, OFF))
 SINKS = Check(
     "[@prometheus.Prometheus()]",
     lambda value: isinstance(value, (list, tuple)) and all(isinstance(each, Sink) for each in value),
@@ -200,10 +201,11 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         AUTO,
         may_change=True,
     )
-    on_divergence: Rollback | None = setting(
-        "returns to the newest checkpoint when the loss or a gradient is not finite; None ends the run",
-        or_none(instance_of(Rollback, "@rollback.Rollback()")),
-        None,
+    recovery: Rollback | str = setting(
+        "returns to a checkpoint: out of memory, with twice the microbatches; at a NaN, with a tenth of the rate. 'on' "
+        "is 'off' where the run is deterministic",
+        RECOVERY,
+        ON,
         may_change=True,
     )
     accept_changes: bool = setting(
@@ -252,14 +254,14 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
             (
                 self.policy is None,
                 "train.checkpoint = 'off'",
-                ("on_divergence", "stop_after_epochs", *(["num_microbatches"] if self.splits else [])),
+                ("recovery", "stop_after_epochs"),
             ),
             (self.scatters, sharding, ("deterministic", "log_gradient_norm", "recompute", "xla", "reduce_precision")),
             (bool(self.strategy.stages), strategy, ("sharding", "deterministic", "recompute", "xla")),
             (
                 self.canonical_replicas is not None,
                 parts,
-                ("synchronize_batch_norm", "reduce_precision", *(["num_microbatches"] if self.splits else [])),
+                ("synchronize_batch_norm", "reduce_precision"),
             ),
             (self.strategy.is_one_program, strategy, ("reduce_precision",)),
         )
@@ -281,7 +283,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         if name == "deterministic":
             return self.canonical_replicas is not None
         value = getattr(self, name)
-        return value != getattr(TrainSettings, name) and (name, value) != ("xla", UNCOMPILED)
+        return value != getattr(TrainSettings, name) and (name, value) not in (("xla", UNCOMPILED), ("recovery", OFF))
 
     @property
     def scatters(self) -> bool:
@@ -322,9 +324,11 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         return resolve_policy(self.checkpoint) if backup is None else policy_of_backup(backup, self.checkpoint)
 
     @property
-    def splits(self) -> bool:
-        """Whether batches are cut into more microbatches where memory runs out."""
-        return self.num_microbatches == BATCHES_AUTO
+    def rollback(self) -> Rollback | None:
+        """What follows on a step that fails; None ends the run."""
+        if isinstance(self.recovery, Rollback):
+            return self.recovery
+        return Rollback() if self.recovery == ON and self.policy is not None and not self.deterministic else None
 
     @property
     def pads(self) -> bool:
@@ -337,7 +341,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         Raises:
           UserError: they, or those of `train.deterministic` with a number, cannot be cut so.
         """
-        num_microbatches, num_parts = 1 if isinstance(self.num_microbatches, str) else self.num_microbatches, None
+        num_microbatches, num_parts = self.num_microbatches, None
         if self.canonical_replicas is not None:
             num_microbatches, num_parts = 1, self.canonical_replicas * num_microbatches
             for what, limit, wrong in (

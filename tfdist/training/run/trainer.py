@@ -11,13 +11,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.pipeline import dispose
+from tfdist.storage import files
 from tfdist.tasks.task import OwnSteps
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.sampler import list_local_devices
 from tfdist.telemetry.console.console_text import TrainingPlan
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.metrics_log import FINAL
-from tfdist.telemetry.result import RunResult, read_starts, record_start, versions, write_result
+from tfdist.telemetry.records import Unreadable, read_events
+from tfdist.telemetry.result import RunResult, check_targets, read_starts, record_start, versions, write_result
 from tfdist.telemetry.sinks.sink import PAUSED
 from tfdist.training.loop.boundaries import Outcome, Vote, suspects_of_stop
 from tfdist.training.loop.callbacks import Callbacks
@@ -30,7 +32,7 @@ from tfdist.training.recovery.weights import export_model
 from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.compiled import CallbackModel
-from tfdist.training.run.run import goodput_so_far
+from tfdist.training.run.run import goodput_so_far, measure_gpus
 from tfdist.training.run.validate_run import format_count
 from tfdist.training.step.normalization import batch_norm_layers
 from tfdist.training.step.own_step import refuse_padding
@@ -63,9 +65,6 @@ class Trainer:
         evaluator = assembly.build_evaluator(training)
         with open_recovery(training) as opened:
             first_step = opened.start.step if opened.start else 0
-            self._rollbacks.check_start(opened.start)
-            if self._rollbacks.has_gone_back and opened.start is not None:
-                opened.start.restore(keep=True)  # in place of the weights that failed
             profiler = Profiler(run, training.boundaries.total_steps)
             iterator = assembly.stream(run, training.source, training.plan, first_step=first_step)
             callbacks = self._build_callbacks(first_step if opened.start is not None and opened.start.values else None)
@@ -193,16 +192,33 @@ class Trainer:
                 Point(step=outcome.step, epoch=epoch, split=FINAL, metrics=results, learning_rate=learning_rate)
             )
 
+    def _check_targets(self, rate: float) -> dict[str, Any]:
+        """Compares this process with the plan in the run directory."""
+        run, seconds = self._training.run, time_account.current().seconds()
+        if not (run.topology.is_chief and files.exists(run.directory.plan)):
+            return {}
+        overhead = seconds["checkpoint"] / sum(seconds.values())
+        measured = {"throughput": rate, "checkpoint_overhead": overhead, "gpu_utilization": measure_gpus(run.facts)}
+        return check_targets(run.directory, measured)
+
+    def _describe_restarts(self) -> list[str]:
+        """Says how often the launcher has started the run again."""
+        run = self._training.run
+        events = read_events(run.directory, Unreadable()) if run.topology.is_chief and run.earlier_starts else []
+        count = sum(event.name == "restarted" for event in events)
+        return [f"The result was reached with {format_count(count, 'restart')} after workers failed."] if count else []
+
     def _conclude(
         self, opened: RecoveryStart, outcome: Outcome, stopped_by: str | None, seconds: float, exported: str
     ) -> RunResult:
         """Writes what a good end leaves behind; result.json last. `exported` is the path of the trained model."""
         training, run, plan = self._training, self._training.run, self._training.plan
-        settings, backup = training.settings, training.settings.backup
+        backup = training.settings.backup
         resumed_from_step = opened.start.step if opened.start is not None else None
         checkpoint_step = opened.recovery.newest_step if opened.recovery is not None else None
         examples = plan.num_examples_until(outcome.step)
         starts = read_starts(run.directory, run.warn_of_file).starts if run.topology.is_chief else ()
+        rate = (examples - plan.num_examples_until(resumed_from_step or 0)) / seconds
         result = RunResult(
             status="done",
             end_reason="early_stopping" if outcome.stopped_early else "completed",
@@ -224,12 +240,16 @@ class Trainer:
             seconds=time_account.current().seconds(),
             checkpoint_step=None if backup is not None and backup.delete_checkpoint else checkpoint_step,
             wall_seconds=seconds,
-            examples_per_second=(examples - plan.num_examples_until(resumed_from_step or 0)) / seconds,
+            examples_per_second=rate,
             hardware=describe_hardware(),
-            notes=run.notes,
+            performance_targets=self._check_targets(rate),
+            notes=[*run.notes, *self._rollbacks.describe(), *self._describe_restarts()],
             versions=versions(),
         )
-        run.write_config({"train.num_microbatches": plan.num_microbatches} if settings.splits else None)
+        if self._rollbacks.microbatches > 1:
+            run.write_config(f"# train.num_microbatches = {plan.num_microbatches} is what fitted into memory.\n")
+        else:
+            run.write_config()
         metrics = format_metrics(outcome.eval_metrics) or format_metrics(outcome.train_metrics)
         where = f"; {exported}" if run.request.keeps else ""
         run.events.info(

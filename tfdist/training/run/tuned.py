@@ -106,7 +106,8 @@ def can_compile(strategy: Strategy, learner: Learner, step: TrainStep, batch: An
     return not step.compiles_update or not strategy.any_worker(not step.update.compiles(step.local.variables))
 
 
-REFUSED = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)  # by XLA, of what it cannot compile
+# By XLA, of what it cannot compile, or has no memory for.
+REFUSED = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.ResourceExhaustedError)
 FIRST_SHARE = 0.05  # of the time that the run has before it, for the likeliest variant, and once that has gained
 OTHERS_SHARE = 0.01  # for the others, where it has not
 TRACES = 2.0  # what a variant is expected to cost, in times of the first call, which traces one
@@ -147,6 +148,11 @@ class XlaTrial:
         self._trial = self._run()
         self._begun = [next(self._trial)]
         self.is_over = self.compiles_next = False
+
+    @property
+    def has_tried(self) -> bool:
+        """Whether another step than the uncompiled one has begun."""
+        return len(self._begun) > 1
 
     def observe(self, last_step: int, steps: int, seconds: float) -> TrainStep:
         """The step for the next call, until all is settled. Now and then a collective.

@@ -22,7 +22,7 @@ class Local:
         """The flags of `tfdist.launch` for a trial; none for one process."""
         if num_workers == 1:
             return []
-        return [f"--workers={num_workers}", *(["--launcher=horovod"] if is_horovod else [])]
+        return [f"--workers={num_workers}", "--max_restarts=0", *(["--launcher=horovod"] if is_horovod else [])]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Ray(Resources):
     def launcher(self, num_workers: int, *, is_horovod: bool) -> list[str]:
         """The flags of `tfdist.launch` for a trial."""
         flags = [f"--{name}={value}" for name, value in dataclasses.asdict(self).items() if value is not None]
-        return [f"--workers={num_workers}", f"--launcher={'ray_horovod' if is_horovod else 'ray'}", *flags]
+        launcher = f"--launcher={'ray_horovod' if is_horovod else 'ray'}"
+        return [f"--workers={num_workers}", "--max_restarts=0", launcher, *flags]
 
 
 EXECUTORS = (Local, Ray)

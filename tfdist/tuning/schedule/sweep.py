@@ -158,7 +158,10 @@ def _prepare(
             "tune.workers_per_trial."
         )
     launch = settings.executor.launcher(workers, is_horovod=name.endswith(".Horovod"))
-    return plan, TrialCommand([*experiment.arguments, f"--gin_param={_require_objective(settings)}"], launch), sample
+    # Values that diverge, or need more memory than there is, are poor: what is searched for is not set aside.
+    recovery = [] if "train.recovery" in request.settings() else ["train.recovery = 'off'"]
+    parameters = [f"--gin_param={each}" for each in (_require_objective(settings), *recovery)]
+    return plan, TrialCommand([*experiment.arguments, *parameters], launch), sample
 
 
 def _check_alone(variables: Mapping[str, str]) -> None:

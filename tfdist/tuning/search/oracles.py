@@ -17,6 +17,7 @@ from typing import Any
 
 import keras_tuner
 from keras_tuner import oracles
+from keras_tuner.engine import hyperparameters
 from keras_tuner.engine.trial import Trial
 
 UNLIMITED = 10**9
@@ -209,3 +210,61 @@ class MedianOracle(_Stopping):
 
     def _costs_until(self, trial: Trial, last_step: int) -> list[float]:
         return [cost for step, cost in self._costs(trial).items() if step <= last_step and cost < math.inf]
+
+
+class OptunaOracle(_Stopping):
+    """A study of Optuna in memory, which the journal's calls make again; so Optuna stores nothing.
+
+    A range that Optuna has no distribution for is searched by the share of it that lies below a value.
+    """
+
+    def __init__(self, *, sampler: Any, pruner: Any, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        import optuna
+
+        goal = f"{self.objective.direction}imize"  # pruners choose by the study's name, too
+        self._study = optuna.create_study(study_name="tfdist", direction=goal, sampler=sampler, pruner=pruner)
+        self._asked: dict[str, Any] = {}  # Optuna's trials by the names of KerasTuner's
+        self._poor: set[str] = set()
+
+    def populate_space(self, trial_id: str) -> dict[str, Any]:
+        asked = self._asked[trial_id] = self._study.ask()
+        chosen = keras_tuner.HyperParameters()
+        for each in self.hyperparameters.space:
+            chosen.merge([each])
+            if chosen.is_active(each):
+                chosen.values[each.name] = self._suggest(asked, each)
+        return {"status": "RUNNING", "values": chosen.values}
+
+    def _suggest(self, asked: Any, each: Any) -> Any:
+        """Has Optuna choose a value of a HyperParameter."""
+        if isinstance(each, hyperparameters.Fixed):
+            return each.value
+        if isinstance(each, hyperparameters.Choice | hyperparameters.Boolean):
+            return asked.suggest_categorical(each.name, list(each.values))
+        is_whole, is_log = isinstance(each, hyperparameters.Int), each.sampling == "log"
+        has_steps = each.step not in (None, 1) if is_whole else each.step is not None
+        if each.sampling == "reverse_log" or (is_log and has_steps):
+            return each.prob_to_value(asked.suggest_float(each.name, 0.0, 1.0))
+        if is_whole:
+            return asked.suggest_int(each.name, each.min_value, each.max_value, step=each.step or 1, log=is_log)
+        return asked.suggest_float(each.name, each.min_value, each.max_value, step=each.step, log=is_log)
+
+    def _is_poor(self, trial: Trial, step: int) -> bool:
+        asked = self._asked[trial.trial_id]
+        asked.report(trial.metrics.get_history(self.objective.name)[-1].mean(), step)
+        if asked.should_prune():
+            self._poor.add(trial.trial_id)
+        return trial.trial_id in self._poor
+
+    @keras_tuner.synchronized
+    def end_trial(self, trial: Trial) -> None:
+        """Tells Optuna how a trial ended: with its score, stopped as poor, or without."""
+        super().end_trial(trial)
+        states = type(self._study.trials[0].state)
+        if trial.status != "COMPLETED" or not math.isfinite(trial.score):
+            self._study.tell(self._asked[trial.trial_id], state=states.FAIL)
+        elif trial.trial_id in self._poor:
+            self._study.tell(self._asked[trial.trial_id], state=states.PRUNED)
+        else:
+            self._study.tell(self._asked[trial.trial_id], trial.score)

@@ -7,15 +7,27 @@ Invariant: a search that exists is consistent. Each is the settings of its oracl
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdist.errors import UserError, check_package
-from tfdist.settings.checks import COUNT, number, or_none, whole_number
+from tfdist.settings.checks import COUNT, Check, number, one_of, or_none, whole_number
 from tfdist.settings.declaration import Settings, setting
 from tfdist.tuning.search.space import Space
 
 if TYPE_CHECKING:
     import keras_tuner
+
+SAMPLERS = ("TPE", "CmaEs", "QMC", "GP")
+PACKAGES = {"CmaEs": ("cmaes",), "QMC": ("scipy",), "GP": ("scipy", "torch")}  # that a sampler needs
+PRUNERS = ("Median", "Percentile", "SuccessiveHalving", "Hyperband", "Threshold")
+ARGUMENTS = or_none(
+    Check(
+        "a dict of arguments, {'n_startup_trials': 5}",
+        lambda value: isinstance(value, Mapping) and all(isinstance(name, str) for name in value),
+    )
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +53,10 @@ class Search(Settings):
         if self.NEEDS_END and max_trials is None:
             raise UserError(f"{self.NAME} needs an end: write tune.max_trials = 20.")
 
+    def oracle_arguments(self, seed: int) -> dict[str, Any]:
+        """What the search's oracle takes beside the sweep's limits."""
+        return dataclasses.asdict(self)
+
     def build(
         self, space: Space, metric: str, direction: str, *, max_trials: int | None, epochs: int | None, seed: int
     ) -> keras_tuner.Oracle:
@@ -65,7 +81,7 @@ class Search(Settings):
             seed=seed + 1,  # KerasTuner takes 0 for none
             allow_new_entries=space.may_grow,
             **limits,
-            **dataclasses.asdict(self),
+            **self.oracle_arguments(seed),
         )
 
 
@@ -152,4 +168,41 @@ class MedianStopping(Search):
     min_epochs: int = setting("that each trial gets", COUNT, 1)
 
 
-SEARCHES = (Random, Grid, Bayesian, Hyperband, AshaStopping, MedianStopping)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optuna(Search):
+    """A sampler of Optuna, and a pruner of it that stops trials."""
+
+    NAME = "search.Optuna"
+    STOPS = True
+
+    sampler: str = setting("of optuna.samplers, without 'Sampler'", one_of(*SAMPLERS), "TPE")
+    pruner: str | None = setting("of optuna.pruners, without 'Pruner'", or_none(one_of(*PRUNERS)), None)
+    sampler_arguments: Mapping[str, Any] | None = setting("of its class", ARGUMENTS, None)
+    pruner_arguments: Mapping[str, Any] | None = setting("of its class", ARGUMENTS, None)
+
+    def validate(self, *, max_trials: int | None, epochs: int | None) -> None:
+        super().validate(max_trials=max_trials, epochs=epochs)
+        self.oracle_arguments(seed=0)
+
+    def oracle_arguments(self, seed: int) -> dict[str, Any]:
+        """Makes the sampler and the pruner; raises UserError where they take other arguments, or a package lacks."""
+        check_package("optuna", "optuna", "optuna", self.NAME)
+        for package in PACKAGES.get(self.sampler, ()):
+            check_package(package, package, "optuna-gp" if package == "torch" else "optuna", self.NAME)
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+        made: dict[str, Any] = {}
+        for kind, name, given in (
+            ("sampler", self.sampler, {"seed": seed} | dict(self.sampler_arguments or {})),
+            ("pruner", self.pruner or "Nop", dict(self.pruner_arguments or {})),
+        ):
+            try:
+                made[kind] = getattr(getattr(optuna, f"{kind}s"), f"{name}{kind.capitalize()}")(**given)
+            except (TypeError, ValueError) as error:
+                raise UserError(f"{self.NAME}.{kind}_arguments = {given!r}: {error}") from error
+        return made
+
+
+SEARCHES = (Random, Grid, Bayesian, Hyperband, AshaStopping, MedianStopping, Optuna)
