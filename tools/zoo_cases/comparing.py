@@ -20,7 +20,9 @@ MIXES = "mixes the rows of a replica's part of the batch (see “Random layers�
 STRINGS, TRANSFORMS = "XLA compiles no strings", "XLA compiles no `ImageProjectiveTransformV3`"
 ROUNDS = "Keras rounds the gradients of biases to bfloat16, those of each part of a batch by themselves"
 # Why a class does not agree, or is refused, where nothing better can be had.
+FUSED = "under MultiWorker TensorFlow’s remapper fuses a product with its bias: without it, the same bits"
 REMARKS: dict[str, str] = {
+    **dict.fromkeys(("losses/Dice", "losses/Tversky"), FUSED),
     "layers/AugMix": "chooses its augmentations with Python's `random` when it is traced, other ones in each process",
     "layers/BatchNormalization": "takes the statistics of a microbatch; XLA compiles no sum over replicas",
     "layers/CutMix": MIXES,
