@@ -33,8 +33,7 @@ LINK = "ip link set lo up && tc qdisc add dev lo root tbf rate 1gbit burst 256kb
 NAMESPACE = ["unshare", "--map-root-user", "--net", "sh", "-ec"]
 INSIDE = "TFDIST_BENCHMARK_LINK"  # in the environment of processes within the namespace
 GOALS = {"dense 19 MB": 1.05, "transformer": 1.05, "62 small variables": 1.0}
-ALL: list[tuple[str, str | None]] = [*((name, None) for name in TWO_WORKERS), ("dense 19 MB", "bfloat16")]
-MODELS = choose_size(ALL, [("dense 19 MB", None)])
+TRAINED: list[tuple[str, str | None]] = [*((name, None) for name in TWO_WORKERS), ("dense 19 MB", "bfloat16")]
 
 
 def measure(parts: Sequence[str], *, rounds: int) -> list[Figure]:
@@ -65,7 +64,7 @@ def run_inside() -> int:
 def two_workers(strategy_name: str, rounds: str) -> list[Figure]:
     _, strategy = connect({"multi_worker": MultiWorker, "horovod": Horovod}[strategy_name]())
     figures = []
-    for name, precision in MODELS:
+    for name, precision in TRAINED[: choose_size(None, 1)]:
         learner, train = build_training(strategy, build_workload(name, TWO_WORKERS[name]), reduce_precision=precision)
         steps = count_steps(strategy, train)
         ours = scaling.build_sample(strategy, train, steps)
