@@ -48,6 +48,7 @@ from tfdist.data.tables.tables import Table
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
+from tfdist.strategies.strategy import Strategy
 
 PARTS = ("one_device", "two_workers", "input")
 LAUNCH = ("--workers=2", "--pin_cpus")
@@ -97,34 +98,49 @@ def one_device(name: str, rounds: str) -> list[Figure]:
 
 def two_workers(strategy_name: str, rounds: str) -> list[Figure]:
     _, strategy = connect({"multi_worker": MultiWorker, "horovod": Horovod}[strategy_name]())
-    other = int(strategy.sum_over_workers([0 if strategy.topology.is_chief else os.getpid()])[0])
     figures = []
     for name, size in TWO_WORKERS.items():
         tell = print if strategy.topology.is_chief else lambda message: None
         learner, train = build_training(strategy, build_workload(name, size), tell=tell)
         steps = count_steps(strategy, train)
-        ways = {f"PyTorch DDP, {way}": way for way in list_pytorch_ways(size)}
-        peers, rates = {}, {}
+        ways = list_pytorch_ways(size)
+        with start_ddp(strategy, name, ways, learner.model.count_params()) as sample:
+            theirs = [functools.partial(sample, way) for way in ways]
+            mine, *others = take_samples([scaling.build_sample(strategy, train, steps), *theirs], int(rounds))
         if strategy.topology.is_chief:
-            peers = {peer: Peer("peers_torch.py", name, way, workers=2) for peer, way in ways.items()}
-            check_equal(name, "weights", str(learner.model.count_params()), peers)
-            rates = {peer: build_sample(process) for peer, process in peers.items()}
-
-        def rate_of(peer: str, rates: Mapping[str, Callable[[], float]] = rates) -> float:
-            rate = 0.0
-            if rates:
-                with pause(other):
-                    rate = rates[peer]()
-            strategy.any_worker(False)  # where the other worker waits
-            return rate
-
-        theirs = [functools.partial(rate_of, peer) for peer in ways]
-        mine, *others = take_samples([scaling.build_sample(strategy, train, steps), *theirs], int(rounds))
-        for process in peers.values():
-            process.close()
-        if rates:
-            figures += compare_with_peers(f"{name}, {strategy.name}", mine, dict(zip(ways, others, strict=True)))
+            named = {f"PyTorch DDP, {way}": each for way, each in zip(ways, others, strict=True)}
+            figures += compare_with_peers(f"{name}, {strategy.name}", mine, named)
     return keep_chiefs(strategy, figures)
+
+
+@contextlib.contextmanager
+def start_ddp(strategy: Strategy, name: str, ways: Sequence[str], weights: int) -> Iterator[Callable[[str], float]]:
+    """Starts PyTorch's processes of a model; a function takes a sample of one way, while this run waits. A collective.
+
+    Args:
+      strategy: of two workers.
+      name: of the model.
+      ways: of peers_torch.py.
+      weights: the number that the model has here.
+    """
+    other = int(strategy.sum_over_workers([0 if strategy.topology.is_chief else os.getpid()])[0])
+    peers, rates = {}, {}
+    if strategy.topology.is_chief:
+        peers = {f"PyTorch DDP, {way}": Peer("peers_torch.py", name, way, workers=2) for way in ways}
+        check_equal(name, "weights", str(weights), peers)
+        rates = {way: build_sample(process) for way, process in zip(ways, peers.values(), strict=True)}
+
+    def sample(way: str) -> float:
+        rate = 0.0
+        if rates:
+            with pause(other):
+                rate = rates[way]()
+        strategy.any_worker(False)  # where the other worker waits
+        return rate
+
+    yield sample
+    for process in peers.values():
+        process.close()
 
 
 @contextlib.contextmanager

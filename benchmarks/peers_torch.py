@@ -1,7 +1,8 @@
 """A training of sizes.py in PyTorch, which peer.py asks for samples: `python peers_torch.py NAME WAY`.
 
-WAY: eager, compiled, or channels_last, which is compiled too. With RANK and its like set it is one of several processes
-that DistributedDataParallel joins over gloo, each with one thread. Tells the number of trained weights.
+WAY: eager, bfloat16, whose gradients travel so, compiled, or channels_last, which is compiled too. With RANK and its
+like set it is one of several processes that DistributedDataParallel joins over gloo, each with one thread. Tells the
+number of trained weights.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from peer import serve, time_steps
 from sizes import SIZES, examples
 from torch import distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch_models import build
 
 
@@ -33,7 +35,9 @@ def main(name: str, way: str) -> None:
     weights = [each for each in model.parameters() if each.requires_grad]
     adam = torch.optim.Adam(weights, 1e-3, eps=1e-7, fused=True)
     net = nn.parallel.DistributedDataParallel(model) if workers > 1 else model
-    if way != "eager":
+    if way == "bfloat16":
+        net.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    elif way != "eager":
         net = torch.compile(net)
     share, steps_per_epoch = size.batch // workers, size.num_examples // size.batch
     order, done = torch.empty(0), 0
