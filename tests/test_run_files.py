@@ -977,6 +977,7 @@ PARSERS = {
     "commands.prove": "the order of layers in an exported model, without Keras",
     "storage.lease": "lies below the reader; an owner that cannot be read is somebody unknown",
     "strategies.cluster.tf_config": "TF_CONFIG",
+    "planning.requests": "a request, which other programs write",
     **dict.fromkeys(
         [
             *("training.watch.equality", "strategies.strategy", "commands.doctor"),
