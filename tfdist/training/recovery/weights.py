@@ -35,9 +35,10 @@ from tfdist.training.recovery.origins import (
     HDF5_FILES,
     KERAS_FILES,
     KINDS,
+    copy_locally,
     find_origin,
-    has_layer_names,
     hash_files,
+    is_of_keras_2,
     open_arrays,
 )
 from tfdist.training.recovery.recovery import log_left_out
@@ -314,8 +315,10 @@ def load_weights(
       UserError: it cannot be read, or its variables are not the model's.
     """
     found = weights if isinstance(weights, SavedWeights) else SavedWeights(weights)
-    if found.path.endswith(KERAS_FILES) and names is None and not has_layer_names(found.path):
-        return _load_by_keras(model, found.path, partial=partial)
+    if found.path.endswith(KERAS_FILES) and names is None:
+        with copy_locally(found.path) as local:
+            if not is_of_keras_2(local):
+                return _load_by_keras(model, found.path, local, partial=partial)
     specs = {name.removeprefix(MODEL): spec for name, spec in ModelState(model).specs().items()}
     with open_weights(found) as (kind, saved):
         match = match_arrays(saved, specs, names, exact=found.step is not None)
@@ -341,21 +344,16 @@ def open_weights(weights: SavedWeights) -> Iterator[tuple[str, Mapping[str, Save
     yield f"step {weights.step:,}", {name: SavedArray.of(array) for name, array in named.items()}
 
 
-def _load_by_keras(model: keras.Model, path: str, *, partial: bool) -> Loaded:
-    """Loads a file of Keras 3; of `partial` Keras says which objects it left out."""
-    suffix = next(s for s in KERAS_FILES if path.endswith(s))
-    with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as scratch:
-        copy = os.path.join(scratch, f"model{suffix}")
-        try:
-            with open(copy, "wb") as target:
-                target.write(files.read(path))
-            with restore_adapters(model), warnings.catch_warnings(record=True, action="always") as caught:
-                model.load_weights(copy, skip_mismatch=partial)
-        except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
-            told = format_exception(error).partition(" Target variable: ")[0]  # of which Keras shows the values
-            raise build_user_error(
-                f"The weights in {path} do not load into this model: {told}", error_id="checkpoint-mismatch"
-            ) from error
+def _load_by_keras(model: keras.Model, path: str, local: str, *, partial: bool) -> Loaded:
+    """Loads a file of Keras 3, which lies at `local`; of `partial` Keras says which objects it left out."""
+    try:
+        with restore_adapters(model), warnings.catch_warnings(record=True, action="always") as caught:
+            model.load_weights(local, skip_mismatch=partial)
+    except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
+        told = format_exception(error).partition(" Target variable: ")[0]  # of which Keras shows the values
+        raise build_user_error(
+            f"The weights in {path} do not load into this model: {told}", error_id="checkpoint-mismatch"
+        ) from error
     messages = [str(each.message) for each in caught]
     left_out = [text.rpartition("\n")[2] for text in messages if "could not be loaded" in text]  # in its last line
     return Loaded([f"{len(model.variables):,} variables: by Keras, in the order of the layers"], left_out)
