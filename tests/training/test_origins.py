@@ -339,6 +339,44 @@ def test_a_part_is_taken_where_it_is_asked_for_and_reported(tmp_path: pathlib.Pa
     assert any("dense/kernel: float32[8, 3] in the checkpoint" in line for line in event["details"]["left_out"])
 
 
+def build_optimizers() -> list[keras.optimizers.Optimizer]:
+    return [keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1, momentum=0.9)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("name", ["model.keras", "model.h5", "objects", "run"])
+def test_an_optimizer_continues_as_fit_does(name: str, kind: int, tmp_path: pathlib.Path) -> None:
+    x, y = digits(64)
+    data = {"train_data": lambda: (x, y), "global_batch_size": 64, "shuffle": False, "eval_data": None}
+
+    def build() -> keras.Model:
+        return keras.Sequential([keras.Input(x.shape[1:]), keras.layers.Flatten(), keras.layers.Dense(10)])
+
+    model = build()
+    model.compile(build_optimizers()[kind], keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    settings = data | {"model": build, "optimizer": lambda: build_optimizers()[kind]}
+    path = str(tmp_path / name)
+    if name == "run":
+        model.save(tmp_path / "first.keras")
+        run(tmp_path / name, **settings, epochs=5, start_from=StartFrom(str(tmp_path / "first.keras")))
+    model.fit(x, y, batch_size=64, epochs=5, shuffle=False, verbose=0)
+    if name == "objects":
+        path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(path)
+    elif name != "run":
+        model.save(path)
+    model.fit(x, y, batch_size=64, epochs=3, shuffle=False, verbose=0)
+    trained = run(tmp_path / "b", **settings, epochs=3, start_from=StartFrom(path, optimizer=True))
+    for theirs, ours in zip(model.get_weights(), trained.weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE)
+    (event,) = trained.events("weights_loaded")
+    assert "dense/kernel/momentum: optimizer/" in str(event["details"]["variables"])
+    other = run(tmp_path / "c", **settings | {"optimizer": lambda: build_optimizers()[1 - kind]}, epochs=1,
+        start_from=StartFrom(path, optimizer=True))  # fmt: skip
+    (event,) = other.events("weights_loaded")
+    assert "dense/kernel/momentum: begins at its initial value" in str(event["details"]["variables"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("write", [write_tf1, write_saved_model, write_hdf5, write_pytorch])
 def test_a_bucket_has_what_a_disk_has(write: Write, tmp_path: pathlib.Path, gcs: GcsServer) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import json
 import mmap
 import os
 import re
@@ -65,6 +66,7 @@ class StartFrom:
       path: of a run directory, a checkpoint or a file of another program, local or gs://.
       names: by a regular expression that names of the model's variables match, what they are called there.
       partial: whether what does not fit is left out, instead of refused.
+      optimizer: whether the slots of SGD, Adam and AdamW, and the number of updates, are taken as well where they fit.
 
     Raises:
       UserError: one of them is of another type.
@@ -73,11 +75,13 @@ class StartFrom:
     path: str
     names: Mapping[str, str] | None = None
     partial: bool = False
+    optimizer: bool = False
 
     def __post_init__(self) -> None:
         PATH("StartFrom.path", self.path)
         or_none(NAMES)("StartFrom.names", self.names)
         SWITCH("StartFrom.partial", self.partial)
+        SWITCH("StartFrom.optimizer", self.optimizer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,21 +235,27 @@ def _read_tf_checkpoint(prefix: str, stack: contextlib.ExitStack) -> dict[str, S
 def _read_hdf5(path: str, stack: contextlib.ExitStack) -> dict[str, SavedArray]:
     """The variables of a Keras file: with the layers' order of Keras 1 and 2, or by the paths of Keras 3."""
     source: Any = path
+    kind = ""  # of the optimizer
     if path.endswith(".keras"):
         archive = stack.enter_context(zipfile.ZipFile(path))
         source = stack.enter_context(archive.open("model.weights.h5"))
+        optimizer = (json.loads(archive.read("config.json")).get("compile_config") or {}).get("optimizer")
+        kind = optimizer["class_name"] if isinstance(optimizer, dict) else ""
     file = stack.enter_context(h5py.File(source, "r"))
     root = file.get("model_weights", file)
     if root is file and not _read_names(file, "layer_names"):
         paths: list[str] = []
         file.visititems(lambda name, node: paths.append(name) if isinstance(node, h5py.Dataset) else None)
-        return {path: _describe_dataset(file, path) for path in sorted(paths, key=natural_key)}
+        paths.sort(key=natural_key)
+        return {each.replace("optimizer/", f"optimizer/{kind}/"): _describe_dataset(file, each) for each in paths}
     arrays: dict[str, SavedArray] = {}
     for layer in _read_names(root, "layer_names"):
         for weight in _read_names(root[layer], "weight_names"):
             name = weight.removesuffix(":0")
             name = f"{layer}/{name}" if name in arrays else name
             arrays[name] = _describe_dataset(file, f"{root.name}/{layer}/{weight}", rank=len(arrays))
+    for slot in _read_names(file.get("optimizer_weights", file), "weight_names"):
+        arrays[f"optimizer/{slot.removesuffix(':0')}"] = _describe_dataset(file, f"optimizer_weights/{slot}")
     return arrays
 
 

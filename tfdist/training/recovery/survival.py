@@ -218,10 +218,11 @@ def _begin_anew(run: Run, *, keeps_checkpoints: bool) -> int:
 
 
 def _load_start_weights(run: Run, learner: Learner, state: TrainingState, start: StartFrom, *, partial: bool) -> None:
-    """Loads the model's variables alone; the optimizer begins anew."""
+    """Loads the model's variables, and the optimizer's where it is asked for."""
     path = RunDirectory(start.path).path
     found = find_on_chief(run, lambda: find_by_path(path, START_FROM, tell=run.events))
-    report = put_weights(run, learner.model, found, state=state, names=start.names, partial=partial)
+    names, optimizer = start.names, learner.optimizer if start.optimizer else None
+    report = put_weights(run, learner.model, found, state=state, names=names, partial=partial, optimizer=optimizer)
     what = path if found.step is None else f"step {found.step:,} of {path}"
     run.events.info(
         "weights_loaded",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import tempfile
 import warnings
@@ -42,8 +41,9 @@ from tfdist.training.recovery.origins import (
     open_arrays,
 )
 from tfdist.training.recovery.recovery import log_left_out
+from tfdist.training.recovery.slots import load_slots
 from tfdist.training.run.run import Run
-from tfdist.training.step.state import MODEL, ModelState, TrainingState
+from tfdist.training.step.state import MODEL, OPTIMIZER, ModelState, TrainingState
 from tfdist.training.watch.equality import check_agreement
 from tfdist.user_code import format_exception
 
@@ -252,6 +252,7 @@ def put_weights(
     state: TrainingState | None = None,
     names: Mapping[str, str] | None = None,
     partial: bool = False,
+    optimizer: keras.optimizers.Optimizer | None = None,
 ) -> Sequence[str]:
     """Gives a built model the weights, which the chief reads and sends; its report. A collective.
 
@@ -264,20 +265,28 @@ def put_weights(
       state: of a training with this model.
       names: as in `StartFrom`.
       partial: leaves out what does not fit, and says what.
+      optimizer: of `state`, which gets its variables from there, too, where they fit.
 
     Raises:
       UserError: they do not fit, or the workers read different ones; on every worker.
     """
     strategy, path, failed = run.strategy, found.path, f"{found.path} cannot be read"
-    load = functools.partial(load_weights, model, found, state=state, names=names, partial=partial)
+
+    def load() -> Loaded:
+        loaded = load_weights(model, found, state=state, names=names, partial=partial)
+        if state is not None and optimizer is not None:
+            with open_weights(found) as (_, saved):
+                loaded.report.extend(load_slots(state, model, optimizer, saved, loaded.sources))
+        return loaded
+
     if state is not None and state.is_sharded:
         if found.step is None:
             digest = strategy.on_every_worker(lambda: hash_files(path), failed)
             check_agreement(strategy, lambda: {f"sha256 of {path}": digest})
         loaded = strategy.on_every_worker(load, failed)
     else:
-        loaded = strategy.on_chief(load, failed) or Loaded([], [])
-        strategy.send_variables(model.variables)
+        loaded = strategy.on_chief(load, failed) or Loaded([], [], {})
+        strategy.send_variables([*model.variables, *(optimizer.variables if optimizer is not None else ())])
     log_left_out(run.events, loaded.left_out, path)
     return loaded.report
 
@@ -288,10 +297,12 @@ class Loaded(NamedTuple):
     Attributes:
       report: a line for each variable, from where and how; of a file that Keras has read a single one.
       left_out: a line for each variable, array or object that did not fit.
+      sources: by the model's variables, the arrays' names in the file; of a file that Keras has read their own.
     """
 
-    report: Sequence[str]
+    report: list[str]
     left_out: Sequence[str]
+    sources: Mapping[str, str]
 
 
 def load_weights(
@@ -329,7 +340,8 @@ def load_weights(
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()  # which computes with its variables' values
-    return Loaded(match.report() if found.step is None or names or match.problems else [], match.problems)
+    report = match.report() if found.step is None or names or match.problems else []
+    return Loaded(report, match.problems, {name: source.name for name, source in match.sources.items()})
 
 
 @contextlib.contextmanager
@@ -340,7 +352,7 @@ def open_weights(weights: SavedWeights) -> Iterator[tuple[str, Mapping[str, Save
             yield opened
         return
     tensors = (weights.state or restore.load(weights.path)).tensors
-    named = {name.removeprefix(MODEL): array for name, array in tensors.items() if name.startswith(MODEL)}
+    named = {n.removeprefix(MODEL): array for n, array in tensors.items() if n.startswith((MODEL, OPTIMIZER))}
     yield f"step {weights.step:,}", {name: SavedArray.of(array) for name, array in named.items()}
 
 
@@ -356,4 +368,5 @@ def _load_by_keras(model: keras.Model, path: str, local: str, *, partial: bool) 
         ) from error
     messages = [str(each.message) for each in caught]
     left_out = [text.rpartition("\n")[2] for text in messages if "could not be loaded" in text]  # in its last line
-    return Loaded([f"{len(model.variables):,} variables: by Keras, in the order of the layers"], left_out)
+    report = [f"{len(model.variables):,} variables: by Keras, in the order of the layers"]
+    return Loaded(report, left_out, {(own := name.removeprefix(MODEL)): own for name in ModelState(model).specs()})
