@@ -57,6 +57,7 @@ def run(arguments: Sequence[str]) -> int:
 def _convert(settings: Any, *, path: str, target: str, partial: bool = False) -> None:
     """Writes the weights of the experiment's model, loaded with those at a path; without one those that lie there."""
     from tfdist.training.recovery.matching import SavedArray, is_weight
+    from tfdist.training.recovery.origins import StartFrom
     from tfdist.training.recovery.weights import find_by_path, load_weights, open_weights
     from tfdist.training.run.validate_run import as_event_log, build_alone
     from tfdist.training.step.state import MODEL, ModelState
@@ -68,7 +69,7 @@ def _convert(settings: Any, *, path: str, target: str, partial: bool = False) ->
             _write_safetensors(target, {name: array for name, array in saved.items() if is_weight(name)})
         return
     model = build_alone(settings, builder_of(settings))
-    loaded = load_weights(model, found, partial=partial)
+    loaded = load_weights(model, found, start=StartFrom(path, partial=partial))
     for line in [*loaded.report, *(f"left out: {line}" for line in loaded.left_out)]:
         _show(line)
     if target.endswith(".safetensors"):

@@ -34,6 +34,7 @@ from tfdist.training.recovery.origins import (
     HDF5_FILES,
     KERAS_FILES,
     KINDS,
+    StartFrom,
     copy_locally,
     find_origin,
     hash_files,
@@ -250,8 +251,7 @@ def put_weights(
     found: SavedWeights,
     *,
     state: TrainingState | None = None,
-    names: Mapping[str, str] | None = None,
-    partial: bool = False,
+    start: StartFrom | None = None,
     optimizer: keras.optimizers.Optimizer | None = None,
 ) -> Sequence[str]:
     """Gives a built model the weights, which the chief reads and sends; its report. A collective.
@@ -263,9 +263,8 @@ def put_weights(
       model: built.
       found: by the chief.
       state: of a training with this model.
-      names: as in `StartFrom`.
-      partial: leaves out what does not fit, and says what.
-      optimizer: of `state`, which gets its variables from there, too, where they fit.
+      start: how they are matched.
+      optimizer: of `state`, for `StartFrom.optimizer`.
 
     Raises:
       UserError: they do not fit, or the workers read different ones; on every worker.
@@ -273,7 +272,7 @@ def put_weights(
     strategy, path, failed = run.strategy, found.path, f"{found.path} cannot be read"
 
     def load() -> Loaded:
-        loaded = load_weights(model, found, state=state, names=names, partial=partial)
+        loaded = load_weights(model, found, state=state, start=start)
         if state is not None and optimizer is not None:
             with open_weights(found) as (_, saved):
                 loaded.report.extend(load_slots(state, model, optimizer, saved, loaded.sources))
@@ -310,37 +309,36 @@ def load_weights(
     weights: SavedWeights | str,
     *,
     state: TrainingState | None = None,
-    names: Mapping[str, str] | None = None,
-    partial: bool = False,
+    start: StartFrom | None = None,
 ) -> Loaded:
     """Loads a checkpoint or a file of any origin, local or gs://, into a built model.
 
     Args:
       model: built.
-      weights: a checkpoint, or the path of a file. Keras reads its own, unless `names` are given.
+      weights: a checkpoint, or the path of a file. Keras reads its own, unless `start` has names.
       state: of a training with this model.
-      names: as in `StartFrom`.
-      partial: leaves out what does not fit.
+      start: how they are matched.
 
     Raises:
       UserError: it cannot be read, or its variables are not the model's.
     """
     found = weights if isinstance(weights, SavedWeights) else SavedWeights(weights)
-    if found.path.endswith(KERAS_FILES) and names is None:
+    start = start or StartFrom(found.path)
+    if found.path.endswith(KERAS_FILES) and start.names is None:
         with copy_locally(found.path) as local:
             if not is_of_keras_2(local):
-                return _load_by_keras(model, found.path, local, partial=partial)
+                return _load_by_keras(model, found.path, local, partial=start.partial)
     specs = {name.removeprefix(MODEL): spec for name, spec in ModelState(model).specs().items()}
     with open_weights(found) as (kind, saved):
-        match = match_arrays(saved, specs, names, exact=found.step is not None)
-        if not partial or not match.sources:
+        match = match_arrays(saved, specs, start.names, exact=found.step is not None)
+        if not start.partial or not match.sources:
             match.check(f"{found.path} ({kind})", len(specs))
         arrays = match.read(saved, specs)
     (state or ModelState(model)).assign({f"{MODEL}{name}": array for name, array in arrays.items()})
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()  # which computes with its variables' values
-    report = match.report() if found.step is None or names or match.problems else []
+    report = match.report() if found.step is None or start.names or match.problems else []
     return Loaded(report, match.problems, {name: source.name for name, source in match.sources.items()})
 
 
