@@ -47,14 +47,12 @@ def run(arguments: Sequence[str]) -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from tfdist import main
 
-    if options.gin_file:
-        main.use_training(options, functools.partial(_convert, path=path, target=target, partial=options.partial))
-    else:
-        _convert(None, path=path, target=target)
+    convert = functools.partial(_convert, path=path, target=target, partial=options.partial)
+    main.use_training(options, convert) if options.gin_file else convert(None)
     return EXIT_DONE
 
 
-def _convert(settings: Any, *, path: str, target: str, partial: bool = False) -> None:
+def _convert(settings: Any, *, path: str, target: str, partial: bool) -> None:
     """Writes the weights of the experiment's model, loaded with those at a path; without one those that lie there."""
     from tfdist.training.recovery.matching import SavedArray, is_weight
     from tfdist.training.recovery.origins import StartFrom

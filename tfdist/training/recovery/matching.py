@@ -57,8 +57,8 @@ KERAS_1 = re.compile(r"_(W|b|gamma|beta|running_mean|running_std)$")
 CONV_1D = re.compile(r"(c_attn|c_proj|c_fc)\.weight$")  # GPT-2's kernels, which Hugging Face does not transpose
 QKV = {"query": 0, "key": 1, "value": 2, "q": 0, "k": 1, "v": 2}
 BOOKKEEPING = re.compile(  # of optimizers, of Keras's random layers and of PyTorch
-    r"^(optimizer|opt_state|metrics)/|^step$|(^|[/.])(seed_generator.*|global_step|num_batches_tracked|position_ids|beta[12]_power|"
-    r"(Adam|Momentum|RMSProp|Adagrad|Ftrl|ExponentialMovingAverage)(_\d+)?)$"
+    r"^(optimizer|opt_state|metrics)/|^step$|(^|[/.])(seed_generator.*|global_step|num_batches_tracked|position_ids|"
+    r"beta[12]_power|(Adam|Momentum|RMSProp|Adagrad|Ftrl|ExponentialMovingAverage)(_\d+)?)$"
 )
 TORCH_WEIGHT = re.compile(r"([^/]*\.)?(in_proj_)?weight")
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import h5py
+import keras
 import numpy as np
 import tensorflow as tf
 from google.protobuf import descriptor_pool, message_factory
@@ -297,17 +298,15 @@ def _locate_orbax(path: str) -> str | None:
 
 def _read_orbax(path: str, stack: contextlib.ExitStack) -> dict[str, SavedArray]:
     check_package("orbax.checkpoint", "orbax-checkpoint", "orbax", "An Orbax checkpoint")
-    import jax  # which orbax brings with it
-    import orbax.checkpoint as orbax
+    import orbax.checkpoint as orbax  # which brings JAX with it
 
     checkpointer = orbax.PyTreeCheckpointer()
     metadata = checkpointer.metadata(os.path.abspath(path))
     tree = getattr(getattr(metadata, "item_metadata", metadata), "tree", metadata)
-    as_numpy = jax.tree.map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), tree)
+    as_numpy = keras.tree.map_structure(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), tree)
     restored = checkpointer.restore(os.path.abspath(path), restore_args=as_numpy)
-    leaves, _ = jax.tree_util.tree_flatten_with_path(restored)
-    names = [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
-    return {name: SavedArray.of(np.asarray(leaf)) for name, (_, leaf) in zip(names, leaves, strict=True)}
+    leaves = keras.tree.flatten_with_path(restored)
+    return {"/".join(map(str, keys)): SavedArray.of(np.asarray(leaf)) for keys, leaf in leaves}
 
 
 ORIGINS = (

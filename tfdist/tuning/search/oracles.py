@@ -222,7 +222,8 @@ class OptunaOracle(_Stopping):
         super().__init__(**arguments)
         import optuna
 
-        goal = f"{self.objective.direction}imize"  # pruners choose by the study's name, too
+        goal = optuna.study.StudyDirection[f"{self.objective.direction}imize".upper()]
+        # One name, since some pruners draw by it.
         self._study = optuna.create_study(study_name="tfdist", direction=goal, sampler=sampler, pruner=pruner)
         self._asked: dict[str, Any] = {}  # Optuna's trials by the names of KerasTuner's
         self._poor: set[str] = set()
