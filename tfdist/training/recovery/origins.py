@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import mmap
 import os
@@ -24,7 +25,7 @@ import h5py
 import keras
 import numpy as np
 import tensorflow as tf
-from google.protobuf import descriptor_pool, message_factory
+from google.protobuf import descriptor_pool, message, message_factory
 
 from tfdist.checkpoint.format import tensor_files
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
@@ -40,6 +41,8 @@ KINDS = (
     "SavedModel or an Orbax directory"
 )
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+WRONG_VALUES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+DAMAGE = (*WRONG_VALUES, zipfile.BadZipFile, message.DecodeError)  # which readers raise
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 OF_OPTIMIZER = re.compile(r"(^|/)(optimizer/(?!_trainable_variables)|_variables/\d+/|keras_api/|\.OPTIMIZER_SLOT/)")
 ORDERED = re.compile(r"(^|/)(layer_with_weights-|variables/|_trainable_variables/|_operations/)\d+/")
@@ -122,7 +125,7 @@ def open_arrays(path: str) -> Iterator[tuple[str, dict[str, SavedArray]]]:
     origin, target = found
     with contextlib.ExitStack() as stack:
         local = stack.enter_context(copy_locally(target))
-        with _explain_damage(path, origin.kind, (ValueError, LookupError, RuntimeError, zipfile.BadZipFile)):
+        with _explain_damage(path, origin.kind, DAMAGE):
             arrays = origin.read(local, stack)
         with _explain_damage(path, origin.kind):
             yield origin.kind, arrays
@@ -238,9 +241,9 @@ def _read_hdf5(path: str, stack: contextlib.ExitStack) -> dict[str, SavedArray]:
     source: Any = path
     kind = ""  # of the optimizer
     if path.endswith(".keras"):
-        archive = stack.enter_context(zipfile.ZipFile(path))
-        source = stack.enter_context(archive.open("model.weights.h5"))
-        optimizer = (json.loads(archive.read("config.json")).get("compile_config") or {}).get("optimizer")
+        with zipfile.ZipFile(path) as archive:
+            source = io.BytesIO(archive.read("model.weights.h5"))
+            optimizer = (json.loads(archive.read("config.json")).get("compile_config") or {}).get("optimizer")
         kind = optimizer["class_name"] if isinstance(optimizer, dict) else ""
     file = stack.enter_context(h5py.File(source, "r"))
     root = file.get("model_weights", file)
