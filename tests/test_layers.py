@@ -79,7 +79,7 @@ PACKAGE = "tfdist"
 BUDGETS = {
     "": (1_800, 11),
     "checkpoint": (1_950, 13),
-    "commands": (1_700, 11),
+    "commands": (1_650, 11),
     "config": (1_700, 9),
     "data": (4_700, 35),
     "doctor": (600, 7),
@@ -98,7 +98,7 @@ BUDGETS = {
     "tasks": (1_500, 10),
     "telemetry": (3_500, 26),
     "tpu_compiler": (700, 8),
-    "training": (10_950, 49),
+    "training": (10_900, 50),
     "tuning": (3_250, 20),
     "tests": (36_350, 245),
     "benchmarks and tools": (5_850, 46),

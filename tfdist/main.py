@@ -8,12 +8,14 @@ without it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib.util
 import os
 import pathlib
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -361,6 +363,21 @@ def run_mode(given: flags.FlagValues, loaded: Any, load: Callable[[Sequence[str]
         if users is None:
             raise
         raise users from error
+
+
+def use_training(given: flags.FlagValues, use: Callable[[Any], Any]) -> Any:
+    """Calls a function with the settings of the training that `given` configures, without a run; what it returns."""
+    from tfdist.config import loading
+
+    roots = functools.partial(load_roots, verbose=False)
+    loaded = loading.load(gin_files=given.gin_file, gin_params=given.gin_param, roots=roots)
+    with tempfile.TemporaryDirectory(prefix="tfdist-run-") as run_dir:
+        try:
+            return loaded.run("train", use, run_dir=run_dir)
+        except UserError:
+            raise
+        except Exception as error:
+            raise loaded.user_error(error) or error from None
 
 
 def train(settings: Any, request: Any) -> None:

@@ -23,6 +23,7 @@ from training.trainings import run
 
 from tfdist.commands import verbs
 from tfdist.errors import UserError
+from tfdist.storage import files
 from tfdist.training.recovery.matching import SavedArray, match_arrays
 from tfdist.training.recovery.origins import StartFrom
 from tfdist.training.recovery.weights import load_weights
@@ -339,22 +340,51 @@ def test_a_part_is_taken_where_it_is_asked_for_and_reported(tmp_path: pathlib.Pa
     assert any("dense/kernel: float32[8, 3] in the checkpoint" in line for line in event["details"]["left_out"])
 
 
+OPTIMIZERS = {"Adam": lambda: keras.optimizers.Adam(0.1), "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "other"), [("Adam", "SGD"), ("SGD", "Adam")])
+@pytest.mark.parametrize("name", ["model.keras", "model.h5", "objects", "run"])
+def test_an_optimizer_continues_as_fit_does(name: str, kind: str, other: str, tmp_path: pathlib.Path) -> None:
+    def train(directory: str, start_from: StartFrom, kind: str, epochs: int) -> tuple[list[np.ndarray], str]:
+        data = {"train_data": lambda: (x, y), "global_batch_size": 64, "shuffle": False, "eval_data": None}
+        made = {"model": build, "optimizer": OPTIMIZERS[kind], "start_from": start_from}
+        trained = run(tmp_path / directory, **data, **made, epochs=epochs)
+        return trained.weights(), str(trained.events("weights_loaded"))
+
+    def build() -> keras.Model:
+        return keras.Sequential([keras.Input(x.shape[1:]), keras.layers.Flatten(), keras.layers.Dense(10)])
+
+    x, y = digits(64)
+    model, path = build(), str(tmp_path / name)
+    model.compile(OPTIMIZERS[kind](), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.save(tmp_path / "first.keras")
+    model.fit(x, y, batch_size=64, epochs=5, shuffle=False, verbose=0)
+    if name == "run":
+        train(name, StartFrom(str(tmp_path / "first.keras")), kind, epochs=5)
+    elif name == "objects":
+        path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(path)
+    else:
+        model.save(path)
+    model.fit(x, y, batch_size=64, epochs=3, shuffle=False, verbose=0)
+    weights, report = train("b", StartFrom(path, optimizer=True), kind, epochs=3)
+    assert all(np.allclose(*pair, rtol=0, atol=TOLERANCE) for pair in zip(weights, model.get_weights(), strict=True))
+    assert "dense/kernel/momentum: optimizer/" in report and "initial value" not in report
+    _, report = train("c", StartFrom(path, optimizer=True), other, epochs=1)
+    assert "dense/kernel/momentum: begins at its initial value" in report
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("write", [write_tf1, write_saved_model, write_hdf5, write_pytorch])
 def test_a_bucket_has_what_a_disk_has(write: Write, tmp_path: pathlib.Path, gcs: GcsServer) -> None:
     source = randomize(build_cnn())
     path = pathlib.Path(write(source, tmp_path))
     for each in [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]:
-        put_object(f"gs://bucket/{each.relative_to(tmp_path)}", each.read_bytes())
+        files.write_atomic(f"gs://bucket/{each.relative_to(tmp_path)}", each.read_bytes())
     model = build_cnn()
     load_weights(model, f"gs://bucket/{path.relative_to(tmp_path)}")
     np.testing.assert_allclose(model(X), source(X), rtol=0, atol=TOLERANCE)
-
-
-def put_object(path: str, content: bytes) -> None:
-    from tfdist.storage import files
-
-    files.write_atomic(path, content)
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from tfdist.errors import EXIT_DONE, UserError
 def run(options: flags.FlagValues) -> int:
     """Compiles the steps of training and evaluation for each slice that is asked for; returns the exit status."""
     from tfdist import main
-    from tfdist.config import loading
     from tfdist.tpu_compiler.devices import parse_slice
 
     slices = [parse_slice(each) for given in options.compile_for for each in given.split(",")]
@@ -28,11 +26,6 @@ def run(options: flags.FlagValues) -> int:
         raise UserError("--compile_for compiles an experiment: write --gin_file=FILE too.")
     tell = (lambda text: None) if options.json else functools.partial(print, flush=True)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the program is lowered on the CPU
-    loaded = loading.load(
-        gin_files=options.gin_file,
-        gin_params=options.gin_param,
-        roots=functools.partial(main.load_roots, verbose=False),
-    )
 
     def compile_steps(settings: Any) -> list[Any]:
         from tfdist.tpu_compiler import compiling, toolchain
@@ -46,13 +39,7 @@ def run(options: flags.FlagValues) -> int:
                 )
             ]
 
-    with tempfile.TemporaryDirectory(prefix="tfdist-compile-") as run_dir:
-        try:
-            found = loaded.run("train", compile_steps, run_dir=run_dir)
-        except UserError:
-            raise
-        except Exception as error:
-            raise loaded.user_error(error) or error from None
+    found = main.use_training(options, compile_steps)
     print(json.dumps([each.to_dict() for each in found], indent=2) if options.json else _format_text(found), flush=True)
     return EXIT_DONE
 

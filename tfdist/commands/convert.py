@@ -10,7 +10,7 @@ import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist import command_line
@@ -45,56 +45,43 @@ def run(arguments: Sequence[str]) -> int:
     if not options.gin_file and not target.endswith(".safetensors"):
         raise UserError(f"{target} needs a model. Write: tfdist convert {path} {target} EXPERIMENT.gin")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if not options.gin_file:
-        from tfdist.training.recovery.matching import select_weights
-        from tfdist.training.recovery.weights import find_by_path, open_weights
-        from tfdist.training.run.validate_run import as_event_log
-
-        with open_weights(find_by_path(path, "IN", tell=as_event_log(_show))) as (kind, saved):
-            arrays = select_weights(saved)
-            _write_safetensors(target, arrays)
-            _show(f"{target}: {len(arrays):,} arrays of {path} ({kind})")
-        return EXIT_DONE
     from tfdist import main
-    from tfdist.config import loading
 
-    roots = functools.partial(main.load_roots, verbose=False)
-    loaded = loading.load(gin_files=options.gin_file, gin_params=options.gin_param, roots=roots)
-    convert: Callable[[Any], None] = functools.partial(_convert, path=path, target=target, partial=options.partial)
-    with tempfile.TemporaryDirectory(prefix="tfdist-convert-") as scratch:
-        try:
-            loaded.run("train", convert, run_dir=scratch)
-        except UserError:
-            raise
-        except Exception as error:
-            raise loaded.user_error(error) or error from None
+    convert = functools.partial(_convert, path=path, target=target, partial=options.partial)
+    main.use_training(options, convert) if options.gin_file else convert(None)
     return EXIT_DONE
 
 
 def _convert(settings: Any, *, path: str, target: str, partial: bool) -> None:
-    """Loads the weights into the experiment's model, and writes it."""
-    from tfdist.training.recovery.matching import SavedArray
-    from tfdist.training.recovery.weights import find_by_path, load_weights
+    """Writes the weights of the experiment's model, loaded with those at a path; without one those that lie there."""
+    from tfdist.training.recovery.matching import SavedArray, is_weight
+    from tfdist.training.recovery.origins import StartFrom
+    from tfdist.training.recovery.weights import find_by_path, load_weights, open_weights
     from tfdist.training.run.validate_run import as_event_log, build_alone
     from tfdist.training.step.state import MODEL, ModelState
     from tfdist.tuning.search.hypermodel import builder_of
 
+    found = find_by_path(path, "IN", tell=as_event_log(_show))
+    if settings is None:
+        with open_weights(found) as (_, saved):
+            _write_safetensors(target, {name: array for name, array in saved.items() if is_weight(name)})
+        return
     model = build_alone(settings, builder_of(settings))
-    loaded = load_weights(model, find_by_path(path, "IN", tell=as_event_log(_show)), partial=partial)
-    if target.endswith(".safetensors"):
-        named = {name.removeprefix(MODEL): array for name, array in ModelState(model).arrays().items()}
-        _write_safetensors(target, {name: SavedArray.of(array) for name, array in named.items()})
-    else:
-        with tempfile.TemporaryDirectory(prefix="tfdist-convert-") as scratch:
-            copy = os.path.join(scratch, f"model{next(s for s in OUTPUTS if target.endswith(s))}")
-            try:
-                model.save(copy) if target.endswith(".keras") else model.save_weights(copy)
-            except NotImplementedError as error:  # of `get_config`
-                raise UserError(f"Keras cannot save {type(model).__name__} whole. Write OUT.weights.h5.") from error
-            with open(copy, "rb") as file:
-                files.write_atomic(target, file.read())
-    for line in [*loaded.report, *(f"left out: {line}" for line in loaded.left_out), f"{target}: written"]:
+    loaded = load_weights(model, found, start=StartFrom(path, partial=partial))
+    for line in [*loaded.report, *(f"left out: {line}" for line in loaded.left_out)]:
         _show(line)
+    if target.endswith(".safetensors"):
+        arrays = ModelState(model).arrays().items()
+        _write_safetensors(target, {name.removeprefix(MODEL): SavedArray.of(array) for name, array in arrays})
+        return
+    with tempfile.TemporaryDirectory(prefix="tfdist-convert-") as scratch:
+        copy = os.path.join(scratch, os.path.basename(target))
+        try:
+            model.save(copy) if target.endswith(".keras") else model.save_weights(copy)
+        except NotImplementedError as error:  # of `get_config`
+            raise UserError(f"Keras cannot save {type(model).__name__} whole. Write OUT.weights.h5.") from error
+        with open(copy, "rb") as file:
+            files.write_atomic(target, file.read())
 
 
 def _write_safetensors(target: str, arrays: Mapping[str, Any]) -> None:
@@ -108,6 +95,7 @@ def _write_safetensors(target: str, arrays: Mapping[str, Any]) -> None:
     ordered = (np.ascontiguousarray(arrays[spec.name].read()) for spec, _ in plan.offsets)
     files.make_dirs(os.path.dirname(target) or ".")
     files.write_new(target, itertools.chain([plan.header], (array.reshape(-1).view(np.uint8) for array in ordered)))
+    _show(f"{target}: {len(arrays):,} arrays")
 
 
 def _show(text: str) -> None:

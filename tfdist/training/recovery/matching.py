@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -47,23 +48,17 @@ LAYOUTS = tuple(
     )
 )
 ROLES = {
-    "kernel": ("kernel", "w", "depthwise_kernel", "pointwise_kernel", "recurrent_kernel"),
-    "bias": ("bias", "b"),
-    "gamma": ("gamma", "scale"),
-    "beta": ("beta", "offset"),
-    "moving_mean": ("moving_mean", "running_mean", "mean"),
-    "moving_variance": ("moving_variance", "running_var", "running_std", "var"),
-    "embeddings": ("embeddings", "embedding"),
+    **dict.fromkeys(("kernel", "w", "gamma", "scale", "embeddings", "embedding"), "weight"),  # as PyTorch calls them
+    **dict.fromkeys(("b", "beta", "offset"), "bias"),
+    **dict.fromkeys(("running_mean", "mean"), "moving_mean"),
+    **dict.fromkeys(("running_var", "running_std", "var"), "moving_variance"),
 }
-ROLE_OF = {leaf: role for role, leaves in ROLES.items() for leaf in leaves}
-ALIKE = {"kernel": "weight", "gamma": "weight", "embeddings": "weight", "beta": "bias"}  # PyTorch's names of roles
-DISTINCT = ("depthwise_kernel", "pointwise_kernel", "recurrent_kernel")  # that one layer has beside each other
 KERAS_1 = re.compile(r"_(W|b|gamma|beta|running_mean|running_std)$")
 CONV_1D = re.compile(r"(c_attn|c_proj|c_fc)\.weight$")  # GPT-2's kernels, which Hugging Face does not transpose
 QKV = {"query": 0, "key": 1, "value": 2, "q": 0, "k": 1, "v": 2}
-BOOKKEEPING = re.compile(  # of TF1's optimizers, of Keras's random layers and of PyTorch
-    r"(^|[/.])(seed_generator.*|global_step|num_batches_tracked|position_ids|beta[12]_power|"
-    r"(Adam|Momentum|RMSProp|Adagrad|Ftrl|ExponentialMovingAverage)(_\d+)?)$"
+BOOKKEEPING = re.compile(  # of optimizers, of Keras's random layers and of PyTorch
+    r"^(optimizer|opt_state|metrics)/|^step$|(^|[/.])(seed_generator.*|global_step|num_batches_tracked|position_ids|"
+    r"beta[12]_power|(Adam|Momentum|RMSProp|Adagrad|Ftrl|ExponentialMovingAverage)(_\d+)?)$"
 )
 TORCH_WEIGHT = re.compile(r"([^/]*\.)?(in_proj_)?weight")
 
@@ -75,19 +70,17 @@ class SavedArray:
     Attributes:
       read: its values.
       rank: its place in the file's order of layers; None where the file has no such order.
-      is_bookkeeping: it belongs to an optimizer or the like, and to no model.
     """
 
     shape: tuple[int, ...]
     dtype: str
     read: Callable[[], np.ndarray]
     rank: int | None = None
-    is_bookkeeping: bool = False
 
     @classmethod
-    def of(cls, array: np.ndarray, *, is_bookkeeping: bool = False) -> SavedArray:
+    def of(cls, array: np.ndarray) -> SavedArray:
         """That of an array in memory."""
-        return cls(array.shape, array.dtype.name, lambda: array, is_bookkeeping=is_bookkeeping)
+        return cls(array.shape, array.dtype.name, lambda: array)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,9 +151,8 @@ def match_arrays(
       UserError: an expression matches no variable of the model, or names none of the file's.
     """
     theirs = _apply_names(saved, specs, names or {})
-    taken = set(theirs.values())
     rest = [name for name in specs if name not in theirs]
-    free = [name for name in select_weights(saved) if name not in taken]
+    free = [name for name in saved if is_weight(name) and name not in theirs.values()]
     same = {name: name for name in rest if name in free}
     theirs |= same if exact or len(same) == len(rest) else _match_paths(free, rest)
     axes = _list_axes(saved)
@@ -170,31 +162,29 @@ def match_arrays(
 
     found = find_sources(theirs)
     if not exact and not names:
-        unfit = {name.rpartition("/")[0] for name, source in found.items() if source.steps is None}  # whole layers
-        kept = {name: there for name, there in theirs.items() if name.rpartition("/")[0] not in unfit}
+        unfit = {_split_name(name)[0] for name, source in found.items() if source.steps is None}
+        kept = {name: there for name, there in theirs.items() if _split_name(name)[0] not in unfit}
         left = {name: saved[name] for name in free if name not in kept.values()}
-        by_shape = _match_shapes(left, {name: specs[name] for name in rest if name not in kept})
-        bad = {n: s for n, s in found.items() if s.steps is None and s.name not in by_shape.values()}
-        found = bad | find_sources(kept | by_shape)
-        theirs = {name: source.name for name, source in found.items()}
-    sources = {name: source for name, source in found.items() if source.steps is not None}
+        moved = _match_layers(left, {name: specs[name] for name in rest if name not in kept}, axes)
+        bad = {n: s for n, s in found.items() if s.steps is None and s.name not in moved.values()}
+        found = bad | find_sources(kept | moved)
     problems = []
-    for name, (shape, dtype) in specs.items():
-        there = theirs.get(name)
-        if there is not None and name not in sources:
-            what = describe_array(saved[there].shape, saved[there].dtype)
-            problems.append(f"{name}: {what} in the checkpoint, {describe_array(shape, dtype)} here")
-        elif there is None and "lora_" not in name:  # an adapter begins as it is
-            problems.append(f"{name} {describe_array(shape, dtype)}: not in the checkpoint.")
-    for name in free:
-        if name not in theirs.values() and saved[name].shape:
-            problems.append(f"{name} {describe_array(saved[name].shape, saved[name].dtype)}: only in the checkpoint")
-    return Match({name: sources[name] for name in specs if name in sources}, problems)
+    for name, spec in specs.items():
+        if name not in found and "lora_" not in name:  # an adapter begins as it is
+            problems.append(f"{name} {describe_array(*spec)}: not in the checkpoint.")
+        elif name in found and found[name].steps is None:
+            there = saved[found[name].name]
+            what = describe_array(there.shape, there.dtype)
+            problems.append(f"{name}: {what} in the checkpoint, {describe_array(*spec)} here")
+    taken = {source.name for source in found.values()}
+    over = {name: saved[name] for name in free if name not in taken and saved[name].shape}
+    problems += [f"{n} {describe_array(array.shape, array.dtype)}: only in the checkpoint" for n, array in over.items()]
+    return Match({n: found[n] for n in specs if n in found and found[n].steps is not None}, problems)
 
 
-def select_weights(saved: Mapping[str, SavedArray]) -> dict[str, SavedArray]:
-    """The arrays that are no optimizer's slots, counters or the like."""
-    return {n: array for n, array in saved.items() if not (array.is_bookkeeping or BOOKKEEPING.search(n))}
+def is_weight(name: str) -> bool:
+    """Whether an array of this name is no optimizer's slot, counter or the like."""
+    return BOOKKEEPING.search(name) is None
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:
@@ -204,26 +194,20 @@ def natural_key(name: str) -> list[tuple[int, str]]:
 
 def _apply_names(saved: Collection[str], own: Collection[str], names: Mapping[str, str]) -> dict[str, str]:
     theirs: dict[str, str] = {}
-    matched = set()
-    for name in own:
-        for pattern, target in names.items():
-            match = re.fullmatch(pattern, name)
-            if match is None:
-                continue
-            theirs[name] = match.expand(target)
-            matched.add(pattern)
-            if theirs[name] not in saved:
+    for pattern, target in names.items():
+        matches = [match for match in (re.fullmatch(pattern, name) for name in own) if match is not None]
+        if not matches:
+            raise UserError(
+                f"train.start_from has {pattern!r}, which no variable of the model matches. There are "
+                f"{', '.join(shorten_list(list(own), MOST_SHOWN))}."
+            )
+        for match in matches:
+            there = theirs.setdefault(match.string, match.expand(target))
+            if there not in saved:
                 raise UserError(
-                    f"train.start_from calls {name!r} {theirs[name]!r}, which is not there. There are "
+                    f"train.start_from calls {match.string!r} {there!r}, which is not there. There are "
                     f"{', '.join(shorten_list(list(saved), MOST_SHOWN))}."
                 )
-            break
-    idle = [pattern for pattern in names if pattern not in matched]
-    if idle:
-        raise UserError(
-            f"train.start_from has {idle[0]!r}, which no variable of the model matches. There are "
-            f"{', '.join(shorten_list(list(own), MOST_SHOWN))}."
-        )
     return theirs
 
 
@@ -244,19 +228,15 @@ def _match_paths(saved: Sequence[str], own: Sequence[str]) -> dict[str, str]:
     return best
 
 
-def _strip_prefixes(paths: Mapping[str, str]) -> list[dict[str, str]]:
-    """Names by path: as they are, and without each of the beginnings that most have."""
-    prefixes = (
+def _strip_prefixes(paths: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Names by path, of those without a like: as they are, and without each of the beginnings that most have."""
+    beginnings = (
         "/".join(path.split("/")[:n]) + "/" for path in paths.values() for n in range(1, min(4, path.count("/")))
     )
-    return [_strip(paths, prefix) for prefix in ["", *(prefix for prefix, _ in Counter(prefixes).most_common(8))]]
-
-
-def _strip(paths: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Names by path, without the prefix where a path has it; not those of which two would be alike."""
-    stripped = {name: path.removeprefix(prefix) for name, path in paths.items()}
-    counts = Counter(stripped.values())
-    return {path: name for name, path in stripped.items() if counts[path] == 1}
+    for prefix in ["", *(prefix for prefix, _ in Counter(beginnings).most_common(8))]:
+        stripped = {name: path.removeprefix(prefix) for name, path in paths.items()}
+        counts = Counter(stripped.values())
+        yield {path: name for name, path in stripped.items() if counts[path] == 1}
 
 
 def _simplify(name: str) -> str:
@@ -264,9 +244,7 @@ def _simplify(name: str) -> str:
     path = KERAS_1.sub(r"/\1", name).replace(".", "/").lower()
     for pattern, words in LAYOUTS:
         path = pattern.sub(words, path)
-    folder, _, leaf = path.rpartition("/")
-    role = leaf if leaf in DISTINCT else ROLE_OF.get(leaf, leaf)
-    return f"{folder}/{ALIKE.get(role, role)}"
+    return "/".join(_split_name(path))
 
 
 def _renumber(there: Iterable[str], here: Iterable[str]) -> dict[str, str | None]:
@@ -289,44 +267,40 @@ def _renumber(there: Iterable[str], here: Iterable[str]) -> dict[str, str | None
     return found
 
 
-def _match_shapes(saved: Mapping[str, SavedArray], specs: Specs) -> dict[str, str]:
-    """The arrays of one role and shape in their order, where there are as many as variables and the order is known.
+def _match_layers(saved: Mapping[str, SavedArray], specs: Specs, axes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """The arrays of layers with the same roles and shapes, in turn, where there are as many as here.
 
-    What belongs to the same layer as one that was found follows it.
+    Their order is the file's, or that of names which differ in numbers alone.
     """
-    merges = any(_split_name(name)[1] == "weight" for name in saved)
-    axes = _list_axes(saved)
-
-    def key(name: str, shape: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-        role = _split_name(name)[1]
-        return ALIKE.get(role, role) if merges else role, tuple(shape)
-
-    there = {
-        n: key(n, [array.shape[axis] for axis in axes.get(n, range(len(array.shape)))]) for n, array in saved.items()
-    }
-    here = {name: key(name, shape) for name, (shape, _) in specs.items()}
+    shapes = {n: [array.shape[i] for i in axes.get(n, range(len(array.shape)))] for n, array in saved.items()}
+    there, here = _group_by_layer(shapes), _group_by_layer({name: shape for name, (shape, _) in specs.items()})
     found: dict[str, str] = {}
-    while True:
-        layers = {_split_name(name)[0]: _split_name(source)[0] for name, source in found.items()}
-        members = {(_split_name(name)[0], kind): name for name, kind in there.items()}
-        new = {n: members.get((layers.get(_split_name(n)[0], ""), kind)) for n, kind in here.items() if n not in found}
-        pairs = {name: source for name, source in new.items() if source is not None and source not in found.values()}
-        for kind in dict.fromkeys(here.values()) if not pairs else ():
-            variables = [name for name in here if here[name] == kind and name not in found]
-            arrays = [name for name in there if there[name] == kind and name not in found.values()]
-            is_ordered = all(saved[name].rank is not None for name in arrays)
-            if len(arrays) == len(variables) and (is_ordered or len({re.sub(r"_?\d+", "", n) for n in arrays}) == 1):
-                arrays.sort(key=lambda name: [(saved[name].rank or 0, "")] if is_ordered else natural_key(name))
-                pairs |= dict(zip(variables, arrays, strict=True))
-        if not pairs:
-            return found
-        found |= pairs
+    for kind in {frozenset(members) for members in here.values()}:
+        ours = [members for members in here.values() if members.keys() == kind]
+        theirs = {layer: members for layer, members in there.items() if members.keys() == kind}
+        ranks = {layer: saved[members[min(kind)]].rank for layer, members in theirs.items()}
+        has_ranks = None not in ranks.values()
+        if len(ours) != len(theirs) or not (has_ranks or len({re.sub(r"_?\d+", "", layer) for layer in theirs}) == 1):
+            continue
+        order = {layer: (ranks[layer] or 0, natural_key(layer)) for layer in theirs}
+        for members, layer in zip(ours, sorted(theirs, key=order.__getitem__), strict=True):
+            found |= {members[key]: theirs[layer][key] for key in kind}
+    return found
+
+
+def _group_by_layer(shapes: Mapping[str, Sequence[int]]) -> dict[str, dict[tuple[str, tuple[int, ...]], str]]:
+    """Names by layer, then by role and shape."""
+    layers: dict[str, dict[tuple[str, tuple[int, ...]], str]] = defaultdict(dict)
+    for name, shape in shapes.items():
+        layer, role = _split_name(name)
+        layers[layer][role, tuple(shape)] = name
+    return layers
 
 
 def _split_name(name: str) -> tuple[str, str]:
     """The layer of an array or a variable, and its role there."""
     *layer, leaf = re.split(r"[/.]", KERAS_1.sub(r"/\1", name))
-    return "/".join(layer), leaf.lower() if leaf in DISTINCT else ROLE_OF.get(leaf.lower(), leaf.lower())
+    return "/".join(layer), ROLES.get(leaf.lower(), leaf.lower())
 
 
 def _list_axes(saved: Mapping[str, SavedArray]) -> dict[str, tuple[int, ...]]:
@@ -343,7 +317,7 @@ def _fit(
     """The steps from an array to a variable; None where it does not fit."""
     steps: Steps = []
     shape = tuple(saved.shape)
-    if axes is not None and _split_name(here)[1] != "embeddings":
+    if axes is not None and not here.endswith("embeddings"):
         shape = tuple(shape[axis] for axis in axes)
         steps.append(("transposed", lambda array: np.transpose(array, axes)))
     parts = {part for part in here.lower().split("/") if part in QKV}
@@ -365,13 +339,5 @@ def _fit(
 def _regroups(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     """Whether one shape is the other with neighboring axes joined, as the heads of an attention are."""
     few, many = sorted((shape, wanted), key=len)
-    if len(few) == len(many) or not few:
-        return False
-    sizes = list(many)
-    for size in few:
-        product = 1
-        while sizes and product < size:
-            product *= sizes.pop(0)
-        if product != size:
-            return False
-    return math.prod(sizes) == 1
+    joins = set(itertools.accumulate(few, operator.mul)) <= set(itertools.accumulate(many, operator.mul))
+    return 0 < len(few) < len(many) and math.prod(few) == math.prod(many) and joins

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import io
+import json
 import mmap
 import os
 import re
@@ -21,8 +22,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import h5py
+import keras
 import numpy as np
 import tensorflow as tf
+from google.protobuf import descriptor_pool, message, message_factory
 
 from tfdist.checkpoint.format import tensor_files
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
@@ -38,8 +41,11 @@ KINDS = (
     "SavedModel or an Orbax directory"
 )
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+WRONG_VALUES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+DAMAGE = (*WRONG_VALUES, zipfile.BadZipFile, message.DecodeError)  # which readers raise
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 OF_OPTIMIZER = re.compile(r"(^|/)(optimizer/(?!_trainable_variables)|_variables/\d+/|keras_api/|\.OPTIMIZER_SLOT/)")
+ORDERED = re.compile(r"(^|/)(layer_with_weights-|variables/|_trainable_variables/|_operations/)\d+/")
 
 
 def _are_names(value: object) -> bool:
@@ -64,6 +70,7 @@ class StartFrom:
       path: of a run directory, a checkpoint or a file of another program, local or gs://.
       names: by a regular expression that names of the model's variables match, what they are called there.
       partial: whether what does not fit is left out, instead of refused.
+      optimizer: whether the slots of SGD, Adam and AdamW, and the number of updates, are taken as well where they fit.
 
     Raises:
       UserError: one of them is of another type.
@@ -72,11 +79,13 @@ class StartFrom:
     path: str
     names: Mapping[str, str] | None = None
     partial: bool = False
+    optimizer: bool = False
 
     def __post_init__(self) -> None:
         PATH("StartFrom.path", self.path)
         or_none(NAMES)("StartFrom.names", self.names)
         SWITCH("StartFrom.partial", self.partial)
+        SWITCH("StartFrom.optimizer", self.optimizer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +124,8 @@ def open_arrays(path: str) -> Iterator[tuple[str, dict[str, SavedArray]]]:
         raise UserError(f"{path!r} has no weights that can be read. Write {KINDS}.")
     origin, target = found
     with contextlib.ExitStack() as stack:
-        local = stack.enter_context(_copy_locally(target))
-        with _explain_damage(path, origin.kind, (ValueError, LookupError, RuntimeError, zipfile.BadZipFile)):
+        local = stack.enter_context(copy_locally(target))
+        with _explain_damage(path, origin.kind, DAMAGE):
             arrays = origin.read(local, stack)
         with _explain_damage(path, origin.kind):
             yield origin.kind, arrays
@@ -135,7 +144,7 @@ def _explain_damage(path: str, kind: str, errors: tuple[type[Exception], ...] = 
 
 
 @contextlib.contextmanager
-def _copy_locally(target: str) -> Iterator[str]:
+def copy_locally(target: str) -> Iterator[str]:
     """A local path of what may lie on gs://: a file, a directory, or all files `target.…` of a prefix."""
     if not files.is_remote(target):
         yield target
@@ -171,8 +180,8 @@ def _locate_file(path: str, *, suffixes: tuple[str, ...]) -> str | None:
 
 
 def _locate_safetensors(path: str) -> str | None:
-    if files.is_dir(path):
-        return path if any(name.endswith(".safetensors") for name in files.list_names(path)) else None
+    if files.is_dir(path) and any(name.endswith(".safetensors") for name in files.list_names(path)):
+        return path
     return _locate_file(path, suffixes=(".safetensors",))
 
 
@@ -199,124 +208,74 @@ def _locate_tf_checkpoint(path: str) -> str | None:
     if not prefixes:
         return None
     state = files.join(path, "checkpoint")
-    said = (
-        re.search(r'^model_checkpoint_path: "(?:.*/)?(.+)"', files.read(state).decode())
-        if files.exists(state)
-        else None
-    )
-    newest = said[1] if said is not None and said[1] in prefixes else max(prefixes, key=natural_key)
-    return files.join(path, newest)
+    latest = files.read(state).decode().partition("\n")[0] if files.exists(state) else ""
+    said = [prefix for prefix in prefixes if re.search(f'["/]{re.escape(prefix)}"$', latest)]
+    return files.join(path, max(said or prefixes, key=natural_key))
 
 
 def _read_tf_checkpoint(prefix: str, stack: contextlib.ExitStack) -> dict[str, SavedArray]:
     """The variables of a TF1 or TF2 checkpoint; those of an object graph by their own names, where they are unique."""
     reader = tf.train.load_checkpoint(prefix)
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    full_names = _list_full_names(reader.get_tensor(GRAPH)) if GRAPH in shapes else {}
     keys = [key for key in shapes if dtypes[key] != tf.string]
-    if any(re.match(r"variables/\d+/", key) for key in keys):  # of Keras 3, which lists each of them twice
+    if any(key.startswith("variables/") for key in keys):  # of Keras 3, which lists each of them twice
         keys = [key for key in keys if not key.startswith("_all_variables/")]
+    full_names: dict[str, str] = {}
+    if GRAPH in shapes:
+        kind = descriptor_pool.Default().FindMessageTypeByName("tensorflow.TrackableObjectGraph")
+        nodes = message_factory.GetMessageClass(kind).FromString(reader.get_tensor(GRAPH)).nodes
+        full_names = {each.checkpoint_key: each.full_name for node in nodes for each in node.attributes}
     counts = Counter(full_names.get(key) for key in keys)
     arrays = {}
     for rank, key in enumerate(sorted(keys, key=natural_key)):
         full_name = full_names.get(key)
-        name = full_name if full_name is not None and counts[full_name] == 1 else key.removesuffix(VALUE)
-        is_ordered = (
-            re.search(r"(^|/)(layer_with_weights-|variables/|_trainable_variables/|_operations/)\d+/", key) is not None
-        )
-        arrays[name.removesuffix(":0")] = SavedArray(
-            tuple(shapes[key]),
-            dtypes[key].name,
-            functools.partial(reader.get_tensor, key),
-            rank=rank if is_ordered else None,
-            is_bookkeeping=OF_OPTIMIZER.search(key) is not None,
-        )
+        name = full_name if full_name and counts[full_name] == 1 else key.removesuffix(VALUE)
+        name = f"optimizer/{name}" if OF_OPTIMIZER.search(key) else name.removesuffix(":0")
+        read = functools.partial(reader.get_tensor, key)
+        arrays[name] = SavedArray(tuple(shapes[key]), dtypes[key].name, read, rank if ORDERED.search(key) else None)
     return arrays
-
-
-def _list_full_names(graph: bytes) -> dict[str, str]:
-    """The variables' names by their keys, in a serialized TrackableObjectGraph.
-
-    Of https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/protobuf/trackable_object_graph.proto: field
-    1 has the nodes, their field 2 the attributes, of which 2 is the full name and 3 the key.
-    """
-    attributes = [
-        dict(_list_fields(attribute))
-        for number, node in _list_fields(graph)
-        if number == 1
-        for kind, attribute in _list_fields(node)
-        if kind == 2
-    ]
-    return {each[3].decode(): each[2].decode() for each in attributes if each.get(2) and 3 in each}
-
-
-def _list_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """The number and the bytes of each field that has a length; https://protobuf.dev/programming-guides/encoding."""
-    position = 0
-
-    def read_varint() -> int:
-        nonlocal position
-        value = shift = 0
-        while True:
-            byte = message[position]
-            position, value, shift = position + 1, value | (byte & 127) << shift, shift + 7
-            if byte < 128:
-                return value
-
-    while position < len(message):
-        number, wire_type = divmod(read_varint(), 8)
-        if wire_type == 2:
-            length = read_varint()
-            yield number, message[position : position + length]
-            position += length
-        elif wire_type == 0:
-            read_varint()
-        else:
-            position += {1: 8, 5: 4}[wire_type]
 
 
 def _read_hdf5(path: str, stack: contextlib.ExitStack) -> dict[str, SavedArray]:
     """The variables of a Keras file: with the layers' order of Keras 1 and 2, or by the paths of Keras 3."""
     source: Any = path
+    kind = ""  # of the optimizer
     if path.endswith(".keras"):
         with zipfile.ZipFile(path) as archive:
             source = io.BytesIO(archive.read("model.weights.h5"))
+            optimizer = (json.loads(archive.read("config.json")).get("compile_config") or {}).get("optimizer")
+        kind = optimizer["class_name"] if isinstance(optimizer, dict) else ""
     file = stack.enter_context(h5py.File(source, "r"))
     root = file.get("model_weights", file)
-    if not _has_layer_names(file):
+    if root is file and not _read_names(file, "layer_names"):
         paths: list[str] = []
         file.visititems(lambda name, node: paths.append(name) if isinstance(node, h5py.Dataset) else None)
-        return {path: _describe_dataset(file, path) for path in sorted(paths, key=natural_key)}
+        paths.sort(key=natural_key)
+        return {each.replace("optimizer/", f"optimizer/{kind}/"): _describe_dataset(file, each) for each in paths}
     arrays: dict[str, SavedArray] = {}
     for layer in _read_names(root, "layer_names"):
         for weight in _read_names(root[layer], "weight_names"):
             name = weight.removesuffix(":0")
             name = f"{layer}/{name}" if name in arrays else name
             arrays[name] = _describe_dataset(file, f"{root.name}/{layer}/{weight}", rank=len(arrays))
+    for slot in _read_names(file.get("optimizer_weights", file), "weight_names"):
+        arrays[f"optimizer/{slot.removesuffix(':0')}"] = _describe_dataset(file, f"optimizer_weights/{slot}")
     return arrays
 
 
-def has_layer_names(path: str) -> bool:
-    """Whether a .weights.h5 file has the layout of Keras 1 and 2; False for one that is damaged."""
-    if path.endswith(".keras"):
-        return False
+def is_of_keras_2(path: str) -> bool:
+    """Whether a local file has the layout of Keras 1 and 2; False for one that is no HDF5 file."""
     try:
-        with _copy_locally(path) as local, h5py.File(local) as file:
-            return _has_layer_names(file)
+        with h5py.File(path) as file:
+            return "model_weights" in file or bool(_read_names(file, "layer_names"))
     except OSError:
         return False
 
 
-def _has_layer_names(file: h5py.File) -> bool:
-    return "model_weights" in file or any(name.startswith("layer_names") for name in file.attrs)
-
-
 def _read_names(group: h5py.Group, attribute: str) -> list[str]:
-    """An attribute with names, which Keras cuts into several where they are too many for one."""
-    found = [attribute] if attribute in group.attrs else []
-    while f"{attribute}{len(found)}" in group.attrs:
-        found.append(f"{attribute}{len(found)}")
-    names = [name for each in found for name in group.attrs[each]]
+    """An attribute with names, which Keras cuts into several, numbered ones where they are too many."""
+    parts = [key for key in sorted(group.attrs, key=natural_key) if re.fullmatch(rf"{attribute}\d*", key)]
+    names = [name for part in parts for name in group.attrs[part]]
     return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
 
 
@@ -329,47 +288,28 @@ def _describe_dataset(file: h5py.File, path: str, *, rank: int | None = None) ->
         or (dataset.external or dataset.is_virtual)
     ):
         raise UserError(f"{path!r} in {file.filename!r} lies in another file. Only the file itself is read.")
-    is_bookkeeping = path.startswith(("optimizer/", "metrics/"))
-    return SavedArray(dataset.shape, dataset.dtype.name, lambda: dataset[()], rank=rank, is_bookkeeping=is_bookkeeping)
+    return SavedArray(dataset.shape, dataset.dtype.name, lambda: dataset[()], rank)
 
 
 def _locate_orbax(path: str) -> str | None:
-    """The directory of the arrays: the path, an item of it, or the newest step of a CheckpointManager."""
+    """The directory of the arrays: the path, the newest step of a CheckpointManager, or the item of one of them."""
     steps = [name for name in files.list_names(path) if name.isdigit()] if files.is_dir(path) else []
-    newest = files.join(path, max(steps, key=int)) if steps else path
-    for each in (path, newest):
-        for target in (each, files.join(each, "default")):
-            if files.exists(files.join(target, "_METADATA")):
-                return target
-    return None
+    parents = [path, files.join(path, max(steps, key=int))] if steps else [path]
+    targets = (target for parent in parents for target in (parent, files.join(parent, "default")))
+    return next((target for target in targets if files.exists(files.join(target, "_METADATA"))), None)
 
 
 def _read_orbax(path: str, stack: contextlib.ExitStack) -> dict[str, SavedArray]:
     check_package("orbax.checkpoint", "orbax-checkpoint", "orbax", "An Orbax checkpoint")
     import orbax.checkpoint as orbax  # which brings JAX with it
 
-    def restore_arrays(tree: Any) -> Any:
-        if isinstance(tree, Mapping):
-            return {name: restore_arrays(part) for name, part in tree.items()}
-        if isinstance(tree, list | tuple):
-            return [restore_arrays(part) for part in tree]
-        return orbax.RestoreArgs(restore_type=np.ndarray)
-
-    def list_arrays(tree: Any, path: str = "") -> Iterator[tuple[str, np.ndarray]]:
-        parts = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list | tuple) else ()
-        for name, part in parts:
-            yield from list_arrays(part, f"{path}/{name}".strip("/"))
-        if isinstance(tree, np.ndarray | np.generic):
-            yield path, np.asarray(tree)
-
     checkpointer = orbax.PyTreeCheckpointer()
     metadata = checkpointer.metadata(os.path.abspath(path))
     tree = getattr(getattr(metadata, "item_metadata", metadata), "tree", metadata)
-    restored = checkpointer.restore(os.path.abspath(path), restore_args=restore_arrays(tree))
-    return {
-        name: SavedArray.of(array, is_bookkeeping=re.match("opt_state|step", name) is not None)
-        for name, array in list_arrays(restored)
-    }
+    as_numpy = keras.tree.map_structure(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), tree)
+    restored = checkpointer.restore(os.path.abspath(path), restore_args=as_numpy)
+    leaves = keras.tree.flatten_with_path(restored)
+    return {"/".join(map(str, keys)): SavedArray.of(np.asarray(leaf)) for keys, leaf in leaves}
 
 
 ORIGINS = (

@@ -72,7 +72,7 @@ def open_recovery(training: Training) -> Iterator[RecoveryStart]:
         files.remove(run.directory.result)  # which a run has when it is done
     weights = settings.start
     if start is None and weights is not None:
-        _load_start_weights(run, learner, state, weights, partial=settings.accept_changes or weights.partial)
+        _load_start_weights(run, learner, state, weights)
     if start is None and run.request.initial_epoch:
         start = Checkpoint(run.request.initial_epoch * steps_per_epoch)
     if policy is None:
@@ -217,11 +217,12 @@ def _begin_anew(run: Run, *, keeps_checkpoints: bool) -> int:
     return lost
 
 
-def _load_start_weights(run: Run, learner: Learner, state: TrainingState, start: StartFrom, *, partial: bool) -> None:
-    """Loads the model's variables alone; the optimizer begins anew."""
+def _load_start_weights(run: Run, learner: Learner, state: TrainingState, start: StartFrom) -> None:
+    """Loads the model's variables, and the optimizer's where it is asked for."""
     path = RunDirectory(start.path).path
     found = find_on_chief(run, lambda: find_by_path(path, START_FROM, tell=run.events))
-    report = put_weights(run, learner.model, found, state=state, names=start.names, partial=partial)
+    optimizer = learner.optimizer if start.optimizer else None
+    report = put_weights(run, learner.model, found, state=state, start=start, optimizer=optimizer)
     what = path if found.step is None else f"step {found.step:,} of {path}"
     run.events.info(
         "weights_loaded",
@@ -231,14 +232,13 @@ def _load_start_weights(run: Run, learner: Learner, state: TrainingState, start:
     )
 
 
-def check_weights(model: keras.Model, start: StartFrom, *, partial: bool, tell: EventLog) -> None:
+def check_weights(model: keras.Model, start: StartFrom, *, tell: EventLog) -> None:
     """Raises UserError where what `start_from` names does not fit a model; the model's variables may change.
 
     Args:
       model: built.
       start: which `check_start_from` let pass.
-      partial: whether what does not fit is left out.
       tell: gets a warning of each damaged checkpoint that is passed over.
     """
     found = find_by_path(RunDirectory(start.path).path, START_FROM, tell=tell)
-    load_weights(model, found, names=start.names, partial=partial)
+    load_weights(model, found, start=start)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import tempfile
 import warnings
@@ -35,14 +34,17 @@ from tfdist.training.recovery.origins import (
     HDF5_FILES,
     KERAS_FILES,
     KINDS,
+    StartFrom,
+    copy_locally,
     find_origin,
-    has_layer_names,
     hash_files,
+    is_of_keras_2,
     open_arrays,
 )
 from tfdist.training.recovery.recovery import log_left_out
+from tfdist.training.recovery.slots import load_slots
 from tfdist.training.run.run import Run
-from tfdist.training.step.state import MODEL, ModelState, TrainingState
+from tfdist.training.step.state import MODEL, OPTIMIZER, ModelState, TrainingState
 from tfdist.training.watch.equality import check_agreement
 from tfdist.user_code import format_exception
 
@@ -249,8 +251,8 @@ def put_weights(
     found: SavedWeights,
     *,
     state: TrainingState | None = None,
-    names: Mapping[str, str] | None = None,
-    partial: bool = False,
+    start: StartFrom | None = None,
+    optimizer: keras.optimizers.Optimizer | None = None,
 ) -> Sequence[str]:
     """Gives a built model the weights, which the chief reads and sends; its report. A collective.
 
@@ -261,22 +263,29 @@ def put_weights(
       model: built.
       found: by the chief.
       state: of a training with this model.
-      names: as in `StartFrom`.
-      partial: leaves out what does not fit, and says what.
+      start: how they are matched.
+      optimizer: of `state`, for `StartFrom.optimizer`.
 
     Raises:
       UserError: they do not fit, or the workers read different ones; on every worker.
     """
     strategy, path, failed = run.strategy, found.path, f"{found.path} cannot be read"
-    load = functools.partial(load_weights, model, found, state=state, names=names, partial=partial)
+
+    def load() -> Loaded:
+        loaded = load_weights(model, found, state=state, start=start)
+        if state is not None and optimizer is not None:
+            with open_weights(found) as (_, saved):
+                loaded.report.extend(load_slots(state, model, optimizer, saved, loaded.sources))
+        return loaded
+
     if state is not None and state.is_sharded:
         if found.step is None:
             digest = strategy.on_every_worker(lambda: hash_files(path), failed)
             check_agreement(strategy, lambda: {f"sha256 of {path}": digest})
         loaded = strategy.on_every_worker(load, failed)
     else:
-        loaded = strategy.on_chief(load, failed) or Loaded([], [])
-        strategy.send_variables(model.variables)
+        loaded = strategy.on_chief(load, failed) or Loaded([], [], {})
+        strategy.send_variables([*model.variables, *(optimizer.variables if optimizer is not None else ())])
     log_left_out(run.events, loaded.left_out, path)
     return loaded.report
 
@@ -287,10 +296,12 @@ class Loaded(NamedTuple):
     Attributes:
       report: a line for each variable, from where and how; of a file that Keras has read a single one.
       left_out: a line for each variable, array or object that did not fit.
+      sources: by the model's variables, the arrays' names in the file; of a file that Keras has read their own.
     """
 
-    report: Sequence[str]
+    report: list[str]
     left_out: Sequence[str]
+    sources: Mapping[str, str]
 
 
 def load_weights(
@@ -298,35 +309,37 @@ def load_weights(
     weights: SavedWeights | str,
     *,
     state: TrainingState | None = None,
-    names: Mapping[str, str] | None = None,
-    partial: bool = False,
+    start: StartFrom | None = None,
 ) -> Loaded:
     """Loads a checkpoint or a file of any origin, local or gs://, into a built model.
 
     Args:
       model: built.
-      weights: a checkpoint, or the path of a file. Keras reads its own, unless `names` are given.
+      weights: a checkpoint, or the path of a file. Keras reads its own, unless `start` has names.
       state: of a training with this model.
-      names: as in `StartFrom`.
-      partial: leaves out what does not fit.
+      start: how they are matched.
 
     Raises:
       UserError: it cannot be read, or its variables are not the model's.
     """
     found = weights if isinstance(weights, SavedWeights) else SavedWeights(weights)
-    if found.path.endswith(KERAS_FILES) and names is None and not has_layer_names(found.path):
-        return _load_by_keras(model, found.path, partial=partial)
+    start = start or StartFrom(found.path)
+    if found.path.endswith(KERAS_FILES) and start.names is None:
+        with copy_locally(found.path) as local:
+            if not is_of_keras_2(local):
+                return _load_by_keras(model, found.path, local, partial=start.partial)
     specs = {name.removeprefix(MODEL): spec for name, spec in ModelState(model).specs().items()}
     with open_weights(found) as (kind, saved):
-        match = match_arrays(saved, specs, names, exact=found.step is not None)
-        if not partial or not match.sources:
+        match = match_arrays(saved, specs, start.names, exact=found.step is not None)
+        if not start.partial or not match.sources:
             match.check(f"{found.path} ({kind})", len(specs))
         arrays = match.read(saved, specs)
     (state or ModelState(model)).assign({f"{MODEL}{name}": array for name, array in arrays.items()})
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()  # which computes with its variables' values
-    return Loaded(match.report() if found.step is None or names or match.problems else [], match.problems)
+    report = match.report() if found.step is None or start.names or match.problems else []
+    return Loaded(report, match.problems, {name: source.name for name, source in match.sources.items()})
 
 
 @contextlib.contextmanager
@@ -337,25 +350,21 @@ def open_weights(weights: SavedWeights) -> Iterator[tuple[str, Mapping[str, Save
             yield opened
         return
     tensors = (weights.state or restore.load(weights.path)).tensors
-    named = {name.removeprefix(MODEL): array for name, array in tensors.items() if name.startswith(MODEL)}
+    named = {n.removeprefix(MODEL): array for n, array in tensors.items() if n.startswith((MODEL, OPTIMIZER))}
     yield f"step {weights.step:,}", {name: SavedArray.of(array) for name, array in named.items()}
 
 
-def _load_by_keras(model: keras.Model, path: str, *, partial: bool) -> Loaded:
-    """Loads a file of Keras 3; of `partial` Keras says which objects it left out."""
-    suffix = next(s for s in KERAS_FILES if path.endswith(s))
-    with tempfile.TemporaryDirectory(prefix="tfdist-weights-") as scratch:
-        copy = os.path.join(scratch, f"model{suffix}")
-        try:
-            with open(copy, "wb") as target:
-                target.write(files.read(path))
-            with restore_adapters(model), warnings.catch_warnings(record=True, action="always") as caught:
-                model.load_weights(copy, skip_mismatch=partial)
-        except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
-            told = format_exception(error).partition(" Target variable: ")[0]  # of which Keras shows the values
-            raise build_user_error(
-                f"The weights in {path} do not load into this model: {told}", error_id="checkpoint-mismatch"
-            ) from error
+def _load_by_keras(model: keras.Model, path: str, local: str, *, partial: bool) -> Loaded:
+    """Loads a file of Keras 3, which lies at `local`; of `partial` Keras says which objects it left out."""
+    try:
+        with restore_adapters(model), warnings.catch_warnings(record=True, action="always") as caught:
+            model.load_weights(local, skip_mismatch=partial)
+    except Exception as error:  # Keras's readers raise what zipfile, h5py and json do
+        told = format_exception(error).partition(" Target variable: ")[0]  # of which Keras shows the values
+        raise build_user_error(
+            f"The weights in {path} do not load into this model: {told}", error_id="checkpoint-mismatch"
+        ) from error
     messages = [str(each.message) for each in caught]
     left_out = [text.rpartition("\n")[2] for text in messages if "could not be loaded" in text]  # in its last line
-    return Loaded([f"{len(model.variables):,} variables: by Keras, in the order of the layers"], left_out)
+    report = [f"{len(model.variables):,} variables: by Keras, in the order of the layers"]
+    return Loaded(report, left_out, {(own := name.removeprefix(MODEL)): own for name in ModelState(model).specs()})

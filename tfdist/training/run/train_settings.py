@@ -302,10 +302,13 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
 
     @property
     def start(self) -> StartFrom | None:
-        """The weights to start from."""
-        if self.start_from is None or isinstance(self.start_from, StartFrom):
-            return self.start_from
-        return StartFrom(self.start_from) if isinstance(self.start_from, str) else StartFrom(*self.start_from)
+        """The weights to start from; partial ones where changes are accepted."""
+        start = self.start_from
+        if start is None:
+            return None
+        if not isinstance(start, StartFrom):
+            start = StartFrom(start) if isinstance(start, str) else StartFrom(*start)
+        return dataclasses.replace(start, partial=start.partial or self.accept_changes)
 
     @property
     def eval_sets(self) -> dict[str, tuple[EvalSet, int]]:

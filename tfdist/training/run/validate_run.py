@@ -93,8 +93,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     made = build_optimizer(optimizer, built, patches)
     assembly.check_reported(settings, metrics, task, made)
     if settings.start is not None:
-        partial = settings.accept_changes or settings.start.partial
-        survival.check_weights(built, settings.start, partial=partial, tell=as_event_log(tell))
+        survival.check_weights(built, settings.start, tell=as_event_log(tell))
     note = microbatch_note(
         built, num_microbatches=training.num_microbatches, global_batch_size=training.global_batch_size
     )
