@@ -30,6 +30,9 @@ OF_MODULES = {
         "context": "a heartbeat timeout; whether a worker's process died; whether this process has computed"
     },
     "tensorflow.python.distribute.one_device_strategy": {"OneDeviceExtended": "a strategy with Horovod's collectives"},
+    "tensorflow.python.ops.resource_variable_ops": {
+        "UninitializedVariable": "a plan of a model that is larger than this machine's memory"
+    },
     "tensorflow.python.framework.config": {
         "is_op_determinism_enabled": "the public module can only switch determinism on",
         "disable_op_determinism": "so that one run of a process does not change the next",
@@ -91,6 +94,8 @@ OF_OBJECTS = {
     "variable": {
         "_deferred_initialize": "a value that was put off",
         "_initialize": "a model that was made in no scope moves into a strategy",
+        "_initialize_with_initializer": "a plan's variables without memory",
+        "_read_variable_op": "the same, where a model reads one while it is built",
         "_value": "one replica's variable as a Keras variable of its own",
     },
     "tensorboard": {

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import keras
+import numpy as np
 import pytest
 from support import REPOSITORY, run_python
 
@@ -28,11 +30,13 @@ from tfdist.planning.estimate import (
     plan_checkpoints,
     read_tuning,
 )
-from tfdist.planning.planning import choose_plans
+from tfdist.planning.planning import choose_plans, describe_training
 from tfdist.planning.requests import read_request
-from tfdist.planning.traced_step import SplitLayer, Step
+from tfdist.planning.traced_step import EmptyVariable, SplitLayer, Step
+from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tpu_compiler.devices import read_devices
+from tfdist.training.run.train_settings import TrainSettings
 
 SCHEMA = REPOSITORY / "tfdist" / "planning" / "plan.schema.json"
 DIGITS = ["--gin_file=configs/experiments/digits.gin", "--gin_param=train.epochs = 2"]
@@ -103,6 +107,28 @@ def test_sharing_takes_the_optimizers_part_alone() -> None:
     choices = (PlannedChoice("float32", False, sharding, num_microbatches=1, rows=1) for sharding in (None, OPTIMIZER))
     whole, shared = (estimate_memory(STEP, group, choice) for choice in choices)
     assert whole - shared == STEP.slot_bytes * 7 / 8
+
+
+def test_a_model_larger_than_any_memory_is_traced() -> None:
+    wide = 1 << 21  # a kernel of 16 TiB
+
+    def build() -> keras.Model:
+        model = keras.Sequential([keras.Input((8,)), *(keras.layers.Dense(wide) for _ in range(2))])
+        assert not np.any(model.layers[0].kernel.numpy())  # as a builder may
+        return model
+
+    settings = TrainSettings(
+        model=build,
+        train_data=lambda: (np.zeros((8, 8), np.float32), np.zeros((8, 1), np.float32)),
+        optimizer=keras.optimizers.Adam,
+        task=Supervised(loss=keras.losses.MeanSquaredError()),
+        global_batch_size=8,
+        epochs=1,
+    )
+    step = describe_training(settings, several=True).trace("float32", False)
+    assert step is not None and step.small.parameter_bytes == 4 * (wide * wide + 10 * wide)
+    assert step.small.slot_bytes == pytest.approx(2 * step.small.parameter_bytes)
+    assert not isinstance(keras.Variable("zeros", shape=(1 << 18,)).value, EmptyVariable)
 
 
 def test_the_cheapest_comes_first_and_limits_hold() -> None:

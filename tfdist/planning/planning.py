@@ -28,7 +28,7 @@ from tfdist.planning.estimate import (
     read_tuning,
 )
 from tfdist.planning.requests import PlanRequest
-from tfdist.planning.traced_step import Step, deepen, trace_step
+from tfdist.planning.traced_step import Step, deepen, omit_values, trace_step
 from tfdist.storage import files, lease
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.one_device import OneDevice
@@ -136,13 +136,14 @@ def describe_training(
 
         def trace_rows(rows: int, num_layers: int | None = None) -> Step:
             model: Any = settings.model if num_layers is None else lambda: build(num_layers=num_layers)
-            return trace_step(
-                dataclasses.replace(settings, model=model),
-                rows=rows,
-                num_replicas=2 if several else 1,
-                precision=precision,
-                recompute=recompute,
-            )
+            with omit_values():
+                return trace_step(
+                    dataclasses.replace(settings, model=model),
+                    rows=rows,
+                    num_replicas=2 if several else 1,
+                    precision=precision,
+                    recompute=recompute,
+                )
 
         def trace_depth(rows: int) -> Step:
             return trace_rows(rows) if depth is None else deepen(trace_rows(rows, 1), trace_rows(rows, 2), depth)

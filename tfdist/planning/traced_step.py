@@ -8,13 +8,16 @@ the reductions are the step's own, found in the graph as the all-reduces that a 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import psutil
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from tfdist.data.pipeline import PREFETCHED_STEPS
 from tfdist.errors import UserError
@@ -35,6 +38,7 @@ ALLOCATED = 1.06
 OPERATION_BYTES = 11 * 1024
 REDUCTION = "XlaAllReduce"
 NUM_RATES = 100  # of a run, of which the highest is looked for
+LARGE = 1 << 20  # bytes of a variable that a plan gives no memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +170,33 @@ def trace_step(
             splits=_list_splits(model),
             rate=_find_highest_rate(settings, programs),
         )
+
+
+class EmptyVariable(UninitializedVariable):
+    """A variable without memory until something is assigned to it; outside of graphs it reads as zeros."""
+
+    def _read_variable_op(self, no_copy: bool = False) -> Any:
+        if tf.executing_eagerly() and not self.is_initialized():
+            return tf.zeros(self.shape, self.dtype)
+        return super()._read_variable_op(no_copy)
+
+
+@contextlib.contextmanager
+def omit_values() -> Iterator[None]:
+    """Large variables that Keras creates within this context have no values, so that a graph of them can be traced."""
+    initialize_with_value = keras.Variable._initialize_with_initializer
+
+    def initialize(self: Any, initializer: Any) -> None:
+        if math.prod(self._shape) * tf.as_dtype(self._dtype).size < LARGE:
+            initialize_with_value(self, initializer)
+            return
+        distribution = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+        own = {"shape": self._shape, "dtype": self._dtype, "trainable": self.trainable, "name": self.name}
+        self._initialize(EmptyVariable(**own, distribute_strategy=distribution))
+
+    with Patches() as patches:
+        patches.replace(keras.Variable, _initialize_with_initializer=initialize)
+        yield
 
 
 def deepen(one: Step, two: Step, depth: int) -> Step:
