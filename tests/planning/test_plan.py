@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import types
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from support import REPOSITORY, run_python
 
 from tfdist.checkpoint.policy import FIRST_COST, CheckpointPolicy
 from tfdist.errors import UserError
+from tfdist.models.transformer import build_transformer
 from tfdist.planning import documents
 from tfdist.planning.estimate import (
+    LAYOUTS,
     OPTIMIZER,
     DeviceGroup,
+    Layout,
     Limits,
     PlannedChoice,
     PlannedTraining,
@@ -32,7 +36,7 @@ from tfdist.planning.estimate import (
 )
 from tfdist.planning.planning import choose_plans, describe_training
 from tfdist.planning.requests import read_request
-from tfdist.planning.traced_step import EmptyVariable, SplitLayer, Step
+from tfdist.planning.traced_step import EmptyVariable, LayerSize, SplitLayer, Step
 from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tpu_compiler.devices import read_devices
@@ -45,7 +49,7 @@ KNOWN = read_devices()
 STEP = Step(
     rows=1,
     recomputes=False,
-    parameters={"dense": 10**9},
+    layers=(LayerSize("dense", 10**9, 4 * 10**9),),
     parameter_bytes=4 * 10**9,
     slot_bytes=8 * 10**9,
     gradient_bytes=4 * 10**9,
@@ -95,7 +99,8 @@ def test_what_does_not_fit_is_cut_computed_again_and_shared_in_this_order() -> N
     found = {}
     for kind, count in [("h200", 1), ("a100_40", 1), ("l4", 8), ("t4", 4)]:
         some = list(estimate_group(training(), DeviceGroup(KNOWN[kind], count), None))
-        found[kind] = some and (some[0].choice.num_microbatches, some[0].choice.recomputes, some[0].choice.sharding)
+        first = some[0].choice
+        found[kind] = (first.num_microbatches, first.layout.recomputes, first.layout.sharding)
         for each in some:
             assert each.memory_bytes <= 0.9 * each.group.device.memory_bytes
             assert each.choice.rows <= each.largest_rows
@@ -104,7 +109,8 @@ def test_what_does_not_fit_is_cut_computed_again_and_shared_in_this_order() -> N
 
 def test_sharing_takes_the_optimizers_part_alone() -> None:
     group = DeviceGroup(KNOWN["l4"], 8)
-    choices = (PlannedChoice("float32", False, sharding, num_microbatches=1, rows=1) for sharding in (None, OPTIMIZER))
+    layouts = (Layout(sharding=sharding) for sharding in (None, OPTIMIZER))
+    choices = (PlannedChoice("float32", layout, num_microbatches=1, rows=1) for layout in layouts)
     whole, shared = (estimate_memory(STEP, group, choice) for choice in choices)
     assert whole - shared == STEP.slot_bytes * 7 / 8
 
@@ -131,6 +137,25 @@ def test_a_model_larger_than_any_memory_is_traced() -> None:
     assert not isinstance(keras.Variable("zeros", shape=(1 << 18,)).value, EmptyVariable)
 
 
+@pytest.mark.slow
+def test_a_deep_model_is_planned_by_two_shallow_ones() -> None:
+    settings = TrainSettings(
+        model=lambda num_layers=6: build_transformer(vocabulary_size=8, length=8, width=256, num_layers=num_layers),
+        train_data=lambda: (np.zeros((8, 8), np.int32), np.zeros((8, 8), np.int32)),
+        optimizer=keras.optimizers.AdamW,
+        task=Supervised(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+        global_batch_size=8,
+        epochs=1,
+    )
+    asked: Any = types.SimpleNamespace(depth=6, approach=None)
+    whole, deepened = (
+        describe_training(settings, several=True, request=request).trace("bfloat16", True) for request in (None, asked)
+    )
+    assert whole is not None and deepened is not None
+    fields = set(whole.large.__dataclass_fields__) - {"process_bytes"}
+    assert [name for name in fields if getattr(whole.large, name) != getattr(deepened.large, name)] == []
+
+
 def test_the_cheapest_comes_first_and_limits_hold() -> None:
     found = [
         each
@@ -154,9 +179,13 @@ def test_checkpoints_come_at_youngs_interval_and_their_cost_and_steps_done_twice
 
 BLOCKED = dataclasses.replace(
     STEP,
-    layers=(("tokens", 10**8), *((f"block_{index}", 9 * 10**8) for index in range(4))),
-    blocks=((9 * 10**8, 16),) * 4,
-    splits=(SplitLayer(9 * 10**8, 1024, 4096, 4096),) * 4,
+    layers=(
+        LayerSize("tokens", 25 * 10**6, 10**8),
+        *(
+            LayerSize(f"block_{index}", 225 * 10**6, 9 * 10**8, 16, (SplitLayer(9 * 10**8, 1024, 4096, 4096),))
+            for index in range(4)
+        ),
+    ),
 )
 
 
@@ -190,7 +219,7 @@ GROWING = ("rows", "recomputes", "tensor_bytes", "batch_bytes", "flops", "bytes_
 def test_every_approach_is_planned_by_its_names(
     approach: str, strategy: str, sharding: object, stages: list[str]
 ) -> None:
-    found = build_document("h200", 4, approach=approach)
+    found = build_document("h200", 4, layouts=LAYOUTS[approach])
     assert found["strategy"] == {"approach": approach, "total_gpus": 4, "nodes": 1, "gpus_per_node": 4}
     assert found["distributedConfig"]["strategy"] == found["distributed_config"]["strategy"] == strategy
     assert found["resourceAllocation"]["shardingStrategy"] == sharding
@@ -198,7 +227,8 @@ def test_every_approach_is_planned_by_its_names(
 
 
 def test_weights_that_fit_nowhere_as_a_whole_are_shared() -> None:
-    large = dataclasses.replace(BLOCKED, parameter_bytes=12 * 10**9, blocks=((29 * 10**8, 16),) * 4, splits=())
+    layers = tuple(LayerSize(f"block_{index}", 725 * 10**6, 29 * 10**8, 16) for index in range(4))
+    large = dataclasses.replace(BLOCKED, parameter_bytes=12 * 10**9, layers=layers)
     found = build_document("t4", 8, large)
     assert found["strategy"] == {"approach": "fsdp", "total_gpus": 8, "nodes": 2, "gpus_per_node": 4}
     assert [each["devices"] for each in found["resourceAllocation"]["nodeAssignments"]] == [4, 4]

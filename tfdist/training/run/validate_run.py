@@ -48,13 +48,12 @@ from tfdist.training.run.train_settings import EvaluateSettings, TrainedSettings
 from tfdist.training.step.gradients import explain_errors, forward, quotients
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import microbatch_note
-from tfdist.training.step.optimizer import bind_schedules, build_optimizer, learning_rate, parts, steps_before_swa
+from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, sample_rates, steps_before_swa
 from tfdist.training.step.own_step import LARGEST_DIFFERENCE, compare_halves, refuse_padding, trace_step
 from tfdist.training.step.precision import as_tf_function, set_precision
 from tfdist.training.step.randomness import shuffle_note
 
 Tell = Callable[[str], None]
-NUM_RATES = 72  # of which the highest is looked for
 MAX_ROWS = 8  # of the first batch, on which the loss is computed
 
 
@@ -192,14 +191,12 @@ def check_use(
 
 def _report_schedule(tell: Tell, optimizer: keras.optimizers.Optimizer, total_steps: int) -> float:
     """Says some of the learning rates of a run, where they change; the highest."""
-    schedule = optimizer._learning_rate
-    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        return learning_rate(optimizer)
-    steps = [round(i * (total_steps - 1) / (NUM_RATES - 1)) for i in range(NUM_RATES)]
-    rates = [float(schedule(np.int64(step))) for step in steps]
-    shown = sorted({0, int(np.argmax(rates)), NUM_RATES // 2, NUM_RATES - 1})
-    tell(f"learning rate: {', '.join(f'{rates[i]:.3g} at step {steps[i]:,}' for i in shown)}")
-    return max(rates)
+    rates = sample_rates(optimizer, total_steps)
+    values = [rate for _, rate in rates]
+    if len(rates) > 1:
+        shown = [rates[i] for i in sorted({0, values.index(max(values)), len(rates) // 2, len(rates) - 1})]
+        tell(f"learning rate: {', '.join(f'{rate:.3g} at step {step:,}' for step, rate in shown)}")
+    return max(values)
 
 
 def report_unscaled_rate(request: Request, batch_size: int, rate: float, tell: Tell) -> None:
