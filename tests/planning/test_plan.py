@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -115,6 +116,13 @@ def test_sharing_takes_the_optimizers_part_alone() -> None:
     assert whole - shared == STEP.slot_bytes * 7 / 8
 
 
+def build_settings(model: Any, data: Any, loss: keras.losses.Loss) -> TrainSettings:
+    task, optimizer = Supervised(loss=loss), keras.optimizers.AdamW
+    return TrainSettings(
+        model=model, train_data=lambda: data, optimizer=optimizer, task=task, global_batch_size=8, epochs=1
+    )
+
+
 def test_a_model_larger_than_any_memory_is_traced() -> None:
     wide = 1 << 21  # a kernel of 16 TiB
 
@@ -123,14 +131,8 @@ def test_a_model_larger_than_any_memory_is_traced() -> None:
         assert not np.any(model.layers[0].kernel.numpy())  # as a builder may
         return model
 
-    settings = TrainSettings(
-        model=build,
-        train_data=lambda: (np.zeros((8, 8), np.float32), np.zeros((8, 1), np.float32)),
-        optimizer=keras.optimizers.Adam,
-        task=Supervised(loss=keras.losses.MeanSquaredError()),
-        global_batch_size=8,
-        epochs=1,
-    )
+    data = np.zeros((8, 8), np.float32), np.zeros((8, 1), np.float32)
+    settings = build_settings(build, data, keras.losses.MeanSquaredError())
     step = describe_training(settings, several=True).trace("float32", False)
     assert step is not None and step.small.parameter_bytes == 4 * (wide * wide + 10 * wide)
     assert step.small.slot_bytes == pytest.approx(2 * step.small.parameter_bytes)
@@ -139,14 +141,9 @@ def test_a_model_larger_than_any_memory_is_traced() -> None:
 
 @pytest.mark.slow
 def test_a_deep_model_is_planned_by_two_shallow_ones() -> None:
-    settings = TrainSettings(
-        model=lambda num_layers=6: build_transformer(vocabulary_size=8, length=8, width=256, num_layers=num_layers),
-        train_data=lambda: (np.zeros((8, 8), np.int32), np.zeros((8, 8), np.int32)),
-        optimizer=keras.optimizers.AdamW,
-        task=Supervised(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
-        global_batch_size=8,
-        epochs=1,
-    )
+    build = functools.partial(build_transformer, vocabulary_size=8, length=8, width=256, num_layers=6)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    settings = build_settings(build, (np.zeros((8, 8), np.int32),) * 2, loss)
     asked: Any = types.SimpleNamespace(depth=6, approach=None)
     whole, deepened = (
         describe_training(settings, several=True, request=request).trace("bfloat16", True) for request in (None, asked)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.checkpoint.catalog import KEEP_LAST
-from tfdist.checkpoint.policy import ALL, FIRST_COST
+from tfdist.checkpoint.policy import ALL, FIRST_COST, CheckpointPolicy
 from tfdist.planning.estimate import (
     ALLOCATED,
     COMPILED,
@@ -98,13 +98,7 @@ def build_document(
         "compression": None,
         "storage": None if policy is None else directory.checkpoints,
         "frequency": first.interval_seconds,
-        "retention": None
-        if policy is None
-        else {
-            "keep_last": policy.keep_last or KEEP_LAST,
-            "keep_every_steps": policy.keep_every_steps,
-            "keep_best": policy.keep_best,
-        },
+        "retention": policy and _describe_retention(policy),
         "expected_recovery_time": first.interval_seconds and first.interval_seconds / 2,
         "state_bytes": step.state_bytes,
         "cost_seconds": FIRST_COST if policy is not None else None,
@@ -179,6 +173,11 @@ def build_document(
         "assumptions": list(ASSUMPTIONS),
         "uncertain": [*notes, *list_uncertainties(first)],
     }
+
+
+def _describe_retention(policy: CheckpointPolicy) -> dict[str, Any]:
+    kept = {"keep_every_steps": policy.keep_every_steps, "keep_best": policy.keep_best}
+    return {"keep_last": policy.keep_last or KEEP_LAST, **kept}
 
 
 def _describe_strategy(each: Estimate) -> dict[str, Any]:

@@ -351,7 +351,7 @@ def _suits(step: Step, group: DeviceGroup, layout: Layout) -> bool:
 
 
 def choose_stages(step: Step, count: int) -> tuple[str, ...]:
-    """Returns the layers with which the second stage begins, the third …, so that stages have like many weights."""
+    """Returns the layers that begin the stages but the first, so that stages have like many weights."""
     total, before, stages = sum(each.trained_bytes for each in step.layers), 0, list[str]()
     for each in step.layers:
         half = each.trained_bytes / 2
@@ -389,9 +389,7 @@ def exchange_seconds(step: Step, group: DeviceGroup, choice: PlannedChoice) -> f
         return 0.0
     shared = _shared_bytes(step, group, choice)
     seconds = all_reduce_seconds(max(0, step.reduced_bytes - shared), group)
-    if (
-        choice.layout.sharding == WEIGHTS
-    ):  # gathered for both passes, and their gradients scattered, for each microbatch
+    if choice.layout.sharding == WEIGHTS:  # gathered for both passes and gradients scattered, for each microbatch
         seconds += choice.num_microbatches * 1.5 * all_reduce_seconds(shared, group)
     elif choice.layout.sharding == SPLIT:  # rows and columns, in both passes
         for each in _splits(step, group):

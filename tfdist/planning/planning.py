@@ -97,15 +97,10 @@ def plan(
             except UserError as error:  # a TPU cannot run it, or has no room for it
                 notify(f"{group} is left out. {error}")
         best = choose_plans(found, limits)
-        document = documents.build_document(
-            best,
-            training,
-            limits,
-            measured=measured,
-            tuning=tuning,
-            notes=[] if request is None else request.list_notes(3 * best[0].step.state_bytes),  # one is being written
-            directory=directory,
-        )
+        # Two checkpoints are kept while one is being written.
+        notes = [] if request is None else request.list_notes(3 * best[0].step.state_bytes)
+        facts: dict[str, Any] = {"measured": measured, "tuning": tuning, "notes": notes, "directory": directory}
+        document = documents.build_document(best, training, limits, **facts)
         files.write_atomic(files.join(directory.path, "plan.json"), to_json(document, indent=2) + "\n")
         files.write_atomic(files.join(directory.path, "plan.gin"), documents.format_gin(best[0], settings))
         notify(documents.format_page(best, document["uncertain"]))

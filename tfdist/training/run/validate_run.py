@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import math
 import tempfile
 import types
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import h5py
 import keras
 import numpy as np
 import tensorflow as tf
@@ -39,7 +36,8 @@ from tfdist.telemetry.result import Starts
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import is_backup
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit, check_metric_sums
-from tfdist.training.recovery import survival
+from tfdist.training.recovery import origins, survival
+from tfdist.training.recovery.weights import find_exported
 from tfdist.training.run import assembly
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.eval_sets import EvalSet, name_split
@@ -203,7 +201,7 @@ def report_unscaled_rate(request: Request, batch_size: int, rate: float, tell: T
     """Says where the batch is not that of the run's last start, or of its plan, and the learning rate still is."""
     directory, now = RunDirectory(request.run_dir), request.settings()
     starts = load_if_whole(directory.starts, Starts)
-    plan = load_if_whole(files.join(directory.path, "plan.json"), dict[str, Any])
+    plan = load_if_whole(directory.plan, dict[str, Any])
     if starts is not None:
         source, before = "the last start", int(starts.settings.get("train.global_batch_size", 0))
         is_same = all(now.get(name) == value for name, value in starts.settings.items() if "learning_rate" in name)
@@ -381,14 +379,8 @@ def shorten(settings: TrainSettings, request: Request) -> tuple[TrainSettings, R
 
 def read_exported_weights(directory: RunDirectory) -> dict[str, np.ndarray]:
     """Reads the weights of the exported model, by their paths in its file."""
-    is_whole = files.exists(directory.model)
-    content = files.read(directory.model if is_whole else directory.model_weights)
-    if is_whole:
-        content = zipfile.ZipFile(io.BytesIO(content)).read("model.weights.h5")
-    found: dict[str, np.ndarray] = {}
-    with h5py.File(io.BytesIO(content)) as file:
-        file.visititems(lambda name, each: found.update({name: each[()]}) if isinstance(each, h5py.Dataset) else None)
-    return found
+    with origins.open_arrays(find_exported(directory).path) as (_, arrays):
+        return {name: array.read() for name, array in arrays.items()}
 
 
 def compare_weights(trained: Mapping[str, np.ndarray], restored: Mapping[str, np.ndarray]) -> None:
