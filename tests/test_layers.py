@@ -88,7 +88,7 @@ BUDGETS = {
     "launch": (2_750, 19),
     "models": (350, 6),
     "new": (650, 8),
-    "planning": (1_850, 7),
+    "planning": (1_800, 7),
     "recipes": (850, 7),
     "report": (1_000, 8),
     "serving": (750, 7),
@@ -100,7 +100,7 @@ BUDGETS = {
     "tpu_compiler": (700, 8),
     "training": (10_950, 49),
     "tuning": (3_250, 20),
-    "tests": (36_350, 245),
+    "tests": (36_400, 245),
     "benchmarks and tools": (5_850, 46),
 }
 # Modules (or packages) that alone may import a library.

@@ -15,7 +15,7 @@ from tfdist.checkpoint.policy import FIRST_COST, CheckpointPolicy, CheckpointSch
 from tfdist.errors import UserError
 from tfdist.planning.traced_step import ALLOCATED, SplitLayer, Step, extrapolate
 from tfdist.telemetry.records import load_record
-from tfdist.telemetry.result import TUNE, read_result
+from tfdist.telemetry.result import TUNE, RunResult, read_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tpu_compiler.devices import Device
 
@@ -84,22 +84,16 @@ class DeviceGroup:
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredRun:
-    """A finished run, whose measurements count.
-
-    Attributes:
-      examples_per_second: of its last start, evaluations and all else between steps included.
-      accelerators: names of what it computed on; "CPU" where that was nothing else.
-    """
+    """A finished run, whose measurements count: throughput is of its last start, evaluations included."""
 
     path: str
-    examples_per_second: float
-    num_replicas: int
-    accelerators: Sequence[str]
+    result: RunResult
 
     def ran_on(self, group: DeviceGroup) -> bool:
         """Returns whether the run was on so many of these devices."""
-        names = [name for name in group.device.names if any(name in each for each in self.accelerators)]
-        return bool(names) and self.num_replicas == group.count
+        accelerators = self.result.hardware.get("accelerators") or ["CPU"]
+        names = [name for name in group.device.names if any(name in each for each in accelerators)]
+        return bool(names) and self.result.num_replicas == group.count
 
 
 def read_tuning(path: str) -> dict[str, Any] | None:
@@ -122,12 +116,7 @@ def read_measured_run(path: str) -> MeasuredRun:
         raise UserError(f"--from_run={path} holds no finished run: there is no {directory.result}.")
     if not result.examples_per_second or not result.num_replicas:
         raise UserError(f"--from_run={path} holds no measurements: {directory.result} has no examples_per_second.")
-    return MeasuredRun(
-        path=directory.path,
-        examples_per_second=result.examples_per_second,
-        num_replicas=result.num_replicas,
-        accelerators=list(result.hardware.get("accelerators") or ()) or ["CPU"],
-    )
+    return MeasuredRun(directory.path, result)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -429,7 +418,9 @@ def _estimate(
     reduce_seconds = exchange_seconds(step, group, choice)
     seconds = max(compute, moving) + reduce_seconds
     if measured is not None and measured.ran_on(group):
-        seconds, of_time = training.global_batch_size / measured.examples_per_second, f"measured in {measured.path}"
+        speed = measured.result.examples_per_second
+        assert speed is not None  # as `read_measured_run` has it
+        seconds, of_time = training.global_batch_size / speed, f"measured in {measured.path}"
     interval, lost = plan_checkpoints(training.policy, seconds, training.steps_per_epoch)
     hours = training.total_steps * seconds * (1 + lost) / 3600
     return Estimate(
