@@ -88,7 +88,7 @@ BUDGETS = {
     "launch": (2_750, 19),
     "models": (350, 6),
     "new": (650, 8),
-    "planning": (1_800, 7),
+    "planning": (1_850, 7),
     "recipes": (850, 7),
     "report": (1_000, 8),
     "serving": (750, 7),

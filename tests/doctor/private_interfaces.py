@@ -94,8 +94,6 @@ OF_OBJECTS = {
     "variable": {
         "_deferred_initialize": "a value that was put off",
         "_initialize": "a model that was made in no scope moves into a strategy",
-        "_initialize_with_initializer": "a plan's variables without memory",
-        "_read_variable_op": "the same, where a model reads one while it is built",
         "_value": "one replica's variable as a Keras variable of its own",
     },
     "tensorboard": {

@@ -181,9 +181,8 @@ def _describe_retention(policy: CheckpointPolicy) -> dict[str, Any]:
 
 
 def _describe_strategy(each: Estimate) -> dict[str, Any]:
-    group = each.group
-    nodes = {"nodes": group.num_machines, "gpus_per_node": group.per_node[0]}
-    return {"approach": each.approach, "total_gpus": group.count, **nodes}
+    nodes = {"nodes": each.group.num_machines, "gpus_per_node": each.group.per_node[0]}
+    return {"approach": each.approach, "total_gpus": each.group.count, **nodes}
 
 
 def list_uncertainties(each: Estimate) -> list[str]:

@@ -179,13 +179,20 @@ class PlannedTraining:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedChoice:
-    """Settings that an estimate is of; `rows` are a microbatch's on one replica, `stages` begin with these layers."""
+    """Settings that an estimate is of.
+
+    Attributes:
+      rows: of a microbatch on one replica.
+      stages: the layers that begin them, but the first.
+      largest_stage: its share of the weights.
+    """
 
     precision: str
     layout: Layout
     num_microbatches: int
     rows: int
     stages: tuple[str, ...] = ()
+    largest_stage: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -280,7 +287,7 @@ def estimate_memory(step: Step, group: DeviceGroup, choice: PlannedChoice) -> fl
     slots = step.slot_bytes / (count if choice.layout.sharding else 1)
     gradients: float = step.gradient_bytes if choice.num_microbatches > 1 else 0
     if choice.stages:  # all microbatches may be on their way
-        part = _largest_stage(step, choice.stages)
+        part = choice.largest_stage
         tensors = part * (step.tensor_bytes + (choice.num_microbatches - 1) * step.activation_bytes)
         return part * (step.parameter_bytes + slots + gradients) + ALLOCATED * tensors + 2 * step.batch_bytes
     elsewhere = _shared_bytes(step, group, choice) * (count - 1) / count
@@ -312,7 +319,7 @@ def _fit(
         traced = training.trace(precision, False)
     if traced is None or not _suits(traced.small, group, layout):
         return None
-    stages = choose_stages(traced.small, group.count) if layout.is_staged else ()
+    stages, share = choose_stages(traced.small, group.count) if layout.is_staged else ((), 1.0)
     replicas = 1 if stages else group.count
     for number in (2**power for power in range(MOST_MICROBATCHES.bit_length())):
         if training.global_batch_size < replicas * number:
@@ -323,7 +330,7 @@ def _fit(
             continue  # fewer leave the stages waiting (GPipe)
         rows = math.ceil(training.global_batch_size / replicas / number)
         step = traced.estimate_step(rows)
-        choice = PlannedChoice(precision, layout, number, rows, stages)
+        choice = PlannedChoice(precision, layout, number, rows, stages, share)
         if estimate_memory(step, group, choice) <= usable:
             return choice, step, _estimate_largest_rows(traced, group, choice, usable)
     return None
@@ -335,29 +342,20 @@ def _suits(step: Step, group: DeviceGroup, layout: Layout) -> bool:
         counts = [each.num_shared for each in step.layers if each.num_shared is not None]
         return bool(counts) and min(counts) >= group.count
     if layout.is_staged:
-        return group.num_machines == 1 and len(choose_stages(step, group.count)) == group.count - 1
+        return group.num_machines == 1 and len(choose_stages(step, group.count)[0]) == group.count - 1
     return layout.sharding != SPLIT or bool(_splits(step, group))
 
 
-def choose_stages(step: Step, count: int) -> tuple[str, ...]:
-    """Returns the layers that begin the stages but the first, so that stages have like many weights."""
-    total, before, stages = sum(each.trained_bytes for each in step.layers), 0, list[str]()
+def choose_stages(step: Step, count: int) -> tuple[tuple[str, ...], float]:
+    """Returns the layers that begin the stages but the first, and the largest stage's share of the weights."""
+    total, names, sizes = sum(each.trained_bytes for each in step.layers), list[str](), [0]
     for each in step.layers:
-        half = each.trained_bytes / 2
-        if before and half and before + half >= total * (len(stages) + 1) / count and len(stages) < count - 1:
-            stages.append(each.name)
-        before += each.trained_bytes
-    return tuple(stages)
-
-
-def _largest_stage(step: Step, stages: Sequence[str]) -> float:
-    """The largest stage's share of the weights."""
-    sizes = [0]
-    for each in step.layers:
-        if each.name in stages:
+        middle = sum(sizes) + each.trained_bytes / 2
+        if sizes[0] and each.trained_bytes and middle >= total * len(sizes) / count and len(sizes) < count:
+            names.append(each.name)
             sizes.append(0)
         sizes[-1] += each.trained_bytes
-    return max(sizes) / sum(sizes)
+    return tuple(names), max(sizes) / max(1, total)
 
 
 def _splits(step: Step, group: DeviceGroup) -> list[SplitLayer]:
@@ -414,7 +412,7 @@ def _estimate(
     compute, moving = flops / device.flops[choice.precision], moved / device.memory_bytes_per_second
     if choice.stages:  # the largest stage, which waits at the beginning and the end
         waits = (number + len(choice.stages)) / number
-        compute, moving = (each * _largest_stage(step, choice.stages) * waits for each in (compute, moving))
+        compute, moving = (each * choice.largest_stage * waits for each in (compute, moving))
     reduce_seconds = exchange_seconds(step, group, choice)
     seconds = max(compute, moving) + reduce_seconds
     if measured is not None and measured.ran_on(group):
@@ -445,10 +443,8 @@ def _estimate(
 
 def all_reduce_seconds(num_bytes: float, group: DeviceGroup) -> float:
     """Estimates an all-reduce as a ring (benchmarks/scaling.md), at the full rate of the links."""
-    count, speed = group.count, group.device.bytes_per_second(group.count)
-    if count == 1 or speed is None:
-        return 0.0
-    return 2 * (count - 1) * (MESSAGE_SECONDS + num_bytes / count / speed)
+    speed = group.device.bytes_per_second(group.count)
+    return 2 * (group.count - 1) * (MESSAGE_SECONDS + num_bytes / group.count / speed) if speed else 0.0
 
 
 def plan_checkpoints(

@@ -193,27 +193,28 @@ def trace_step(
 class EmptyVariable(UninitializedVariable):
     """A variable without memory until something is assigned to it; outside of graphs it reads as zeros."""
 
-    def _read_variable_op(self, no_copy: bool = False) -> Any:
-        if tf.executing_eagerly() and not self.is_initialized():
-            return tf.zeros(self.shape, self.dtype)
-        return super()._read_variable_op(no_copy)
+    def value(self) -> Any:
+        is_empty = tf.executing_eagerly() and not self.is_initialized()
+        return tf.zeros(self.shape, self.dtype) if is_empty else super().value()
+
+    read_value = value
 
 
 @contextlib.contextmanager
 def omit_values() -> Iterator[None]:
     """Large variables that Keras creates within this context have no values, so that a graph of them can be traced."""
-    initialize_with_value = keras.Variable._initialize_with_initializer
+    initialize_with_value = keras.Variable._initialize
 
-    def initialize(self: Any, initializer: Any) -> None:
-        if math.prod(self._shape) * tf.as_dtype(self._dtype).size < LARGE:
-            initialize_with_value(self, initializer)
+    def initialize(self: Any, value: Any) -> None:
+        if not callable(value) or math.prod(self._shape) * tf.as_dtype(self._dtype).size < LARGE:
+            initialize_with_value(self, value)
             return
         distribution = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
         own = {"shape": self._shape, "dtype": self._dtype, "trainable": self.trainable, "name": self.name}
-        self._initialize(EmptyVariable(**own, distribute_strategy=distribution))
+        self._value = EmptyVariable(**own, distribute_strategy=distribution)
 
     with Patches() as patches:
-        patches.replace(keras.Variable, _initialize_with_initializer=initialize)
+        patches.replace(keras.Variable, _initialize=initialize)
         yield
 
 
