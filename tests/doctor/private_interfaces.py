@@ -30,6 +30,9 @@ OF_MODULES = {
         "context": "a heartbeat timeout; whether a worker's process died; whether this process has computed"
     },
     "tensorflow.python.distribute.one_device_strategy": {"OneDeviceExtended": "a strategy with Horovod's collectives"},
+    "tensorflow.python.ops.resource_variable_ops": {
+        "UninitializedVariable": "a plan of a model that is larger than this machine's memory"
+    },
     "tensorflow.python.framework.config": {
         "is_op_determinism_enabled": "the public module can only switch determinism on",
         "disable_op_determinism": "so that one run of a process does not change the next",

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import re
+import types
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import keras
+import numpy as np
 import pytest
 from support import REPOSITORY, run_python
 
 from tfdist.checkpoint.policy import FIRST_COST, CheckpointPolicy
 from tfdist.errors import UserError
-from tfdist.planning import documents
+from tfdist.models.transformer import build_transformer
+from tfdist.planning import documents, traced_step
 from tfdist.planning.estimate import (
+    LAYOUTS,
     OPTIMIZER,
     DeviceGroup,
+    Layout,
     Limits,
     PlannedChoice,
     PlannedTraining,
@@ -28,11 +35,13 @@ from tfdist.planning.estimate import (
     plan_checkpoints,
     read_tuning,
 )
-from tfdist.planning.planning import choose_plans
+from tfdist.planning.planning import choose_plans, describe_training
 from tfdist.planning.requests import read_request
-from tfdist.planning.traced_step import SplitLayer, Step
+from tfdist.planning.traced_step import EmptyVariable, LayerSize, SplitLayer, Step
+from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tpu_compiler.devices import read_devices
+from tfdist.training.run.train_settings import TrainSettings
 
 SCHEMA = REPOSITORY / "tfdist" / "planning" / "plan.schema.json"
 DIGITS = ["--gin_file=configs/experiments/digits.gin", "--gin_param=train.epochs = 2"]
@@ -41,7 +50,7 @@ KNOWN = read_devices()
 STEP = Step(
     rows=1,
     recomputes=False,
-    parameters={"dense": 10**9},
+    layers=(LayerSize("dense", 10**9, 4 * 10**9),),
     parameter_bytes=4 * 10**9,
     slot_bytes=8 * 10**9,
     gradient_bytes=4 * 10**9,
@@ -91,7 +100,8 @@ def test_what_does_not_fit_is_cut_computed_again_and_shared_in_this_order() -> N
     found = {}
     for kind, count in [("h200", 1), ("a100_40", 1), ("l4", 8), ("t4", 4)]:
         some = list(estimate_group(training(), DeviceGroup(KNOWN[kind], count), None))
-        found[kind] = some and (some[0].choice.num_microbatches, some[0].choice.recomputes, some[0].choice.sharding)
+        first = some[0].choice
+        found[kind] = (first.num_microbatches, first.layout.recomputes, first.layout.sharding)
         for each in some:
             assert each.memory_bytes <= 0.9 * each.group.device.memory_bytes
             assert each.choice.rows <= each.largest_rows
@@ -100,9 +110,48 @@ def test_what_does_not_fit_is_cut_computed_again_and_shared_in_this_order() -> N
 
 def test_sharing_takes_the_optimizers_part_alone() -> None:
     group = DeviceGroup(KNOWN["l4"], 8)
-    choices = (PlannedChoice("float32", False, sharding, num_microbatches=1, rows=1) for sharding in (None, OPTIMIZER))
+    layouts = (Layout(sharding=sharding) for sharding in (None, OPTIMIZER))
+    choices = (PlannedChoice("float32", layout, num_microbatches=1, rows=1) for layout in layouts)
     whole, shared = (estimate_memory(STEP, group, choice) for choice in choices)
     assert whole - shared == STEP.slot_bytes * 7 / 8
+
+
+def build_settings(model: Any, data: Any, loss: keras.losses.Loss) -> TrainSettings:
+    task, optimizer = Supervised(loss=loss), keras.optimizers.AdamW
+    return TrainSettings(
+        model=model, train_data=lambda: data, optimizer=optimizer, task=task, global_batch_size=8, epochs=1
+    )
+
+
+def test_a_model_larger_than_any_memory_is_traced() -> None:
+    wide = 1 << 21  # a kernel of 16 TiB
+
+    def build() -> keras.Model:
+        model = keras.Sequential([keras.Input((8,)), *(keras.layers.Dense(wide) for _ in range(2))])
+        assert not np.any(model.layers[0].kernel.numpy())  # as a builder may
+        return model
+
+    data = np.zeros((8, 8), np.float32), np.zeros((8, 1), np.float32)
+    settings = build_settings(build, data, keras.losses.MeanSquaredError())
+    step = describe_training(settings, several=True).trace("float32", False)
+    assert step is not None and step.small.parameter_bytes == 4 * (wide * wide + 10 * wide)
+    assert step.small.slot_bytes == pytest.approx(2 * step.small.parameter_bytes)
+    assert not isinstance(keras.Variable("zeros", shape=(1 << 18,)).value, EmptyVariable)
+
+
+@pytest.mark.slow
+def test_a_deep_model_is_planned_by_two_shallow_ones() -> None:
+    build = functools.partial(build_transformer, vocabulary_size=8, length=8, width=256, num_layers=6)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    settings = build_settings(build, (np.zeros((8, 8), np.int32),) * 2, loss)
+    asked: Any = types.SimpleNamespace(depth=6, approach=None)
+    whole, deepened = (
+        describe_training(settings, several=True, request=request).trace("bfloat16", True) for request in (None, asked)
+    )
+    assert whole is not None and deepened is not None
+    assert whole.large.layers[1:] == deepened.large.layers[1:]  # but for the name of the input
+    numbers = [name for name in traced_step.GROWING if getattr(whole.large, name) != getattr(deepened.large, name)]
+    assert numbers == []
 
 
 def test_the_cheapest_comes_first_and_limits_hold() -> None:
@@ -128,9 +177,13 @@ def test_checkpoints_come_at_youngs_interval_and_their_cost_and_steps_done_twice
 
 BLOCKED = dataclasses.replace(
     STEP,
-    layers=(("tokens", 10**8), *((f"block_{index}", 9 * 10**8) for index in range(4))),
-    blocks=((9 * 10**8, 16),) * 4,
-    splits=(SplitLayer(9 * 10**8, 1024, 4096, 4096),) * 4,
+    layers=(
+        LayerSize("tokens", 25 * 10**6, 10**8),
+        *(
+            LayerSize(f"block_{index}", 225 * 10**6, 9 * 10**8, 16, (SplitLayer(9 * 10**8, 1024, 4096, 4096),))
+            for index in range(4)
+        ),
+    ),
 )
 
 
@@ -164,7 +217,7 @@ GROWING = ("rows", "recomputes", "tensor_bytes", "batch_bytes", "flops", "bytes_
 def test_every_approach_is_planned_by_its_names(
     approach: str, strategy: str, sharding: object, stages: list[str]
 ) -> None:
-    found = build_document("h200", 4, approach=approach)
+    found = build_document("h200", 4, layouts=LAYOUTS[approach])
     assert found["strategy"] == {"approach": approach, "total_gpus": 4, "nodes": 1, "gpus_per_node": 4}
     assert found["distributedConfig"]["strategy"] == found["distributed_config"]["strategy"] == strategy
     assert found["resourceAllocation"]["shardingStrategy"] == sharding
@@ -172,7 +225,8 @@ def test_every_approach_is_planned_by_its_names(
 
 
 def test_weights_that_fit_nowhere_as_a_whole_are_shared() -> None:
-    large = dataclasses.replace(BLOCKED, parameter_bytes=12 * 10**9, blocks=((29 * 10**8, 16),) * 4, splits=())
+    layers = tuple(LayerSize(f"block_{index}", 725 * 10**6, 29 * 10**8, 16) for index in range(4))
+    large = dataclasses.replace(BLOCKED, parameter_bytes=12 * 10**9, layers=layers)
     found = build_document("t4", 8, large)
     assert found["strategy"] == {"approach": "fsdp", "total_gpus": 8, "nodes": 2, "gpus_per_node": 4}
     assert [each["devices"] for each in found["resourceAllocation"]["nodeAssignments"]] == [4, 4]

@@ -9,17 +9,16 @@ import dataclasses
 import datetime
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.checkpoint.catalog import KEEP_LAST
-from tfdist.checkpoint.policy import ALL, FIRST_COST
+from tfdist.checkpoint.policy import ALL, FIRST_COST, CheckpointPolicy
 from tfdist.planning.estimate import (
     ALLOCATED,
     COMPILED,
     ESTIMATED,
     HOROVOD,
-    MEASURED,
     MESSAGE_SECONDS,
     SPLIT,
     USABLE,
@@ -27,7 +26,6 @@ from tfdist.planning.estimate import (
     Estimate,
     Limits,
     MeasuredRun,
-    PlannedChoice,
     PlannedTraining,
     exchange_seconds,
 )
@@ -47,27 +45,26 @@ CLASSES = {
 GPU_REPLICAS = ("mirrored", "multi_worker", HOROVOD)  # whose gradients NCCL sums
 INIT_METHODS = {"multi_worker": "TF_CONFIG", HOROVOD: "horovodrun", "tpu": "tpu"}
 PIPELINES = {"airflow": "airflow_dag.py", "vertex": "vertex.yaml"}  # of examples/pipelines
-KEEPS = ("keep_every_steps", "keep_best")
 GPU_UTILIZATION, CHECKPOINT_OVERHEAD = 0.8, 0.05  # at least; at most
 ETHERNET = 12.5e9  # bytes a second of a machine without RDMA, as Google Cloud's A2 machines have it
 BUFFER_BYTES = 4 << 20  # NCCL's own; larger ones may help where messages are large
-HEADERS = (
-    *(
-        "devices",
-        "strategy",
-        "approach",
-        "precision",
-        "microbatches",
-        "largest",
-        "memory",
-        "step",
-        "MFU",
-        "hours",
-        "USD",
-    ),
-    *("time by", "memory by"),
-)
-BASES = {MEASURED: "run", COMPILED: "compiler", ESTIMATED: "graph"}  # in the table's words
+BASES = {ESTIMATED: "graph", COMPILED: "compiler"}  # in the table's words; what is none of these is measured
+# The columns of the page, by their headers.
+COLUMNS: dict[str, Callable[[Estimate], str]] = {
+    "devices": lambda each: str(each.group),
+    "strategy": lambda each: each.strategy,
+    "approach": lambda each: each.approach,
+    "precision": lambda each: each.choice.precision,
+    "microbatches": lambda each: f"{each.choice.num_microbatches} × {each.choice.rows}",
+    "largest": lambda each: str(each.largest_rows),
+    "memory": lambda each: f"{in_bytes(each.memory_bytes)} of {each.group.device.memory_gib:g} GiB",
+    "step": lambda each: f"{1e3 * each.step_seconds:.3g} ms",
+    "MFU": lambda each: f"{100 * each.utilization:.2g} %",
+    "hours": lambda each: f"{each.hours:.3g}",
+    "USD": lambda each: "–" if each.price is None else f"{each.price:.4g}",
+    "time by": lambda each: BASES.get(each.basis[0], "run"),
+    "memory by": lambda each: BASES.get(each.basis[1], "run"),
+}
 WARM_UP_EPOCHS = 5  # Goyal et al., "Accurate, Large Minibatch SGD", 2017
 ASSUMPTIONS = (
     "A step takes the longer of its products and its bytes, at the makers' peak rates, and its all-reduce besides: it "
@@ -93,20 +90,15 @@ def build_document(
     first, policy, step = best[0], training.policy, best[0].step
     is_nccl = first.strategy in GPU_REPLICAS
     orchestrator = "airflow" if first.group.num_machines == 1 and not first.group.device.is_tpu else "vertex"
-    distributed = {
-        "strategy": first.strategy,
-        "world_size": first.group.count,
-        "backend": "nccl" if is_nccl else "xla" if first.group.device.is_tpu else None,
-        "init_method": INIT_METHODS.get(first.strategy),
-    }
+    backend = "nccl" if is_nccl else "xla" if first.group.device.is_tpu else None
+    distributed = {"strategy": first.strategy, "world_size": first.group.count, "backend": backend}
     checkpoint = {
-        "approach": None if policy is None else ALL if first.choice.sharding else policy.writers,
+        "approach": None if policy is None else ALL if first.choice.layout.sharding else policy.writers,
         "async": policy is not None,  # a thread writes
         "compression": None,
         "storage": None if policy is None else directory.checkpoints,
         "frequency": first.interval_seconds,
-        "retention": policy
-        and {"keep_last": policy.keep_last or KEEP_LAST, **{name: getattr(policy, name) for name in KEEPS}},
+        "retention": policy and _describe_retention(policy),
         "expected_recovery_time": first.interval_seconds and first.interval_seconds / 2,
         "state_bytes": step.state_bytes,
         "cost_seconds": FIRST_COST if policy is not None else None,
@@ -120,15 +112,18 @@ def build_document(
         "strategy": _describe_strategy(first),
         "model": _describe_model(first),
         "batch_configuration": _describe_batch(first, training),
-        "distributed_config": {name: distributed[name] for name in ("strategy", "world_size", "backend")},
-        "distributedConfig": _convert_to_camel_case(distributed),
+        "distributed_config": distributed,
+        "distributedConfig": {
+            **{re.sub("_(.)", lambda match: match[1].upper(), name): value for name, value in distributed.items()},
+            "initMethod": INIT_METHODS.get(first.strategy),
+        },
         "resourceAllocation": {
             "nodeAssignments": [
                 {"node": node, "devices": here, "workers": here if first.strategy == HOROVOD else 1}
                 for node, here in enumerate(first.group.per_node)
             ],
             "memoryPerNode": int(first.memory_bytes) * first.group.per_node[0],
-            "shardingStrategy": _format_sharding(first.choice),
+            "shardingStrategy": first.choice.layout.setting,
             "stages": list(first.choice.stages),
             **_describe_device(first),
         },
@@ -180,14 +175,14 @@ def build_document(
     }
 
 
-def _convert_to_camel_case(names: Mapping[str, Any]) -> dict[str, Any]:
-    return {re.sub("_(.)", lambda found: found[1].upper(), name): value for name, value in names.items()}
+def _describe_retention(policy: CheckpointPolicy) -> dict[str, Any]:
+    kept = {"keep_every_steps": policy.keep_every_steps, "keep_best": policy.keep_best}
+    return {"keep_last": policy.keep_last or KEEP_LAST, **kept}
 
 
 def _describe_strategy(each: Estimate) -> dict[str, Any]:
-    group = each.group
-    nodes = {"nodes": group.num_machines, "gpus_per_node": group.per_node[0]}
-    return {"approach": each.approach, "total_gpus": group.count, **nodes}
+    nodes = {"nodes": each.group.num_machines, "gpus_per_node": each.group.per_node[0]}
+    return {"approach": each.approach, "total_gpus": each.group.count, **nodes}
 
 
 def list_uncertainties(each: Estimate) -> list[str]:
@@ -195,9 +190,9 @@ def list_uncertainties(each: Estimate) -> list[str]:
     texts = []
     if each.choice.precision == "bfloat16":
         texts.append("bfloat16 rounds more than float32: compare a metric of both before a long run.")
-    if each.choice.sharding in (WEIGHTS, SPLIT):
+    if each.choice.layout.sharding in (WEIGHTS, SPLIT):
         texts.append(
-            f"Some optimizers and layers do not go with train.sharding = {_format_sharding(each.choice)!r}: "
+            f"Some optimizers and layers do not go with train.sharding = {each.choice.layout.setting!r}: "
             "train.fast_check = True finds out."
         )
     if each.step.uncertain:
@@ -219,18 +214,13 @@ def format_gin(each: Estimate, settings: TrainSettings) -> str:
         f"train.strategy = @{name}.{CLASSES[name]}()",
         f"train.precision = {choice.precision!r}",
         f"train.num_microbatches = {choice.num_microbatches}",
-        f"train.sharding = {_format_sharding(choice)!r}",
+        f"train.sharding = {choice.layout.setting!r}",
     ]
     if choice.stages:
         lines.append(f"pipelined.Pipelined.stages = {list(choice.stages)}")
-    if choice.recomputes and settings.recompute is None:
+    if choice.layout.recomputes and settings.recompute is None:
         lines.append("train.recompute = 'auto'")
     return "\n".join(lines) + "\n"
-
-
-def _format_sharding(choice: PlannedChoice) -> str | list[str] | None:
-    """Returns the value of train.sharding as a user writes it."""
-    return list(choice.sharding) if isinstance(choice.sharding, tuple) else choice.sharding
 
 
 def _describe_model(each: Estimate) -> dict[str, Any]:
@@ -239,7 +229,7 @@ def _describe_model(each: Estimate) -> dict[str, Any]:
         "parameters": sum(step.parameters.values()),
         "parameters_by_group": step.parameters,
         "parameter_bytes": step.parameter_bytes,
-        "optimizer_bytes": step.slot_bytes // (each.group.count if each.choice.sharding else 1),
+        "optimizer_bytes": step.slot_bytes // (each.group.count if each.choice.layout.sharding else 1),
         "gradient_bytes": step.gradient_bytes,
         "tensor_bytes": int(step.tensor_bytes),
         "batch_bytes": int(step.batch_bytes * number),
@@ -281,20 +271,21 @@ def _describe_device(each: Estimate) -> dict[str, Any]:
 
 
 def _describe_rdma(each: Estimate) -> dict[str, Any]:
-    uses_network, technology = each.group.num_machines > 1, each.group.device.network
-    enabled = uses_network and each.strategy in GPU_REPLICAS and "RDMA" in (technology or "")
-    ordinary = dataclasses.replace(each.group.device, network_bytes_per_second=ETHERNET / each.group.device.per_machine)
-    longer = exchange_seconds(each.step, dataclasses.replace(each.group, device=ordinary), each.choice)
-    variables = {} if each.strategy not in GPU_REPLICAS else {"NCCL_DEBUG": "WARN"}
-    if variables and uses_network:
-        variables |= {"NCCL_IB_DISABLE": str(int(not enabled)), "NCCL_NET_GDR_LEVEL": "SYS" if enabled else "LOC"}
-        variables |= {"NCCL_BUFFSIZE": str(BUFFER_BYTES), "NCCL_SOCKET_IFNAME": ""}
+    group, is_nccl, crosses = each.group, each.strategy in GPU_REPLICAS, each.group.num_machines > 1
+    enabled = is_nccl and crosses and "RDMA" in (group.device.network or "")
+    slower = dataclasses.replace(group.device, network_bytes_per_second=ETHERNET / group.device.per_machine)
+    longer = exchange_seconds(each.step, dataclasses.replace(group, device=slower), each.choice) - each.reduce_seconds
+    variables = {
+        "NCCL_IB_DISABLE": str(int(not enabled)),
+        "NCCL_NET_GDR_LEVEL": "SYS" if enabled else "LOC",
+        "NCCL_BUFFSIZE": str(BUFFER_BYTES),
+    }
     return {
         "enabled": enabled,
-        "platform": "nccl" if variables else None,
-        "network": technology if uses_network else None,
-        "expected_speedup": 1 + max(0.0, longer - each.reduce_seconds) / each.step_seconds if enabled else None,
-        "env_vars": variables,
+        "platform": "nccl" if is_nccl else None,
+        "network": group.device.network if crosses else None,
+        "expected_speedup": 1 + max(0.0, longer) / each.step_seconds if enabled else None,
+        "env_vars": variables if is_nccl and crosses else {},
     }
 
 
@@ -310,22 +301,6 @@ def _describe_cost(each: Estimate) -> dict[str, Any]:
 def format_page(best: Sequence[Estimate], uncertain: Sequence[str]) -> str:
     """The plan and the next best, one a line, and what of it is uncertain; plan.json has what they rest on."""
     count = sum(best[0].step.parameters.values())
-    lines = [f"{count:,} parameters", "", align_columns([HEADERS, *map(_row, best)], HEADERS), ""]
+    rows = [[value(each) for value in COLUMNS.values()] for each in best]
+    lines = [f"{count:,} parameters", "", align_columns([list(COLUMNS), *rows], list(COLUMNS)), ""]
     return "\n".join([*lines, *(f"uncertain: {each}" for each in uncertain)])
-
-
-def _row(each: Estimate) -> tuple[str, ...]:
-    return (
-        str(each.group),
-        each.strategy,
-        each.approach,
-        each.choice.precision,
-        f"{each.choice.num_microbatches} × {each.choice.rows}",
-        str(each.largest_rows),
-        f"{in_bytes(each.memory_bytes)} of {each.group.device.memory_gib:g} GiB",
-        f"{1e3 * each.step_seconds:.3g} ms",
-        f"{100 * each.utilization:.2g} %",
-        f"{each.hours:.3g}",
-        "–" if each.price is None else f"{each.price:.4g}",
-        *(next(word for beginning, word in BASES.items() if basis.startswith(beginning)) for basis in each.basis),
-    )

@@ -13,9 +13,9 @@ from typing import Any
 
 from tfdist.checkpoint.policy import FIRST_COST, CheckpointPolicy, CheckpointSchedule
 from tfdist.errors import UserError
-from tfdist.planning.traced_step import ALLOCATED, SplitLayer, Step
+from tfdist.planning.traced_step import ALLOCATED, SplitLayer, Step, extrapolate
 from tfdist.telemetry.records import load_record
-from tfdist.telemetry.result import TUNE, read_result
+from tfdist.telemetry.result import TUNE, RunResult, read_result
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tpu_compiler.devices import Device
 
@@ -26,7 +26,6 @@ OPTIMIZER, WEIGHTS, SPLIT = "optimizer", "weights", ("*",)  # values of train.sh
 HOROVOD = "horovod"
 ESTIMATED = "traced graph and the makers' figures"
 COMPILED = "the TPU's compiler"
-MEASURED = "measured in"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +35,11 @@ class Layout:
     recomputes: bool = False
     sharding: str | tuple[str, ...] | None = None
     is_staged: bool = False
+
+    @property
+    def setting(self) -> str | list[str] | None:
+        """The value of train.sharding as a user writes it."""
+        return list(self.sharding) if isinstance(self.sharding, tuple) else self.sharding
 
 
 # By the names that planners know.
@@ -80,22 +84,16 @@ class DeviceGroup:
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredRun:
-    """A finished run, whose measurements count.
-
-    Attributes:
-      examples_per_second: of its last start, evaluations and all else between steps included.
-      accelerators: names of what it computed on; "CPU" where that was nothing else.
-    """
+    """A finished run, whose measurements count: throughput is of its last start, evaluations included."""
 
     path: str
-    examples_per_second: float
-    num_replicas: int
-    accelerators: Sequence[str]
+    result: RunResult
 
     def ran_on(self, group: DeviceGroup) -> bool:
         """Returns whether the run was on so many of these devices."""
-        names = [name for name in group.device.names if any(name in each for each in self.accelerators)]
-        return bool(names) and self.num_replicas == group.count
+        accelerators = self.result.hardware.get("accelerators") or ["CPU"]
+        names = [name for name in group.device.names if any(name in each for each in accelerators)]
+        return bool(names) and self.result.num_replicas == group.count
 
 
 def read_tuning(path: str) -> dict[str, Any] | None:
@@ -118,12 +116,7 @@ def read_measured_run(path: str) -> MeasuredRun:
         raise UserError(f"--from_run={path} holds no finished run: there is no {directory.result}.")
     if not result.examples_per_second or not result.num_replicas:
         raise UserError(f"--from_run={path} holds no measurements: {directory.result} has no examples_per_second.")
-    return MeasuredRun(
-        path=directory.path,
-        examples_per_second=result.examples_per_second,
-        num_replicas=result.num_replicas,
-        accelerators=list(result.hardware.get("accelerators") or ()) or ["CPU"],
-    )
+    return MeasuredRun(directory.path, result)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,24 +130,10 @@ class TracedStep:
         """The step with so many rows in a microbatch."""
         if self.small.rows == self.large.rows:
             return self.small
-        share = (rows - self.small.rows) / self._more_rows
-
-        def interpolate(low: float, high: float) -> float:
-            return low + (high - low) * share
-
-        return dataclasses.replace(
-            self.small,
-            rows=rows,
-            tensor_bytes=int(interpolate(self.small.tensor_bytes, self.large.tensor_bytes)),
-            activation_bytes=int((self.large.tensor_bytes - self.small.tensor_bytes) * rows / self._more_rows),
-            batch_bytes=int(interpolate(self.small.batch_bytes, self.large.batch_bytes)),
-            flops=interpolate(self.small.flops, self.large.flops),
-            bytes_moved=interpolate(self.small.bytes_moved, self.large.bytes_moved),
-        )
-
-    @property
-    def _more_rows(self) -> int:
-        return self.large.rows - self.small.rows
+        more = self.large.rows - self.small.rows
+        activations = (self.large.tensor_bytes - self.small.tensor_bytes) * rows // more
+        step = extrapolate(self.small, self.large, (rows - self.small.rows) / more)
+        return dataclasses.replace(step, rows=rows, activation_bytes=activations)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,8 +147,7 @@ class PlannedTraining:
       policy: of its checkpoints.
       horovod: whether Horovod is to be used where several GPUs are.
       steps_per_epoch: None where it does not matter.
-      approach: the only one that may be chosen, of LAYOUTS or ON_ONE_DEVICE; None: any.
-      allows: whether the experiment's settings go with a layout.
+      layouts: that go with the experiment's settings and with what was asked for.
       rate: the highest learning rate, and the epochs before it.
       dashboard: the address of a tracker; None: there is none, or it is not known.
     """
@@ -182,8 +160,7 @@ class PlannedTraining:
     policy: CheckpointPolicy | None
     horovod: bool = False
     steps_per_epoch: int | None = None
-    approach: str | None = None
-    allows: Callable[[Layout], bool] = lambda layout: True
+    layouts: Sequence[Layout] = tuple(layout for layouts in LAYOUTS.values() for layout in layouts)
     rate: tuple[float | None, float] = (None, 0.0)
     dashboard: str | None = None
 
@@ -202,18 +179,20 @@ class PlannedTraining:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedChoice:
-    """Settings that an estimate is of; `rows` are a microbatch's on one replica, `stages` begin with these layers."""
+    """Settings that an estimate is of.
+
+    Attributes:
+      rows: of a microbatch on one replica.
+      stages: the layers that begin them, but the first.
+      largest_stage: its share of the weights.
+    """
 
     precision: str
-    recomputes: bool
-    sharding: str | tuple[str, ...] | None
+    layout: Layout
     num_microbatches: int
     rows: int
     stages: tuple[str, ...] = ()
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(self.recomputes, self.sharding, bool(self.stages))
+    largest_stage: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -294,7 +273,7 @@ def estimate_group(training: PlannedTraining, group: DeviceGroup, measured: Meas
         return
     for precision in training.precisions:
         if precision in group.device.flops:
-            for layout in sorted(_list_layouts(training, group), key=lambda each: each not in PLAIN):
+            for layout in _list_layouts(training, group):
                 found = _fit(training, group, precision, layout)
                 if found is not None:
                     yield _estimate(training, group, *found, measured)
@@ -305,32 +284,29 @@ def estimate_group(training: PlannedTraining, group: DeviceGroup, measured: Meas
 def estimate_memory(step: Step, group: DeviceGroup, choice: PlannedChoice) -> float:
     """Bytes of one device at the peak; several microbatches keep the sum of their gradients."""
     count = group.count
-    slots = step.slot_bytes / (count if choice.sharding else 1)
+    slots = step.slot_bytes / (count if choice.layout.sharding else 1)
     gradients: float = step.gradient_bytes if choice.num_microbatches > 1 else 0
     if choice.stages:  # all microbatches may be on their way
-        part = max(_stage_shares(step, choice.stages))
+        part = choice.largest_stage
         tensors = part * (step.tensor_bytes + (choice.num_microbatches - 1) * step.activation_bytes)
         return part * (step.parameter_bytes + slots + gradients) + ALLOCATED * tensors + 2 * step.batch_bytes
     elsewhere = _shared_bytes(step, group, choice) * (count - 1) / count
     weights, tensors = step.parameter_bytes - elsewhere, max(step.tensor_bytes - elsewhere, step.activation_bytes)
-    if choice.sharding == WEIGHTS:  # the weights and gradients of two blocks are whole at a time
-        weights += 4 * max(size for size, _ in step.blocks)
-    elif choice.sharding == SPLIT:  # the rows of all replicas go in, and are kept for the backward pass
+    if choice.layout.sharding == WEIGHTS:  # the weights and gradients of two blocks are whole at a time
+        weights += 4 * max(each.trained_bytes for each in step.layers if each.num_shared is not None)
+    elif choice.layout.sharding == SPLIT:  # the rows of all replicas go in, and are kept for the backward pass
         tensors += (count - 1) * choice.rows * sum(each.input_bytes for each in _splits(step, group))
-    if choice.sharding in (WEIGHTS, SPLIT):
+    if choice.layout.sharding in (WEIGHTS, SPLIT):
         gradients /= count
     return weights + slots + gradients + ALLOCATED * tensors + 2 * step.batch_bytes
 
 
-def _list_layouts(training: PlannedTraining, group: DeviceGroup) -> list[Layout]:
-    """Lists the layouts that may be planned for a group, as asked for."""
-    if group.count > 1 and training.approach == ON_ONE_DEVICE:
-        return []
-    names = LAYOUTS if training.approach in (None, ON_ONE_DEVICE) or group.count == 1 else (training.approach,)
-    layouts = [layout for name in names for layout in LAYOUTS[name]]
-    if group.count == 1 or group.device.is_tpu:
-        layouts = [layout for layout in layouts if layout.sharding is None and not layout.is_staged]
-    return [layout for layout in layouts if training.allows(layout)]
+def _list_layouts(training: PlannedTraining, group: DeviceGroup) -> Sequence[Layout]:
+    """Lists the layouts that may be planned for a group; those where one suffices come first."""
+    if group.count == 1:
+        return LAYOUTS["data_parallel"]
+    layouts = sorted(training.layouts, key=lambda each: each not in PLAIN)
+    return [each for each in layouts if not group.device.is_tpu or each in LAYOUTS["data_parallel"]]
 
 
 def _fit(
@@ -343,7 +319,7 @@ def _fit(
         traced = training.trace(precision, False)
     if traced is None or not _suits(traced.small, group, layout):
         return None
-    stages = choose_stages(traced.small, group.count) if layout.is_staged else ()
+    stages, share = choose_stages(traced.small, group.count) if layout.is_staged else ((), 1.0)
     replicas = 1 if stages else group.count
     for number in (2**power for power in range(MOST_MICROBATCHES.bit_length())):
         if training.global_batch_size < replicas * number:
@@ -354,8 +330,7 @@ def _fit(
             continue  # fewer leave the stages waiting (GPipe)
         rows = math.ceil(training.global_batch_size / replicas / number)
         step = traced.estimate_step(rows)
-        recomputes = step.recomputes and layout.recomputes
-        choice = PlannedChoice(precision, recomputes, layout.sharding, number, rows, stages)
+        choice = PlannedChoice(precision, layout, number, rows, stages, share)
         if estimate_memory(step, group, choice) <= usable:
             return choice, step, _estimate_largest_rows(traced, group, choice, usable)
     return None
@@ -364,40 +339,34 @@ def _fit(
 def _suits(step: Step, group: DeviceGroup, layout: Layout) -> bool:
     """Whether a model's layers can be shared so."""
     if layout.sharding == WEIGHTS:
-        return bool(step.blocks) and all(variables >= group.count for _, variables in step.blocks)
+        counts = [each.num_shared for each in step.layers if each.num_shared is not None]
+        return bool(counts) and min(counts) >= group.count
     if layout.is_staged:
-        return group.num_machines == 1 and len(choose_stages(step, group.count)) == group.count - 1
+        return group.num_machines == 1 and len(choose_stages(step, group.count)[0]) == group.count - 1
     return layout.sharding != SPLIT or bool(_splits(step, group))
 
 
-def choose_stages(step: Step, count: int) -> tuple[str, ...]:
-    """Returns the layers with which the second stage begins, the third …, so that stages have like many weights."""
-    total, before, stages = sum(size for _, size in step.layers), 0, list[str]()
-    for name, size in step.layers:
-        if before and size and before + size / 2 >= total * (len(stages) + 1) / count and len(stages) < count - 1:
-            stages.append(name)
-        before += size
-    return tuple(stages)
-
-
-def _stage_shares(step: Step, stages: Sequence[str]) -> list[float]:
-    """Each stage's share of the weights."""
-    shares, total = [0.0], sum(size for _, size in step.layers)
-    for name, size in step.layers:
-        shares += [0.0] if name in stages else []
-        shares[-1] += size / total
-    return shares
+def choose_stages(step: Step, count: int) -> tuple[tuple[str, ...], float]:
+    """Returns the layers that begin the stages but the first, and the largest stage's share of the weights."""
+    total, names, sizes = sum(each.trained_bytes for each in step.layers), list[str](), [0]
+    for each in step.layers:
+        middle = sum(sizes) + each.trained_bytes / 2
+        if sizes[0] and each.trained_bytes and middle >= total * len(sizes) / count and len(sizes) < count:
+            names.append(each.name)
+            sizes.append(0)
+        sizes[-1] += each.trained_bytes
+    return tuple(names), max(sizes) / max(1, total)
 
 
 def _splits(step: Step, group: DeviceGroup) -> list[SplitLayer]:
-    return [each for each in step.splits if each.columns % group.count == 0]
+    return [split for layer in step.layers for split in layer.splits if split.columns % group.count == 0]
 
 
 def _shared_bytes(step: Step, group: DeviceGroup, choice: PlannedChoice) -> int:
     """Bytes of the weights that no replica has as a whole."""
-    if choice.sharding == WEIGHTS:
-        return sum(size for size, _ in step.blocks)
-    return sum(each.num_bytes for each in _splits(step, group)) if choice.sharding == SPLIT else 0
+    if choice.layout.sharding == WEIGHTS:
+        return sum(each.trained_bytes for each in step.layers if each.num_shared is not None)
+    return sum(each.num_bytes for each in _splits(step, group)) if choice.layout.sharding == SPLIT else 0
 
 
 def exchange_seconds(step: Step, group: DeviceGroup, choice: PlannedChoice) -> float:
@@ -407,9 +376,9 @@ def exchange_seconds(step: Step, group: DeviceGroup, choice: PlannedChoice) -> f
         return 0.0
     shared = _shared_bytes(step, group, choice)
     seconds = all_reduce_seconds(max(0, step.reduced_bytes - shared), group)
-    if choice.sharding == WEIGHTS:  # gathered for both passes, and their gradients scattered, for each microbatch
+    if choice.layout.sharding == WEIGHTS:  # gathered for both passes and gradients scattered, for each microbatch
         seconds += choice.num_microbatches * 1.5 * all_reduce_seconds(shared, group)
-    elif choice.sharding == SPLIT:  # rows and columns, in both passes
+    elif choice.layout.sharding == SPLIT:  # rows and columns, in both passes
         for each in _splits(step, group):
             sent = choice.rows * (each.input_bytes + each.output_bytes / count)
             seconds += choice.num_microbatches * 2 * (count - 1) * (2 * MESSAGE_SECONDS + sent / speed)
@@ -439,16 +408,17 @@ def _estimate(
     flops, moved, of_memory, of_time = step.flops * number, step.bytes_moved * number, ESTIMATED, ESTIMATED
     compiled = training.compile_step(group, choice) if device.is_tpu else None
     if compiled is not None:
-        (memory, flops, moved), of_memory = compiled, COMPILED
-        of_time = f"{COMPILED} and the makers' figures"
+        (memory, flops, moved), of_memory, of_time = compiled, COMPILED, COMPILED
     compute, moving = flops / device.flops[choice.precision], moved / device.memory_bytes_per_second
     if choice.stages:  # the largest stage, which waits at the beginning and the end
         waits = (number + len(choice.stages)) / number
-        compute, moving = (each * max(_stage_shares(step, choice.stages)) * waits for each in (compute, moving))
+        compute, moving = (each * choice.largest_stage * waits for each in (compute, moving))
     reduce_seconds = exchange_seconds(step, group, choice)
     seconds = max(compute, moving) + reduce_seconds
     if measured is not None and measured.ran_on(group):
-        seconds, of_time = training.global_batch_size / measured.examples_per_second, f"{MEASURED} {measured.path}"
+        speed = measured.result.examples_per_second
+        assert speed is not None  # as `read_measured_run` has it
+        seconds, of_time = training.global_batch_size / speed, f"measured in {measured.path}"
     interval, lost = plan_checkpoints(training.policy, seconds, training.steps_per_epoch)
     hours = training.total_steps * seconds * (1 + lost) / 3600
     return Estimate(
@@ -473,10 +443,8 @@ def _estimate(
 
 def all_reduce_seconds(num_bytes: float, group: DeviceGroup) -> float:
     """Estimates an all-reduce as a ring (benchmarks/scaling.md), at the full rate of the links."""
-    count, speed = group.count, group.device.bytes_per_second(group.count)
-    if count == 1 or speed is None:
-        return 0.0
-    return 2 * (count - 1) * (MESSAGE_SECONDS + num_bytes / count / speed)
+    speed = group.device.bytes_per_second(group.count)
+    return 2 * (group.count - 1) * (MESSAGE_SECONDS + num_bytes / group.count / speed) if speed else 0.0
 
 
 def plan_checkpoints(

@@ -16,6 +16,8 @@ from typing import Any
 from tfdist.errors import UserError, suggest
 from tfdist.planning import documents
 from tfdist.planning.estimate import (
+    LAYOUTS,
+    ON_ONE_DEVICE,
     DeviceGroup,
     Estimate,
     Layout,
@@ -28,7 +30,7 @@ from tfdist.planning.estimate import (
     read_tuning,
 )
 from tfdist.planning.requests import PlanRequest
-from tfdist.planning.traced_step import Step, deepen, trace_step
+from tfdist.planning.traced_step import Step, deepen, omit_values, trace_step
 from tfdist.storage import files, lease
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.one_device import OneDevice
@@ -43,6 +45,7 @@ from tfdist.training.run.train_settings import TrainSettings
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 SMALLER = 8  # times: the smaller of the microbatches that are traced
+MAX_LAYERS = 4  # blocks of a shipped model that are traced: with fewer, its peak of memory is at another time
 NEXT_BEST = 3
 COUNTS = (1, 2, 4, 8)  # devices that are looked at where no number is given
 
@@ -94,15 +97,10 @@ def plan(
             except UserError as error:  # a TPU cannot run it, or has no room for it
                 notify(f"{group} is left out. {error}")
         best = choose_plans(found, limits)
-        document = documents.build_document(
-            best,
-            training,
-            limits,
-            measured=measured,
-            tuning=tuning,
-            notes=[] if request is None else request.list_notes(3 * best[0].step.state_bytes),  # one is being written
-            directory=directory,
-        )
+        # Two checkpoints are kept while one is being written.
+        notes = [] if request is None else request.list_notes(3 * best[0].step.state_bytes)
+        facts: dict[str, Any] = {"measured": measured, "tuning": tuning, "notes": notes, "directory": directory}
+        document = documents.build_document(best, training, limits, **facts)
         files.write_atomic(files.join(directory.path, "plan.json"), to_json(document, indent=2) + "\n")
         files.write_atomic(files.join(directory.path, "plan.gin"), documents.format_gin(best[0], settings))
         notify(documents.format_page(best, document["uncertain"]))
@@ -125,7 +123,8 @@ def describe_training(
     """
     depth = None if request is None else request.depth
     build: Any = settings.model
-    sizes = sorted({max(1, settings.global_batch_size // SMALLER), settings.global_batch_size})
+    smallest = 1 if depth is not None else max(1, settings.global_batch_size // SMALLER)
+    sizes = sorted({smallest, settings.global_batch_size})
 
     @functools.cache
     def trace(precision: str, recomputes: bool) -> TracedStep | None:
@@ -134,21 +133,21 @@ def describe_training(
         if recomputes and settings.recompute is not None:
             return trace(precision, False)  # which does so already
 
-        def trace_rows(rows: int, num_layers: int | None = None) -> Step:
+        def trace_rows(rows: int, num_layers: int | None = depth) -> Step:
+            if num_layers is not None and num_layers > MAX_LAYERS:
+                return deepen(trace_rows(rows, MAX_LAYERS - 1), trace_rows(rows, MAX_LAYERS), num_layers)
             model: Any = settings.model if num_layers is None else lambda: build(num_layers=num_layers)
-            return trace_step(
-                dataclasses.replace(settings, model=model),
-                rows=rows,
-                num_replicas=2 if several else 1,
-                precision=precision,
-                recompute=recompute,
-            )
-
-        def trace_depth(rows: int) -> Step:
-            return trace_rows(rows) if depth is None else deepen(trace_rows(rows, 1), trace_rows(rows, 2), depth)
+            with omit_values():
+                return trace_step(
+                    dataclasses.replace(settings, model=model),
+                    rows=rows,
+                    num_replicas=2 if several else 1,
+                    precision=precision,
+                    recompute=recompute,
+                )
 
         try:
-            return TracedStep(trace_depth(sizes[0]), trace_depth(sizes[-1]))
+            return TracedStep(trace_rows(sizes[0]), trace_rows(sizes[-1]))
         except UserError:
             if recomputes:  # no layer holds layers of its own
                 return None
@@ -163,23 +162,24 @@ def describe_training(
             settings,
             precision=choice.precision,
             num_microbatches=choice.num_microbatches,
-            recompute=settings.recompute or ("auto" if choice.recomputes else None),
+            recompute=settings.recompute or ("auto" if choice.layout.recomputes else None),
             eval_data=None,
             callbacks=(),
         )
         (found,) = compile_programs(own, parse_slice(topology), compiler)
         return found.memory_bytes, found.flops, found.bytes_accessed
 
-    def allows(layout: Layout) -> bool:
+    def allow(layout: Layout) -> bool:
         """Returns whether train.sharding and the strategy go with the other settings."""
-        sharding = list(layout.sharding) if isinstance(layout.sharding, tuple) else layout.sharding
         strategy = Pipelined(["a_layer"]) if layout.is_staged else OneDevice()
         try:
-            dataclasses.replace(settings, sharding=sharding, strategy=strategy)
+            dataclasses.replace(settings, sharding=layout.setting, strategy=strategy)
         except UserError:
             return False
         return True
 
+    approach = None if request is None else request.approach
+    names = LAYOUTS if approach is None else () if approach == ON_ONE_DEVICE else (approach,)
     precisions = dict.fromkeys([settings.precision, *([BFLOAT16] if settings.precision == FLOAT32 else [])])
     examples = trace(settings.precision, False)
     assert examples is not None
@@ -193,8 +193,7 @@ def describe_training(
         policy=settings.policy,
         horovod=isinstance(settings.strategy, Horovod),
         steps_per_epoch=steps_per_epoch,
-        approach=None if request is None else request.approach,
-        allows=allows,
+        layouts=[layout for name in names for layout in LAYOUTS[name] if allow(layout)],
         rate=examples.small.rate,
         dashboard=next((url for sink in settings.sinks if (url := sink.dashboard_url)), None),
     )

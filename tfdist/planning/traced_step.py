@@ -8,13 +8,16 @@ the reductions are the step's own, found in the graph as the all-reduces that a 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import psutil
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from tfdist.data.pipeline import PREFETCHED_STEPS
 from tfdist.errors import UserError
@@ -25,7 +28,7 @@ from tfdist.tpu_compiler.program import Programs, count_bytes, trace_programs
 from tfdist.training.run import assembly
 from tfdist.training.run.train_settings import TrainSettings
 from tfdist.training.sharding.tensor_parallel import choose_splits
-from tfdist.training.step.optimizer import bind_schedules, learning_rate, parts
+from tfdist.training.step.optimizer import bind_schedules, parts, sample_rates
 from tfdist.tuning.search import hypermodel
 
 # Two figures fitted, November 2026, to the 48 cells of benchmarks/plan.py (performance.md): what tensors take, as
@@ -34,7 +37,12 @@ ALLOCATED = 1.06
 # and what a process that runs a graph keeps of each of its operations.
 OPERATION_BYTES = 11 * 1024
 REDUCTION = "XlaAllReduce"
-NUM_RATES = 100  # of a run, of which the highest is looked for
+# The numbers of a step that grow along a line with its rows, or with the blocks of its model.
+GROWING = (
+    *("parameter_bytes", "slot_bytes", "gradient_bytes", "tensor_bytes", "batch_bytes", "num_operations"),
+    *("flops", "bytes_moved", "reduced_bytes"),
+)
+LARGE = 1 << 20  # bytes of a variable that a plan gives no memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +55,29 @@ class SplitLayer:
     output_bytes: int
 
 
+@dataclasses.dataclass(frozen=True)
+class LayerSize:
+    """A layer of the model's own.
+
+    Attributes:
+      num_shared: variables that replicas share by train.sharding = 'weights': none of a layer that it refuses; None
+        where it leaves the layer whole.
+      splits: of layers in it that patterns in train.sharding may split.
+    """
+
+    name: str
+    num_parameters: int
+    trained_bytes: int
+    num_shared: int | None = None
+    splits: tuple[SplitLayer, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
     """One replica's part of a training step; bytes, flops of multiplications and additions in products.
 
     Attributes:
       rows: examples of a microbatch on one replica.
-      parameters: numbers of the model's variables, by layer group.
       gradient_bytes: of what is trained.
       tensor_bytes: the most that is alive at once besides variables: activations, gradients, what the update needs.
       batch_bytes: of a local batch.
@@ -64,16 +88,12 @@ class Step:
       num_examples: of the training.
       uncertain: operations whose outputs have shapes that depend on values.
       activation_bytes: the part of `tensor_bytes` that grows with the rows.
-      layers: the model's own, with the bytes that are trained in each.
-      blocks: bytes and number of variables of those that train.sharding = 'weights' would share; of one that it
-        refuses, no variables.
-      splits: of layers that patterns in train.sharding may split.
       rate: the highest learning rate, and the epochs before it.
     """
 
     rows: int
     recomputes: bool
-    parameters: dict[str, int]
+    layers: tuple[LayerSize, ...]
     parameter_bytes: int
     slot_bytes: int
     gradient_bytes: int
@@ -87,14 +107,19 @@ class Step:
     num_examples: int
     uncertain: tuple[str, ...] = ()
     activation_bytes: int = 0
-    layers: tuple[tuple[str, int], ...] = ()
-    blocks: tuple[tuple[int, int], ...] = ()
-    splits: tuple[SplitLayer, ...] = ()
     rate: tuple[float, float] = (0.0, 0.0)
 
     @property
     def state_bytes(self) -> int:
         return self.parameter_bytes + self.slot_bytes
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Numbers of parameters by layer; layers whose names differ by a number are one group."""
+        found: collections.Counter[str] = collections.Counter()
+        for each in self.layers:
+            found[each.name.rstrip("0123456789").rstrip("_")] += each.num_parameters
+        return {name: count for name, count in found.items() if count}
 
     @property
     def host_bytes(self) -> float:
@@ -148,7 +173,7 @@ def trace_step(
         return Step(
             rows=rows,
             recomputes=changed.recompute is not None,
-            parameters=_count_parameters(model),
+            layers=_list_layers(model),
             parameter_bytes=sum(map(count_bytes, model.variables)),
             slot_bytes=sum(map(count_bytes, optimizer.variables)),
             gradient_bytes=sum(map(count_bytes, model.trainable_variables)),
@@ -161,85 +186,96 @@ def trace_step(
             reduced_bytes=sum(count_bytes(each.inputs[0]) for each in reductions),
             num_examples=programs.num_examples,
             uncertain=tuple(sorted(tracer.unknown)),
-            layers=tuple((each.name, _trained_bytes(each)) for each in model.layers),
-            blocks=_list_blocks(model),
-            splits=_list_splits(model),
             rate=_find_highest_rate(settings, programs),
         )
 
 
-def deepen(one: Step, two: Step, depth: int) -> Step:
-    """The step of a model with so many equal blocks, block_0, block_1 …, by those of one and of two blocks."""
+class EmptyVariable(UninitializedVariable):
+    """A variable without memory until something is assigned to it; outside of graphs it reads as zeros."""
 
-    def extend(name: str) -> Any:
-        low, high = getattr(one, name), getattr(two, name)
-        if isinstance(high, dict):
-            return {key: low.get(key, 0) + (high[key] - low.get(key, 0)) * (depth - 1) for key in high}
-        if isinstance(high, tuple):
-            more = collections.Counter(high) - collections.Counter(low)
-            return (*high, *(depth - 2) * list(more.elements()))
-        return type(high)(low + (high - low) * (depth - 1))
+    def value(self) -> Any:
+        is_empty = tf.executing_eagerly() and not self.is_initialized()
+        return tf.zeros(self.shape, self.dtype) if is_empty else super().value()
 
-    numbers = ("parameter_bytes", "slot_bytes", "gradient_bytes", "tensor_bytes", "num_operations", "flops")
-    names = (*numbers, "parameters", "blocks", "splits", "bytes_moved", "reduced_bytes")
-    last = next(i for i, (name, _) in enumerate(two.layers) if name == "block_1")
-    blocks = [(f"block_{index}", two.layers[last][1]) for index in range(1, depth)]
-    layers = (*two.layers[:last], *blocks, *two.layers[last + 1 :])
-    return dataclasses.replace(two, **{name: extend(name) for name in names}, layers=layers)
+    read_value = value
 
 
-def _trained_bytes(layer: Any) -> int:
-    return sum(map(count_bytes, layer.trainable_variables))
+@contextlib.contextmanager
+def omit_values() -> Iterator[None]:
+    """Large variables that Keras creates within this context have no values, so that a graph of them can be traced."""
+    initialize_with_value = keras.Variable._initialize
+
+    def initialize(self: Any, value: Any) -> None:
+        if not callable(value) or math.prod(self._shape) * tf.as_dtype(self._dtype).size < LARGE:
+            initialize_with_value(self, value)
+            return
+        distribution = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
+        own = {"shape": self._shape, "dtype": self._dtype, "trainable": self.trainable, "name": self.name}
+        self._value = EmptyVariable(**own, distribute_strategy=distribution)
+
+    with Patches() as patches:
+        patches.replace(keras.Variable, _initialize=initialize)
+        yield
 
 
-def _list_blocks(model: Any) -> tuple[tuple[int, int], ...]:
+def extrapolate(low: Step, high: Step, share: float) -> Step:
+    """The step on the line from one step to another, at a share of the way that may exceed 1."""
+    ends = {name: (getattr(low, name), getattr(high, name)) for name in GROWING}
+    return dataclasses.replace(
+        high, **{name: type(last)(first + (last - first) * share) for name, (first, last) in ends.items()}
+    )
+
+
+def deepen(low: Step, high: Step, depth: int) -> Step:
+    """The step of a model with so many equal blocks, block_0, block_1 …, by those of one block fewer and of more."""
+    first = next(i for i, each in enumerate(high.layers) if each.name == "block_0")
+    count = sum(each.name.startswith("block_") for each in high.layers)
+    blocks = (dataclasses.replace(high.layers[first], name=f"block_{index}") for index in range(depth))
+    layers = (*high.layers[:first], *blocks, *high.layers[first + count :])
+    return dataclasses.replace(extrapolate(low, high, depth - count + 1), layers=layers)
+
+
+def _list_layers(model: Any) -> tuple[LayerSize, ...]:
     try:
         blocks = choose_layers(model, AUTO)
     except UserError:  # no layer holds layers of its own
-        return ()
-    counts = (0 if any(v.regularizer for v in each.variables) else len(each.trainable_variables) for each in blocks)
-    return tuple(zip(map(_trained_bytes, blocks), counts, strict=True))
-
-
-def _list_splits(model: Any) -> tuple[SplitLayer, ...]:
-    """Lists the layers that can be split; each sees as many rows of an example as its model's layer gives."""
+        blocks = []
     found = []
-    for outer in model.layers:
-        try:
-            splits = choose_splits(model, [outer.name], 1)
-        except UserError:  # nothing of it can be split
-            continue
-        try:
-            positions = math.prod(length or 1 for length in outer.output.shape[1:-1])
-        except (AttributeError, ValueError):  # it has no output, or several
-            positions = 1
-        for each in splits:
-            shape, size = each.variable.shape, count_bytes(each.variable) // math.prod(each.variable.shape)
-            inputs = 1 if isinstance(each.layer, keras.layers.Embedding) else math.prod(shape[: each.axis])
-            outputs = math.prod(shape[each.axis :])
-            ends = (positions * size * inputs, positions * size * outputs)
-            found.append(SplitLayer(count_bytes(each.variable), shape[each.axis], *ends))
+    for layer in model.layers:
+        trained = layer.trainable_variables
+        num_shared = None
+        if any(layer is each for each in blocks):
+            num_shared = 0 if any(v.regularizer for v in layer.variables) else len(trained)
+        num_parameters = sum(math.prod(variable.shape) for variable in layer.variables)
+        splits = _list_splits(model, layer)
+        found.append(LayerSize(layer.name, num_parameters, sum(map(count_bytes, trained)), num_shared, splits))
+    return tuple(found)
+
+
+def _list_splits(model: Any, outer: Any) -> tuple[SplitLayer, ...]:
+    """Lists the layers in a layer that can be split; each sees as many rows of an example as that layer gives."""
+    try:
+        splits = choose_splits(model, [outer.name], 1)
+    except UserError:  # nothing of it can be split
+        return ()
+    try:
+        positions = math.prod(length or 1 for length in outer.output.shape[1:-1])
+    except (AttributeError, ValueError):  # it has no output, or several
+        positions = 1
+    found = []
+    for each in splits:
+        shape, num_bytes = each.variable.shape, count_bytes(each.variable)
+        inputs = 1 if isinstance(each.layer, keras.layers.Embedding) else math.prod(shape[: each.axis])
+        scale = positions * num_bytes // math.prod(shape)
+        found.append(SplitLayer(num_bytes, shape[each.axis], scale * inputs, scale * math.prod(shape[each.axis :])))
     return tuple(found)
 
 
 def _find_highest_rate(settings: TrainSettings, programs: Programs) -> tuple[float, float]:
     """Finds the highest learning rate of the training, and the epochs before it."""
     length = assembly.length_of(settings, settings.plan(programs.num_examples, 1))
-    steps = [round(part * (length.total_steps - 1) / NUM_RATES) for part in range(NUM_RATES + 1)]
-    rates = []
     with Patches() as patches:
         bind_schedules(programs.optimizer, length, programs.model.trainable_variables, patches)
-        for step in steps:
-            parts(programs.optimizer)[0].iterations.assign(step)
-            rates.append(learning_rate(programs.optimizer))
-    return max(rates), steps[rates.index(max(rates))] / length.steps_per_epoch
-
-
-def _count_parameters(model: Any) -> dict[str, int]:
-    """Numbers of parameters by the outermost layer that holds them; layers that differ by a number are one group."""
-    found: collections.Counter[str] = collections.Counter()
-    for layer in model.layers:
-        count = sum(math.prod(variable.shape) for variable in layer.variables)
-        if count:
-            found[layer.name.rstrip("0123456789").rstrip("_")] += count
-    return dict(found)
+        rates = sample_rates(parts(programs.optimizer)[0], length.total_steps)
+    step, rate = max(rates, key=lambda each: each[1])
+    return rate, step / length.steps_per_epoch

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import math
 import tempfile
 import types
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import h5py
 import keras
 import numpy as np
 import tensorflow as tf
@@ -39,7 +36,8 @@ from tfdist.telemetry.result import Starts
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import is_backup
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit, check_metric_sums
-from tfdist.training.recovery import survival
+from tfdist.training.recovery import origins, survival
+from tfdist.training.recovery.weights import find_exported
 from tfdist.training.run import assembly
 from tfdist.training.run.compiled import parts_of
 from tfdist.training.run.eval_sets import EvalSet, name_split
@@ -48,13 +46,12 @@ from tfdist.training.run.train_settings import EvaluateSettings, TrainedSettings
 from tfdist.training.step.gradients import explain_errors, forward, quotients
 from tfdist.training.step.metrics import MetricGroup
 from tfdist.training.step.normalization import microbatch_note
-from tfdist.training.step.optimizer import bind_schedules, build_optimizer, learning_rate, parts, steps_before_swa
+from tfdist.training.step.optimizer import bind_schedules, build_optimizer, parts, sample_rates, steps_before_swa
 from tfdist.training.step.own_step import LARGEST_DIFFERENCE, compare_halves, refuse_padding, trace_step
 from tfdist.training.step.precision import as_tf_function, set_precision
 from tfdist.training.step.randomness import shuffle_note
 
 Tell = Callable[[str], None]
-NUM_RATES = 72  # of which the highest is looked for
 MAX_ROWS = 8  # of the first batch, on which the loss is computed
 
 
@@ -191,21 +188,19 @@ def check_use(
 
 def _report_schedule(tell: Tell, optimizer: keras.optimizers.Optimizer, total_steps: int) -> float:
     """Says some of the learning rates of a run, where they change; the highest."""
-    schedule = optimizer._learning_rate
-    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        return learning_rate(optimizer)
-    steps = [round(i * (total_steps - 1) / (NUM_RATES - 1)) for i in range(NUM_RATES)]
-    rates = [float(schedule(np.int64(step))) for step in steps]
-    shown = sorted({0, int(np.argmax(rates)), NUM_RATES // 2, NUM_RATES - 1})
-    tell(f"learning rate: {', '.join(f'{rates[i]:.3g} at step {steps[i]:,}' for i in shown)}")
-    return max(rates)
+    rates = sample_rates(optimizer, total_steps)
+    values = [rate for _, rate in rates]
+    if len(rates) > 1:
+        shown = [rates[i] for i in sorted({0, values.index(max(values)), len(rates) // 2, len(rates) - 1})]
+        tell(f"learning rate: {', '.join(f'{rate:.3g} at step {step:,}' for step, rate in shown)}")
+    return max(values)
 
 
 def report_unscaled_rate(request: Request, batch_size: int, rate: float, tell: Tell) -> None:
     """Says where the batch is not that of the run's last start, or of its plan, and the learning rate still is."""
     directory, now = RunDirectory(request.run_dir), request.settings()
     starts = load_if_whole(directory.starts, Starts)
-    plan = load_if_whole(files.join(directory.path, "plan.json"), dict[str, Any])
+    plan = load_if_whole(directory.plan, dict[str, Any])
     if starts is not None:
         source, before = "the last start", int(starts.settings.get("train.global_batch_size", 0))
         is_same = all(now.get(name) == value for name, value in starts.settings.items() if "learning_rate" in name)
@@ -383,14 +378,8 @@ def shorten(settings: TrainSettings, request: Request) -> tuple[TrainSettings, R
 
 def read_exported_weights(directory: RunDirectory) -> dict[str, np.ndarray]:
     """Reads the weights of the exported model, by their paths in its file."""
-    is_whole = files.exists(directory.model)
-    content = files.read(directory.model if is_whole else directory.model_weights)
-    if is_whole:
-        content = zipfile.ZipFile(io.BytesIO(content)).read("model.weights.h5")
-    found: dict[str, np.ndarray] = {}
-    with h5py.File(io.BytesIO(content)) as file:
-        file.visititems(lambda name, each: found.update({name: each[()]}) if isinstance(each, h5py.Dataset) else None)
-    return found
+    with origins.open_arrays(find_exported(directory).path) as (_, arrays):
+        return {name: array.read() for name, array in arrays.items()}
 
 
 def compare_weights(trained: Mapping[str, np.ndarray], restored: Mapping[str, np.ndarray]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UserError, suggest
@@ -27,6 +28,7 @@ from tfdist.training.step.precision import LossScale
 
 Gradients = Sequence[tf.Tensor | tf.IndexedSlices]
 REDUCTION = "_all_reduce_sum_gradients"
+NUM_RATES = 72  # of a run, which are looked at
 
 
 def check_optimizer_builder(builder: object) -> None:
@@ -123,6 +125,15 @@ def list_optimizers(owner: Any) -> list[keras.optimizers.Optimizer]:
 def learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
     """The rate of the next update; of a MultiOptimizer, that of its first optimizer."""
     return float(keras.ops.convert_to_numpy(parts(optimizer)[0].learning_rate))
+
+
+def sample_rates(optimizer: keras.optimizers.Optimizer, total_steps: int) -> list[tuple[int, float]]:
+    """Samples steps of a run with their learning rates; the first step alone where the rate stays."""
+    schedule = optimizer._learning_rate
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        return [(0, learning_rate(optimizer))]
+    steps = [round(i * (total_steps - 1) / (NUM_RATES - 1)) for i in range(NUM_RATES)]
+    return [(step, float(schedule(np.int64(step)))) for step in steps]
 
 
 def constant_rates(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.optimizers.Optimizer, float]]:
