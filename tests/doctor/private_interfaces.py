@@ -10,7 +10,6 @@ OF_MODULES = {
     "keras.src.backend.common": {"global_state": "variables that have no values yet"},
     "keras.src.backend.common.variables": {
         "AutocastScope": "a layer's weights in its compute type, where it is computed a second time",
-        "get_autocast_scope": "which type that is",
     },
     "keras.src.losses.loss": {
         "scale_loss_for_distribution": "a loss that is not divided by the number of replicas",

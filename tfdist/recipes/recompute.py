@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.variables import AutocastScope, get_autocast_scope
+from keras.src.backend.common.variables import AutocastScope
 
 from tfdist.errors import UserError, suggest
 from tfdist.keras_patches.patches import Patches
@@ -103,8 +103,8 @@ class RecomputedCall:
         self._before = [tf.identity(v.value) for v in self._kept]
         self._outputs: Any = None
         self._after: list[Any] = []
-        scope = get_autocast_scope()
-        self._autocasts_to = None if scope is None else scope.dtype  # in the second pass, too
+        autocasts = layer.autocast and layer.compute_dtype != layer.variable_dtype
+        self._autocasts_to = layer.compute_dtype if autocasts else None  # in the second pass, too
         self.is_second_pass = False
 
     def read_weights(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
