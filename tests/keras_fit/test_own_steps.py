@@ -172,7 +172,7 @@ def test_an_experiment_trains_evaluates_and_predicts(
 
     assert "its train_step returns" in tfdist("validate", "own.gin")
     if model == "build":
-        assert "plan: " in tfdist("plan", "own.gin", "--devices=l4")
+        assert "plan.gin" in tfdist("plan", "own.gin", "--devices=l4")
     shown = tfdist("train", "own.gin", "--run_dir=run")
     assert "epoch 3/3" in shown and returned in shown
     result = json.loads((tmp_path / "run" / "result.json").read_text())
