@@ -55,6 +55,7 @@ NOT_HERE = {
     "tfdist launch -n 2 train cifar10.gin": "TFDS: tests/examples/test_examples.py",
     "tfdist report runs/cifar10": "TFDS: tests/examples/test_examples.py",
     "tfdist train language.gin": "KerasHub: tests/examples/test_examples.py",
+    "python generate.py": "the same",
     "tfdist launch -n 2 train lora.gin": "KerasHub: tests/examples/test_examples.py",
     "python kfp_pipeline.py": "an environment of kfp's own: tests/launch/test_pipelines.py",
     "tfdist doctor tfdist:experiments/digits.gin --compile_for": "JAX and libtpu, 1.3 GB: tests/tpu_compiler",
