@@ -53,6 +53,7 @@ def test_training_continues_and_says_what_of_its_logs_is_missing(
         assert re.search(rf"[0-9]+ lines of {tmp_path}/{name}.jsonl could not be written", said)
     assert said.count("tensorboard gets no more summaries, and the run continues: ") == 1
     told = [event["details"]["message"] for event in ended.events("log_not_written")]
+    told = [message for message in told if "/telemetry/" not in message]  # where a sample was due meanwhile
     assert len(told) == 1 and re.match(r"[0-9]+ lines of .*metrics.jsonl", told[0])
     assert {point["epoch"] for point in ended.points("eval")} == {1, 4, 5}
 
