@@ -978,6 +978,7 @@ PARSERS = {
     "storage.lease": "lies below the reader; an owner that cannot be read is somebody unknown",
     "strategies.cluster.tf_config": "TF_CONFIG",
     "planning.requests": "a request, which other programs write",
+    "training.recovery.origins": "the optimizer of a .keras file",
     **dict.fromkeys(
         [
             *("training.watch.equality", "strategies.strategy", "commands.doctor"),
