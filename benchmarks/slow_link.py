@@ -74,8 +74,9 @@ def two_workers(strategy_name: str, rounds: str) -> list[Figure]:
         way = precision or "eager"
         with start_ddp(strategy, name, [way], learner.model.count_params()) as sample:
             mine, theirs = take_samples([ours, functools.partial(sample, way)], int(rounds))
-        label = f"{name}{f' in {precision}' if precision else ''}, {strategy.name}, {sent:.3g} MB a step"
-        figures.append(make_ratio(f"{label}: tfdist ÷ PyTorch DDP", mine, theirs, GOALS.get(name)))
+        if strategy.topology.is_chief:
+            label = f"{name}{f' in {precision}' if precision else ''}, {strategy.name}, {sent:.3g} MB a step"
+            figures.append(make_ratio(f"{label}: tfdist ÷ PyTorch DDP", mine, theirs, GOALS.get(name)))
     return keep_chiefs(strategy, figures)
 
 
