@@ -187,10 +187,10 @@ def parse(arguments: Sequence[str]) -> flags.FlagValues:
 
 
 def add_request(values: flags.FlagValues) -> None:
-    """Puts what a request says of the experiment into the flags, where these do not say it."""
+    """Reads the request, and puts what it says of the experiment into the flags, where these do not say it."""
     from tfdist.planning import requests
 
-    request = requests.read_request(values.request, values.gin_file)
+    values["request"].value = request = requests.read_request(values.request, values.gin_file)
     values["gin_param"].value = [*request.statements(), *values.gin_param]
     values["gin_file"].value = request.files or [f"{requests.SHIPPED}{request.kind}.gin"]
 
@@ -401,13 +401,12 @@ def train(settings: Any, request: Any) -> None:
 
 def plan(given: flags.FlagValues, settings: Any, run_dir: str) -> None:
     """Says where a training fits and what it costs, from the flags of this mode."""
-    from tfdist.planning import planning, requests
+    from tfdist.planning import planning
     from tfdist.planning.estimate import Limits
 
     limits = Limits(given.budget_usd, given.deadline)
     chosen_by = {name: given[name].value for name in ("devices", "prices", "hardware", "from_run")}
-    request = None if given.request is None else requests.read_request(given.request, given.gin_file)
-    planning.plan(settings, run_dir, print, limits=limits, request=request, **chosen_by)
+    planning.plan(settings, run_dir, print, limits=limits, request=given.request, **chosen_by)
 
 
 def validate(loaded: Any, checks: Mapping[str, Callable[[Any], None]], run_dir: str) -> None:

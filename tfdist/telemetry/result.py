@@ -140,9 +140,11 @@ def read_result(run: RunDirectory) -> RunResult | None:
 def read_end(run: RunDirectory) -> RunResult | None:
     """Reads how a run ended; None where it has not, or a start after that result goes on with it."""
     result = load_if_whole(run.result, RunResult)
+    if result is None:
+        return None
     record = load_if_whole(run.starts, Starts)
     starts = () if record is None else record.starts
-    return result if result is not None and len(result.starts or starts) >= len(starts) else None
+    return result if len(result.starts or starts) >= len(starts) else None
 
 
 def read_starts(directory: RunDirectory, warn: Warn) -> Starts:

@@ -44,14 +44,14 @@ class CheckpointFollower:
         self._has_said_waiting = False
         points = map(as_point, read_lines(run.directory.followed, Unreadable())) if run.topology.is_chief else ()
         self._done = {point.checkpoint for point in points if point is not None}
-        self._policy = policy if policy is not None and (policy.keep_best or "").startswith(VALIDATION) else None
+        self._metric: BestMetric | None = None
         self._best: Mapping[str, Any] | None = None
         self._copies: CheckpointManager | None = None  # of the best one
-        if run.topology.is_chief and self._policy is not None:
-            best = catalog.find_best(list_checkpoints(run.directory.best), self._policy)
+        if policy is not None and policy.keep_best is not None and policy.keep_best.startswith(VALIDATION):
+            self._metric = BestMetric(policy.keep_best, policy.larger_is_better, saves=True)
+            best = catalog.find_best(list_checkpoints(run.directory.best), policy) if run.topology.is_chief else None
             if best is not None and best.manifest is not None:
-                metric = str(self._policy.keep_best)
-                self._best = {"metric": metric, "value": best.manifest.metrics[metric]}
+                self._best = {"metric": policy.keep_best, "value": best.manifest.metrics[policy.keep_best]}
 
     def wait_for_next(self) -> SavedWeights | None:
         """Blocks until there is a checkpoint to evaluate; None once the run has ended and all are. A collective.
@@ -102,9 +102,8 @@ class CheckpointFollower:
         steps_per_epoch = state.manifest.identity.get("steps_per_epoch")
         epoch = -(-state.step // steps_per_epoch) if steps_per_epoch else 0
         named = {f"{VALIDATION}{name}": value for name, value in results.items()}
-        if self._policy is not None:
-            metric = BestMetric(str(self._policy.keep_best), self._policy.larger_is_better, saves=True)
-            best = metric.newest(self._best, named, step=state.step, epoch=epoch)
+        if self._metric is not None:
+            best = self._metric.newest(self._best, named, step=state.step, epoch=epoch)
             if best is not self._best:
                 self._copy(state, {name: value for name, value in named.items() if isinstance(value, int | float)})
                 self._best = best
