@@ -81,6 +81,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def nothing_of_another_test() -> Iterator[None]:
     """Takes back TensorFlow's global seed, under which what is not seeded seems to be, its determinism, and errors.
 
+    Likewise Keras's policy of types, in which a later test's models would compute.
     Fails a test that leaves another handler of a signal behind, on which a later one would fail.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -94,6 +95,8 @@ def nothing_of_another_test() -> Iterator[None]:
 
         sys.modules["tensorflow"].random.set_seed(None)
         config.disable_op_determinism()
+    if keras := sys.modules.get("keras"):
+        keras.config.set_dtype_policy("float32")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -138,8 +141,6 @@ def answer(
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:] = path
-    if keras := sys.modules.get("keras"):
-        keras.config.set_dtype_policy("float32")
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import pytest
 import support
 from training.trainings import Trained, run
@@ -40,8 +39,3 @@ def mirrored(_mirrored_results: dict[str, Any]) -> Callable[[str], Any]:
         return held["value"]
 
     return result
-
-
-@pytest.fixture(autouse=True)
-def _float32() -> None:
-    keras.config.set_dtype_policy("float32")
