@@ -22,14 +22,21 @@ import contextlib
 import json
 import os
 import signal
+import threading
 
 import keras
 
 
 class DiesBetweenCalls(keras.callbacks.Callback):
+    def __init__(self, killed):
+        super().__init__()
+        self.killed = killed
+
     def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 2 and json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+        if epoch == 2 and json.loads(os.environ["TF_CONFIG"])["task"]["index"] == self.killed:
             os.kill(os.getpid(), signal.SIGKILL)
+        elif epoch == 2:
+            next(thread for thread in threading.enumerate() if thread.name == "tfdist-deaths").join()
 """
 
 
@@ -58,15 +65,21 @@ def test_survivor_of_a_killed_worker_ends_with_status_4(tmp_path: pathlib.Path, 
     assert not (tmp_path / "run" / "result.json").exists()
 
 
-def test_a_worker_that_dies_while_none_talks_to_it_is_missed(tmp_path: pathlib.Path) -> None:
-    """The chief then waits for it to join the next collective, and no connection of its own breaks."""
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_worker_that_dies_while_none_talks_to_it_is_missed(tmp_path: pathlib.Path, killed: int) -> None:
+    """No connection breaks while it is used: the other waits for it, unless it has watched it die."""
     (tmp_path / "dies.py").write_text(DIES)
-    params = ("import dies", "train.callbacks = [@dies.DiesBetweenCalls()]")
+    params = (
+        "import dies",
+        "train.callbacks = [@dies.DiesBetweenCalls()]",
+        f"dies.DiesBetweenCalls.killed = {killed}",
+    )
     with two_workers(tmp_path / "run", *params, directory=tmp_path) as workers:
-        status, output = workers[0].end(timeout=DEADLINE_SECONDS), workers[0].output
-        assert workers[1].status == -signal.SIGKILL
+        survivor = workers[1 - killed]
+        status, output = survivor.end(timeout=DEADLINE_SECONDS), survivor.output
+        assert workers[killed].status == -signal.SIGKILL
     assert status == 4, output
-    assert output.count("error:") == 1 and "Worker 0 lost the connection" in output, output
+    assert output.count("error:") == 1 and f"Worker {1 - killed} lost the connection" in output, output
 
 
 def test_when_one_worker_is_told_to_leave_all_save_and_leave(tmp_path: pathlib.Path) -> None:

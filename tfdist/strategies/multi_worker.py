@@ -2,8 +2,9 @@
 
 A lost worker is noticed in two ways. TensorFlow's coordination service gives up a worker that was silent for the
 heartbeat timeout, for which there is no public setting. It does not see before that a process died, and neither do the
-collectives unless a connection to it is in use: worker 0 waits for ever until every worker has joined one. So worker 0
-asks the others' servers every second; a server that is gone refuses at once, one of a stopped process stays silent.
+collectives unless a connection to it is in use: a call that begins later waits for it to come back. So worker 0 asks
+the others' servers every second, and they ask worker 0's, whose end follows any other's. A server that is gone refuses
+at once, one of a stopped process stays silent.
 `tests/strategies/test_liveness.py` fails when the strategy no longer takes the service as it finds it.
 """
 
@@ -240,14 +241,15 @@ def set_heartbeat_timeout(cluster: Cluster, seconds: float) -> None:
 
 
 def watch_for_deaths(cluster: Cluster) -> None:
-    """Has worker 0's collectives fail once the process of another worker is gone. After a strategy is made."""
-    if cluster.worker_index != 0 or cluster.num_workers == 1:
-        return
-    _, *others = [
+    """Has this worker's collectives fail once a process that it watches is gone. After a strategy is made."""
+    first, *others = [
         f"/job:{job}/replica:0/task:{index}" for job, workers in cluster.jobs.items() for index in range(len(workers))
     ]
+    if not others:
+        return
+    watched = [first] if cluster.worker_index else others
     stop = threading.Event()
-    thread = threading.Thread(target=_poll_until_one_died, args=(others, stop), name="tfdist-deaths", daemon=True)
+    thread = threading.Thread(target=_poll_until_one_died, args=(watched, stop), name="tfdist-deaths", daemon=True)
     thread.start()
     atexit.register(thread.join)  # TensorFlow must not end while it is asked
     atexit.register(stop.set)  # called first
