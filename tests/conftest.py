@@ -16,6 +16,7 @@ import venv
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import forks
 import pytest
 import support
 from gcs.server import GcsServer
@@ -28,6 +29,7 @@ os.environ.update(support.QUIET | support.THREADS)
 # A shell that starts the suite in the background has it, and all that it starts, ignore what these tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+forks.trace_threads()
 
 
 # What takes minutes begins first, so that no process of a parallel run is left alone with it at the end.

@@ -294,11 +294,37 @@ def _start_own_server() -> None:
     os.execv = _replace  # what a trial of several workers ends with
 
 
+def trace_threads() -> None:
+    """Has coverage, where it measures, trace what TensorFlow calls in threads of its own, which Python does not."""
+    if not threading.gettrace():
+        return
+    import wrapt
+
+    tracers: dict[int, Any] = {}  # by thread: another one at each call would fill the memory
+
+    def trace_calls(script_ops: Any) -> None:
+        call = script_ops.FuncRegistry.__call__
+
+        def call_traced(*given: Any) -> Any:
+            thread = threading.get_ident()
+            if not sys.gettrace():
+                sys.settrace(tracers.get(thread) or threading.gettrace())
+            try:
+                return call(*given)
+            finally:
+                tracers[thread] = sys.gettrace()
+
+        script_ops.FuncRegistry.__call__ = call_traced
+
+    wrapt.register_post_import_hook(trace_calls, "tensorflow.python.ops.script_ops")
+
+
 def main() -> None:
     global _server_environment
     os.environ.pop("ROOM")
     _server_environment = dict(os.environ)
     connection = socket.socket(fileno=int(sys.argv[2]))
+    trace_threads()
     for name in IMPORTED:
         with contextlib.suppress(ImportError):
             __import__(name)

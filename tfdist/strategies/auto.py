@@ -132,8 +132,5 @@ class WrappedStrategy(Strategy):
         self._wrapped = distribution
         self.name = "mirrored" if distribution.num_replicas_in_sync > 1 else "one_device"
 
-    def expected_replicas(self) -> int:
-        return self._wrapped.num_replicas_in_sync
-
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         return self._wrapped, Topology(0, 1, num_local_replicas=self._wrapped.num_replicas_in_sync)

@@ -114,9 +114,9 @@ class Strategy(abc.ABC):
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         """Configures devices, joins the other workers; says through `notify` what a user should know."""
 
-    @abc.abstractmethod
     def expected_replicas(self) -> int | None:
         """Returns the number of replicas that `connect` would find, without touching a device; None if unknown."""
+        return None
 
     def check_alone(self) -> None:
         """Raises UserError where a strategy of one process stands in one of several, which would all train alone."""

@@ -43,9 +43,6 @@ class TPU(Strategy):
         self.zone = zone
         self.project = project
 
-    def expected_replicas(self) -> int | None:
-        return None
-
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
         address = self.address or ("local" if tf.config.list_physical_devices("TPU") else None)
         resolver = self._resolve(address)
@@ -113,9 +110,6 @@ class TpuProgram(Strategy):
     def __init__(self, num_replicas: int) -> None:
         super().__init__()
         self._num_replicas = num_replicas
-
-    def expected_replicas(self) -> int:
-        return self._num_replicas
 
     def check_alone(self) -> None:
         """Does nothing: one process may trace a step of several."""
