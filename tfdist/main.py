@@ -459,7 +459,7 @@ def import_tensorflow(verbose: bool) -> None:
             raise missing_requirement(module) or ModuleNotFoundError(module)
     check_tensorflow()
     os.environ["KERAS_BACKEND"] = "tensorflow"
-    from tfdist.telemetry.console.quiet import quiet_import, quiet_tensorflow
+    from tfdist.telemetry.console.quiet import defer_imports, quiet_import, quiet_tensorflow
 
     if not verbose:
         quiet_tensorflow(os.environ)
@@ -467,8 +467,8 @@ def import_tensorflow(verbose: bool) -> None:
         return
     gc.disable()  # a million objects come, and stay: a second goes into looking for garbage among them
     try:
-        with contextlib.nullcontext() if verbose else quiet_import(os.environ):  # its libraries chatter while they load
-            import tensorflow  # noqa: F401
+        with defer_imports(), contextlib.nullcontext() if verbose else quiet_import(os.environ):  # libraries chatter
+            import tensorflow  # noqa: F401 - which imports Keras
     finally:
         gc.freeze()
         gc.enable()

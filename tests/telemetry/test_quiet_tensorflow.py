@@ -1,4 +1,4 @@
-"""TensorFlow's chatter stays away, and what goes wrong does not."""
+"""TensorFlow's chatter stays away, and what goes wrong does not; what Keras may not need comes when it is used."""
 
 from __future__ import annotations
 
@@ -45,3 +45,27 @@ def test_a_process_without_standard_error_still_imports() -> None:
     script = _IMPORT.format(body="print('imported')")
     done = run_command(["bash", "-c", '"$0" -c "$1" 2>&-', sys.executable, script], env={"TF_CPP_MIN_LOG_LEVEL": None})
     assert (done.status, done.stdout) == (0, "imported\n")
+
+
+def test_keras_imports_what_draws_and_tables_when_it_uses_them() -> None:
+    """Both are imported by Keras where they are installed, for half a second each."""
+    script = """
+import sys
+from tfdist.telemetry.console.quiet import defer_imports
+with defer_imports():
+    import keras
+from keras.src.trainers.data_adapters.array_slicing import ARRAY_TYPES
+assert isinstance(keras.ops.convert_to_numpy([2.0]), ARRAY_TYPES) and not isinstance(2, ARRAY_TYPES)
+assert not {"pandas", "matplotlib"} & sys.modules.keys()
+galleries = [sys.modules[f"keras.src.visualization.plot_{name}_gallery"] for name in ("image", "bounding_box")]
+used = galleries[0].plt.Figure, galleries[1].patches.Patch
+from matplotlib import figure, patches
+assert used == (figure.Figure, patches.Patch)
+import pandas
+table = pandas.DataFrame({"x": [1.0, 3.0]})
+assert isinstance(table, ARRAY_TYPES) and isinstance(table.x, ARRAY_TYPES)
+model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, kernel_initializer="ones")])
+assert model.predict(table, verbose=0).tolist() == [[1.0], [3.0]]
+"""
+    done = run_python(["-c", script], env={"KERAS_BACKEND": "tensorflow"})
+    assert done.status == 0, done.outputs()

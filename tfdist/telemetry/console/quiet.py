@@ -1,19 +1,25 @@
-"""Keeps TensorFlow's own chatter off the terminal while a user has not asked for it; `main.py` calls both functions.
+"""Makes TensorFlow's import quiet and short: drops its chatter, and leaves out what training does not use.
 
 TF_CPP_MIN_LOG_LEVEL works only from the end of TensorFlow's import. Before that its libraries log from static
 initializers (`port.cc … oneDNN custom operations are on`), which no variable silences. So nothing is shown for the
-length of the import, unless the level is below 2. `--verbose` leaves all as it is, for an import that crashes.
+length of the import, unless the level is below 2. `--verbose` shows all of it, for an import that crashes.
+`main.py` calls the functions.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
+import types
 from collections.abc import Iterator, Mapping, MutableMapping
+from importlib.util import find_spec
+from typing import Any
 
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _GPU_DRIVER = "/dev/nvidiactl"
+_DEFERRED = ("matplotlib", "matplotlib.patches", "matplotlib.pyplot", "pandas")  # Keras imports them where they are
 
 
 def quiet_tensorflow(environment: MutableMapping[str, str]) -> None:
@@ -45,3 +51,36 @@ def quiet_import(environment: Mapping[str, str]) -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(terminal, 2)
         os.close(terminal)
+
+
+class _DeferredModule(types.ModuleType):
+    """Stands for a module, and imports it when it is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is not self:
+            return getattr(importlib.import_module(self.__name__), name)
+        return _DeferredClass(name, (), {"__module__": self.__name__})
+
+
+class _DeferredClass(type):
+    """Stands for a class of a module, which has no instances before the module is imported."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        real = getattr(sys.modules.get(cls.__module__), cls.__name__, None)
+        return real is not None and isinstance(instance, real)
+
+
+@contextlib.contextmanager
+def defer_imports() -> Iterator[None]:
+    """Has Keras, imported in the body, import matplotlib and pandas when it first uses them."""
+    modules = {n: _DeferredModule(n) for n in _DEFERRED if n not in sys.modules and find_spec(n.partition(".")[0])}
+    for name, module in modules.items():
+        parent, _, child = name.rpartition(".")
+        if parent in modules:
+            setattr(modules[parent], child, module)
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in modules:
+            del sys.modules[name]

@@ -122,7 +122,9 @@ class TrainingState(_NamedVariables):
     def tensors(self) -> dict[str, Any]:
         """Variables and tensors by name, to be read at once. A collective."""
         found: dict[str, Any] = {name: self._local(v) for name, v in self._variables.items()}
-        found |= dict(zip(self._metric_names, self._read_metrics(), strict=True))
+        is_alone = self._strategy.topology.num_replicas == 1
+        metrics = map(self._local, self._metrics.variables) if is_alone else self._read_metrics()
+        found |= dict(zip(self._metric_names, metrics, strict=True))
         return found | self._means()
 
     def share(self, tensors: Mapping[str, Any], *, worker: int, count: int) -> dict[str, Any]:
