@@ -63,9 +63,11 @@ def run_inside() -> int:
 
 def two_workers(strategy_name: str, rounds: str) -> list[Figure]:
     _, strategy = connect({"multi_worker": MultiWorker, "horovod": Horovod}[strategy_name]())
+    tell = print if strategy.topology.is_chief else lambda message: None
     figures = []
     for name, precision in TRAINED[: choose_size(None, 1)]:
-        learner, train = build_training(strategy, build_workload(name, TWO_WORKERS[name]), reduce_precision=precision)
+        workload = build_workload(name, TWO_WORKERS[name])
+        learner, train = build_training(strategy, workload, reduce_precision=precision, tell=tell)
         steps = count_steps(strategy, train)
         ours = scaling.build_sample(strategy, train, steps)
         before = read_sent_bytes()

@@ -11,7 +11,8 @@ Each HOROVOD_* variable reaches the build and wins over the defaults (CPU, Gloo)
 HOROVOD_CUDA_HOME, HOROVOD_NCCL_HOME and HOROVOD_NCCL_LINK say where CUDA and NCCL are, HOROVOD_CMAKE names a CMake.
 
 Horovod's last release does not build on TensorFlow 2.16 and later: its XLA kernels include a header that TensorFlow's
-wheel lacks. The build leaves them out. A wheel that does not load is uninstalled, and removed from the cache.
+wheel lacks. The build leaves them out, and has Horovod's threads wait without taking time from those that compute. A
+wheel that does not load is uninstalled, and removed from the cache.
 """
 
 from __future__ import annotations
@@ -38,6 +39,40 @@ SOURCE_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef
 BUILD_TOOLS = ("cmake>=3.18,<4", "setuptools<81", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml")
 RUN_TIME_PACKAGES = ("cloudpickle>=3,<4", "psutil>=5.9,<8", "pyyaml>=6,<7", "packaging>=24")  # the extra `horovod`
 XLA_SOURCE_LINE = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
+SKIPPED_EVENTS = """if (!lock) {
+    return;"""
+ADDED_TO_QUEUE = """  return Status::OK();
+}
+"""
+WAIT_FOR_TENSORS = """
+  void WaitForTensors(std::chrono::steady_clock::duration most) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    added_.wait_for(lock, most, [this] { return !message_queue_.empty(); });
+  }
+
+protected:
+  std::condition_variable added_;
+"""
+PATCHES = {  # replacements by file of Horovod's source
+    "horovod/tensorflow/CMakeLists.txt": {XLA_SOURCE_LINE: f"# {XLA_SOURCE_LINE}"},
+    # Gloo's thread comes back at once while another thread holds a lock, which on the same core cannot go on.
+    "third_party/gloo/gloo/transport/tcp/pair.cc": {
+        SKIPPED_EVENTS: SKIPPED_EVENTS.replace("return;", "std::this_thread::yield(); return;")
+    },
+    # Horovod's thread begins when it is given tensors. It asks the others every millisecond otherwise, which takes
+    # part of a core that computes, and waits for the next millisecond when there is something to reduce.
+    "horovod/common/operations.cc": {
+        "std::this_thread::sleep_for(sleep_duration)": (
+            "state.process_set_table.Get(0).tensor_queue.WaitForTensors(sleep_duration)"
+        ),
+        "SetCycleTimeMs(1)": "SetCycleTimeMs(10)",
+    },
+    "horovod/common/tensor_queue.h": {
+        "#include <mutex>": "#include <chrono>\n#include <condition_variable>\n#include <mutex>",
+        "\nprotected:\n": WAIT_FOR_TENSORS,
+    },
+    "horovod/common/tensor_queue.cc": {ADDED_TO_QUEUE: f"  added_.notify_one();\n{ADDED_TO_QUEUE}"},
+}
 DEFAULTS = dict.fromkeys(("HOROVOD_WITH_TENSORFLOW", "HOROVOD_WITH_GLOO"), "1") | dict.fromkeys(
     ("HOROVOD_WITHOUT_PYTORCH", "HOROVOD_WITHOUT_MXNET", "HOROVOD_WITHOUT_MPI"), "1"
 )
@@ -79,9 +114,9 @@ def build_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def cache_key(variables: Mapping[str, str], tensorflow: str) -> str:
-    """Names what the binary depends on: Horovod, TensorFlow, Python, the platform and the build's variables."""
+    """Names what the binary depends on: Horovod and its patches, TensorFlow, Python, the platform and the variables."""
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    digest = hashlib.sha256(repr(sorted(variables.items())).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(repr([sorted(variables.items()), PATCHES]).encode()).hexdigest()[:8]
     return f"horovod{VERSION}-tf{tensorflow}-{python}-{platform.system().lower()}_{platform.machine()}-{digest}"
 
 
@@ -103,7 +138,7 @@ def build_wheel(scratch: pathlib.Path, variables: Mapping[str, str]) -> pathlib.
     source = scratch / f"horovod-{VERSION}"
     with tarfile.open(f"{source}.tar.gz") as archive:
         archive.extractall(scratch, filter="data")
-    remove_xla_kernels(source / "horovod" / "tensorflow" / "CMakeLists.txt")
+    patch_source(source)
     build = [*PIP, "wheel", "--no-build-isolation", "--no-deps", f"--wheel-dir={scratch}", str(source)]
     run_logged("Building Horovod", build, log, environment)
     wheel = find_wheel(scratch)
@@ -111,11 +146,14 @@ def build_wheel(scratch: pathlib.Path, variables: Mapping[str, str]) -> pathlib.
     return wheel
 
 
-def remove_xla_kernels(cmake_lists: pathlib.Path) -> None:
-    """Comments out the line of Horovod's CMakeLists.txt that names the kernels."""
-    text = cmake_lists.read_text()
-    assert XLA_SOURCE_LINE in text, f"{cmake_lists} does not contain {XLA_SOURCE_LINE}"
-    cmake_lists.write_text(text.replace(XLA_SOURCE_LINE, f"# {XLA_SOURCE_LINE}"))
+def patch_source(source: pathlib.Path) -> None:
+    """Makes the replacements of `PATCHES`."""
+    for name, replacements in PATCHES.items():
+        text = (source / name).read_text()
+        for old, new in replacements.items():
+            assert old in text, f"{name} does not contain {old}"
+            text = text.replace(old, new)
+        (source / name).write_text(text)
 
 
 def install_wheel(wheel: pathlib.Path, log: pathlib.Path) -> None:

@@ -30,7 +30,18 @@ hvd.shutdown()
 # Settings
 
 
-# The cache's key
+# The source
+
+
+def test_patches_replace_each_text_and_refuse_a_source_without_it(tmp_path: pathlib.Path) -> None:
+    for name, replacements in build_horovod.PATCHES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("\n".join(replacements))
+    build_horovod.patch_source(tmp_path)
+    for name, replacements in build_horovod.PATCHES.items():
+        assert all(new in (tmp_path / name).read_text() for new in replacements.values())
+    with pytest.raises(AssertionError, match="does not contain"):
+        build_horovod.patch_source(tmp_path)
 
 
 # What is refused
