@@ -27,9 +27,10 @@ from tfdist.tasks.task import OwnSteps
 from tfdist.training.loop.boundaries import Pace, Vote
 from tfdist.training.loop.learner import build_learner
 from tfdist.training.run.assembly import keep_arithmetic
-from tfdist.training.run.tuned import COMPILED, UNCOMPILED, XlaTrial, xla_variants
+from tfdist.training.run.tuned import COMPILED, LOOP, UNCOMPILED, XlaTrial, xla_variants
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.own_step import OwnTrainStep, find_whole_rows
+from tfdist.training.step.stacked import StackedSteps, stack_size
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 
@@ -83,11 +84,13 @@ def build_training(
         sharding=sharding,
     )
     recompute_layers(learner.model, recompute, patches)
+    size = stack_size(strategy, learner, plan, source)
 
     def build_step(xla: str) -> TrainStep:
         compiles_pass, compiles_update = COMPILED[xla]
         local = LocalGradients(strategy, learner, task, plan, jit_compile=compiles_pass)
-        return TrainStep(strategy, learner, local, compiles_update=compiles_update, **step_settings)
+        build = functools.partial(StackedSteps, size=size) if xla == LOOP else TrainStep
+        return build(strategy, learner, local, compiles_update=compiles_update, **step_settings)
 
     def train(step: TrainStep, num_steps: int) -> None:
         with keep_arithmetic() if num_parts else contextlib.nullcontext():
@@ -97,7 +100,8 @@ def build_training(
     step = build_step(UNCOMPILED)
     iterator = strategy.distribute(lambda topology: build_pipeline(source, plan, topology))
     if tell is not None:
-        step = choose_step(strategy, learner, step, build_step, train, tell)
+        names = xla_variants(strategy, learner, stacks=size > 1)[: choose_size(None, 1)]
+        step = choose_step(strategy, names, step, build_step, train, tell)
     return learner, functools.partial(train, step)
 
 
@@ -145,14 +149,13 @@ def build_own_training(strategy: Strategy, workload: Workload) -> Train:
 
 def choose_step(
     strategy: Strategy,
-    learner: Learner,
+    names: Sequence[str],
     step: TrainStep,
     build_step: Callable[[str], TrainStep],
     train: Callable[[TrainStep, int], None],
     tell: Callable[[str], None],
 ) -> TrainStep:
-    """Trains until XLA's trial has found the quickest variant of the step."""
-    names = xla_variants(strategy, learner)[: choose_size(None, 1)]
+    """Trains until XLA's trial has found the quickest of the step's variants with these names."""
     variants = {name: functools.partial(build_step, name) for name in names}
     trial = XlaTrial(strategy, step, variants, ENDLESS, lambda choice, seconds: tell(f"XLA {choice}: {seconds}"))
     pace = Pace(strategy, choose_size(None, 1))

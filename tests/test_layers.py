@@ -77,7 +77,7 @@ MAY_IMPORT = {
 PACKAGE = "tfdist"
 # Lines and files of each room. A change may raise a budget by what its issue names, and lowers it where it removes.
 BUDGETS = {
-    "": (1_800, 11),
+    "": (1_850, 11),
     "checkpoint": (1_950, 13),
     "commands": (1_650, 11),
     "config": (1_700, 9),
@@ -98,9 +98,9 @@ BUDGETS = {
     "tasks": (1_500, 10),
     "telemetry": (3_500, 26),
     "tpu_compiler": (700, 8),
-    "training": (10_900, 50),
+    "training": (11_100, 51),
     "tuning": (3_250, 20),
-    "tests": (36_450, 245),
+    "tests": (36_550, 245),
     "benchmarks and tools": (5_950, 46),
 }
 # Modules (or packages) that alone may import a library.

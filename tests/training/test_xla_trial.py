@@ -17,6 +17,7 @@ from training import xla_trials
 from training.checks import differ
 from training.trainings import Trained, run, softmax_model
 
+from tfdist.errors import DivergedError
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry import heartbeat
@@ -42,7 +43,7 @@ def whole(directory: pathlib.Path, **changes: Any) -> Trained:
 def test_a_trial_changes_nothing_but_who_computes(tmp_path: pathlib.Path) -> None:
     with xla_trials.trials():
         tried = whole(tmp_path / "auto")
-    assert set(chosen(tried)["seconds_per_step"]) == {"off", "on", "pass", "update"}
+    assert set(chosen(tried)["seconds_per_step"]) == {"off", "loop", "on", "pass", "update"}
     plain = whole(tmp_path / "off", xla="off")
     assert differ(tried.weights(), plain.weights()) < 1e-5
     assert [p["step"] for p in tried.points("train")] == [p["step"] for p in plain.points("train")]
@@ -56,7 +57,7 @@ def test_a_call_that_compiles_counts_as_building(tmp_path: pathlib.Path, monkeyp
     monkeypatch.setattr(heartbeat, "beat", lambda phase, step=None: phases.append((phase, step)))
     with xla_trials.trials():
         whole(tmp_path)
-    assert [step for phase, step in phases if phase == heartbeat.BUILDING and step is not None] == [2, 7, 8]
+    assert [step for phase, step in phases if phase == heartbeat.BUILDING and step is not None] == [2, 7, 8, 9]
 
 
 @pytest.mark.slow
@@ -200,3 +201,40 @@ def test_code_is_taken_as_it_is_written(tmp_path: pathlib.Path, xla: str) -> Non
     task = Recording(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     run(tmp_path, task=lambda: task, xla=xla, epochs=1, eval_data=None)
     assert seen and ag_ctx.Status.ENABLED not in seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"train_data": lambda: digits(301)},  # a smaller last batch
+        {"steps_per_call": 3, "train_data": lambda: digits(301)},
+        DRAWING,
+        {"precision": "float16"},
+        {"log_gradient_norm": True, "drop_remainder": True, "train_data": lambda: digits(301)},
+    ],
+    ids=["full batches", "smaller batch", "calls of three steps", "dropout", "float16", "norm"],
+)
+def test_steps_of_one_program_are_those_of_many(tmp_path: pathlib.Path, case: dict[str, Any]) -> None:
+    settings = case | {"epochs": 2, "eval_data": None}
+    on, loop = (run(tmp_path / xla, **settings, xla=xla) for xla in ("on", "loop"))
+    assert differ(loop.weights(), on.weights()) < 5e-6
+    for one, other in zip(loop.points("train"), on.points("train"), strict=True):
+        for name in ("step", "loss", "sparse_categorical_accuracy"):
+            assert one[name] == pytest.approx(other[name], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_steps_of_one_program_resume(tmp_path: pathlib.Path) -> None:
+    settings = DRAWING | {"xla": "loop", "eval_data": None, "epochs": 2}
+    whole_run = run(tmp_path / "whole", **settings)
+    run(tmp_path / "parts", **settings | {"stop_after_epochs": 1})
+    assert run(tmp_path / "parts", **settings).bits() == whole_run.bits()
+
+
+def test_a_program_ends_at_a_step_that_is_not_finite(tmp_path: pathlib.Path) -> None:
+    settings = {"optimizer": lambda: keras.optimizers.SGD(3e38), "recovery": "off", "may_fail": True}
+    on, loop = (run(tmp_path / xla, xla=xla, **settings) for xla in ("on", "loop"))
+    assert isinstance(loop.error, DivergedError)
+    assert str(loop.error) == str(on.error)

@@ -35,6 +35,7 @@ from tfdist.training.run.train_settings import DETERMINISM, TrainSettings
 from tfdist.training.run.tuned import (
     AUTO_XLA,
     COMPILED,
+    LOOP,
     UNCOMPILED,
     XlaTrial,
     can_compile,
@@ -51,6 +52,7 @@ from tfdist.training.step.optimizer import bind_schedules, steps_before_swa
 from tfdist.training.step.own_step import OwnTrainStep, find_whole_rows, refuse_padding
 from tfdist.training.step.precision import set_precision
 from tfdist.training.step.randomness import seed_generators, set_seeds, shuffle_note
+from tfdist.training.step.stacked import StackedSteps, stack_size
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 from tfdist.training.watch.equality import check_agreement, check_same_batches
@@ -80,6 +82,11 @@ class Training:
     boundaries: Boundaries
     patches: Patches
     rate_factor: float = 1.0
+
+    @property
+    def stack_size(self) -> int:
+        """How many batches one program of XLA can take."""
+        return stack_size(self.run.strategy, self.learner, self.plan, self.source)
 
 
 def assemble(
@@ -277,7 +284,8 @@ def choose_xla(training: Training) -> tuple[str, list[str]]:
         return UNCOMPILED, []
     if settings.xla != AUTO_XLA:
         return settings.xla, []
-    names = xla_variants(run.strategy, training.learner, deterministic=bool(settings.deterministic))
+    options = {"deterministic": bool(settings.deterministic), "stacks": training.stack_size > 1}
+    names = xla_variants(run.strategy, training.learner, **options)
     choice = load_xla_choice(run.strategy, run.directory.tuned, names, run.warn_of_file) if names else None
     return choice or UNCOMPILED, names if choice is None else []
 
@@ -299,7 +307,9 @@ def build_step(training: Training, xla: str | None = None) -> TrainStep:
     check_divisible(learner.model, num_parts=plan.total_parts)
     if settings.canonical_replicas is not None:
         _check_canonical(learner.model, settings, xla)
-    return TrainStep(
+    size = training.stack_size if xla == LOOP else 1
+    build = functools.partial(StackedSteps, size=size) if size > 1 else TrainStep
+    return build(
         run.strategy,
         learner,
         LocalGradients(run.strategy, learner, training.task, plan, jit_compile=compiles_pass),

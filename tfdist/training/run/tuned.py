@@ -24,21 +24,26 @@ from tfdist.telemetry.records import Warn, read_record
 from tfdist.training.step.layer_state import aggregated_variables, moving_variables
 from tfdist.training.step.normalization import batch_norm_layers, is_synchronized
 from tfdist.training.step.precision import as_tf_function
+from tfdist.training.step.stacked import StackedSteps
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import TrainStep
 
+LOOP = "loop"
 COMPILED = {"off": (False, False), "pass": (True, False), "update": (False, True), "on": (True, True)}
+COMPILED |= {LOOP: COMPILED["on"]}  # several steps together, too
 AUTO_XLA = "auto"
 XLA_CHOICES = (AUTO_XLA, *COMPILED)
 Tell = Callable[..., None]
 
 
-def xla_variants(strategy: Strategy, learner: Learner, *, deterministic: bool = False) -> list[str]:
+def xla_variants(
+    strategy: Strategy, learner: Learner, *, deterministic: bool = False, stacks: bool = False
+) -> list[str]:
     """Returns what `train.xla = "auto"` may try beside no compilation, the likeliest first.
 
     A clock is no reproducible judge, so that a deterministic run tries nothing. A synchronized batch normalization, or
     a count over all replicas, reduces in the middle of the pass, which XLA cannot compile here; and where updates are
-    sharded, or a process has several replicas, they are not of one device.
+    sharded, or a process has several replicas, they are not of one device. `stacks`: batches can be stacked.
     """
     shards, topology = learner.shards, strategy.topology
     if deterministic or strategy.is_one_program or strategy.stages:
@@ -47,7 +52,8 @@ def xla_variants(strategy: Strategy, learner: Learner, *, deterministic: bool = 
     reduces = counts or any(map(is_synchronized, batch_norm_layers(learner.model)))
     passes = not reduces and (shards is None or not any(map(shards.is_sharded, learner.model.trainable_variables)))
     updates = shards is None and topology.num_local_replicas == 1
-    return [name for name in ("on", "pass", "update") if all(map(operator.le, COMPILED[name], (passes, updates)))]
+    names = (LOOP, "on", "pass", "update") if stacks else ("on", "pass", "update")
+    return [name for name in names if all(map(operator.le, COMPILED[name], (passes, updates)))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +89,8 @@ def can_compile(strategy: Strategy, learner: Learner, step: TrainStep, batch: An
 
     A collective. What a pass moves along is put back.
     """
+    if isinstance(step, StackedSteps):
+        return step.compiles(batch)
 
     def on_replica(batch: Any) -> tf.Tensor:
         """A scalar that needs every gradient."""

@@ -24,7 +24,7 @@ from tfdist.recipes.lengths import RunLength, parse_length
 from tfdist.recipes.schedules import bind
 from tfdist.settings.checks import FUNCTION, format_value
 from tfdist.strategies.strategy import Strategy
-from tfdist.training.step.precision import LossScale
+from tfdist.training.step.precision import LossScale, lowers
 
 Gradients = Sequence[tf.Tensor | tf.IndexedSlices]
 REDUCTION = "_all_reduce_sum_gradients"
@@ -295,12 +295,7 @@ class Update:
     def compiles(self, variables: Sequence[keras.Variable]) -> bool:
         """Whether XLA has all that an update of `variables` needs; nothing is run."""
         gradients = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
-        update = tf.function(lambda *own: self(own, variables), jit_compile=True, autograph=False)
-        try:
-            update.experimental_get_compiler_ir(*gradients)(stage="hlo")
-        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, ValueError, TypeError):
-            return False
-        return True
+        return lowers(lambda *own: self(own, variables), gradients)
 
 
 def _rows_are_known(gradient: tf.Tensor | tf.IndexedSlices) -> bool:

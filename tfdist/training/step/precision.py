@@ -71,3 +71,13 @@ def as_tf_function(function: Callable[..., Any], *, reduce_retracing: bool = Fal
     sweep in one process) that it is traced too often. What has no code of its own is counted by itself.
     """
     return tf.function(functools.partial(function), reduce_retracing=reduce_retracing, autograph=False)
+
+
+def lowers(function: Callable[..., Any], specs: Any) -> bool:
+    """Whether XLA has all that a function of such tensors, a nest of `tf.TensorSpec`s, needs; nothing is run."""
+    compiled = tf.function(function, jit_compile=True, autograph=False)
+    try:
+        compiled.experimental_get_compiler_ir(*tf.nest.flatten(specs))(stage="hlo")
+    except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, ValueError, TypeError):
+        return False
+    return True

@@ -158,14 +158,6 @@ class TrainStep:
           The totals, the training metrics so far, and the sum of all replicas' votes.
         """
 
-        def proceed(totals: Totals) -> tf.Tensor:
-            going = totals.steps < num_steps
-            return going if self._learner.loss_scale is not None else going & tf.equal(totals.overflowed, 0)
-
-        def step(totals: Totals) -> tuple[Totals]:
-            batch, waited = timed_next(self._strategy, iterator)
-            return (_advance_totals(totals, self.on_batch(batch), waited),)
-
         def read(votes: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
             metrics, (votes,) = self._learner.train_metrics.read(self._strategy, [votes])
             return metrics, votes
@@ -173,9 +165,24 @@ class TrainStep:
         sums = tf.ensure_shape(sums, [3 + len(self.term_names)])
         none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
         begin = Totals(sums, none, none, tf.constant(math.nan), seconds, seconds)
-        (totals,) = tf.while_loop(proceed, step, [begin], parallel_iterations=1)
+        proceeds = functools.partial(self._proceeds, until=num_steps)
+        (totals,) = tf.while_loop(proceeds, self._build_step(iterator, num_steps), [begin], parallel_iterations=1)
         metrics, votes = self._strategy.first_local(self._strategy.run(read, args=(votes,)))
         return totals, metrics, votes
+
+    def _proceeds(self, totals: Totals, until: tf.Tensor) -> tf.Tensor:
+        """Whether a loop goes on: fewer steps than `until` are done, and each was finite or could be skipped."""
+        going = totals.steps < until
+        return going if self._learner.loss_scale is not None else going & tf.equal(totals.overflowed, 0)
+
+    def _build_step(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> Callable[[Totals], tuple[Totals]]:
+        """Returns what the loop of a call repeats."""
+
+        def step(totals: Totals) -> tuple[Totals]:
+            batch, waited = timed_next(self._strategy, iterator)
+            return (advance_totals(totals, self.on_batch(batch), waited),)
+
+        return step
 
     def _on_batch(self, batch: Any) -> StepResult:
         """One update that waits for nothing but its gradients; or one that waits until they are known to be finite.
@@ -298,7 +305,7 @@ class TrainStep:
         return tf.math.reciprocal_no_nan(divisor) / factor_of(self._learner.loss_scale, self._learner.scale_factor)
 
 
-def _advance_totals(totals: Totals, seen: StepResult, waited: tf.Tensor) -> Totals:
+def advance_totals(totals: Totals, seen: StepResult, waited: tf.Tensor) -> Totals:
     """The totals after one more step; a skipped step's loss, which may be infinite or of nothing, is left out."""
     weightless = seen.finite & _weighs_nothing(seen.weight)
 
