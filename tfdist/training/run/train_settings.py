@@ -182,8 +182,8 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         may_change=True,
     )
     xla: str = setting(
-        "what XLA compiles: the forward and backward pass, the update, ('on') both, ('loop') steps together; 'auto' "
-        "tries them in long runs",
+        "what XLA compiles: the forward and backward pass, the update, ('on') both, ('loop') on one device steps "
+        "together; 'auto' tries them in long runs",
         one_of(*XLA_CHOICES),
         AUTO_XLA,
         may_change=True,
