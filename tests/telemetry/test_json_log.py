@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +38,14 @@ def test_levels_and_names_are_those_that_operators_know(
         ("FATAL", "run_failed", None),
         ("ERROR", None, None),
     ]
+
+
+def test_a_line_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one of another thread could come before its end."""
+    written: list[str] = []
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(write=written.append, flush=lambda: None))
+    JsonLog(is_chief=True).message("A sentence.")
+    assert [text for text in written if text] and all(text.endswith("\n") for text in written if text)
 
 
 def lines_of(output: str) -> list[dict[str, Any]]:

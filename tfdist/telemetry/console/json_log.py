@@ -69,4 +69,4 @@ class JsonLog(Console):
             "message": None,
         }
         with outliving_terminal():
-            print(to_json(line | fields), flush=True)
+            print(f"{to_json(line | fields)}\n", end="", flush=True)  # at once: other threads write, too
