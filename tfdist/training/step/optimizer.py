@@ -24,7 +24,7 @@ from tfdist.recipes.lengths import RunLength, parse_length
 from tfdist.recipes.schedules import bind
 from tfdist.settings.checks import FUNCTION, format_value
 from tfdist.strategies.strategy import Strategy
-from tfdist.training.step.precision import LossScale, lowers
+from tfdist.training.step.precision import LossScale, can_lower
 
 Gradients = Sequence[tf.Tensor | tf.IndexedSlices]
 REDUCTION = "_all_reduce_sum_gradients"
@@ -295,7 +295,7 @@ class Update:
     def compiles(self, variables: Sequence[keras.Variable]) -> bool:
         """Whether XLA has all that an update of `variables` needs; nothing is run."""
         gradients = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
-        return lowers(lambda *own: self(own, variables), gradients)
+        return can_lower(lambda *own: self(own, variables), gradients)
 
 
 def _rows_are_known(gradient: tf.Tensor | tf.IndexedSlices) -> bool:

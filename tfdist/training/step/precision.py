@@ -73,7 +73,7 @@ def as_tf_function(function: Callable[..., Any], *, reduce_retracing: bool = Fal
     return tf.function(functools.partial(function), reduce_retracing=reduce_retracing, autograph=False)
 
 
-def lowers(function: Callable[..., Any], specs: Any) -> bool:
+def can_lower(function: Callable[..., Any], specs: Any) -> bool:
     """Whether XLA has all that a function of such tensors, a nest of `tf.TensorSpec`s, needs; nothing is run."""
     compiled = tf.function(function, jit_compile=True, autograph=False)
     try:

@@ -19,7 +19,7 @@ from tfdist.data.sources.source import Source
 from tfdist.data.sources.user_dataset import StreamSource
 from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import Strategy
-from tfdist.training.step.precision import lowers
+from tfdist.training.step.precision import can_lower
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import Totals, TrainStep, advance_totals
 from tfdist.training.watch.waiting import timed_next
@@ -65,7 +65,7 @@ class StackedSteps(TrainStep):
         """Whether XLA has all that a program needs; nothing is run."""
         stack = tf.nest.map_structure(lambda each: tf.TensorSpec([self._size, *each.shape], each.dtype), batch)
         given = (stack, *self._specs())
-        return lowers(lambda *flat: self._train_on_stack(*tf.nest.pack_sequence_as(given, flat)), given)
+        return can_lower(lambda *flat: self._train_on_stack(*tf.nest.pack_sequence_as(given, flat)), given)
 
     def _specs(self) -> tuple[tf.TensorSpec, Totals]:
         """Of the step until which a program trains, and of the totals."""
