@@ -30,19 +30,22 @@ PACKAGES = {
 Seconds = Callable[[int], float]
 
 
+def require_peer(program: str) -> None:
+    """Prints which package is missing and exits with NOT_INSTALLED where the peers' environment is not made."""
+    if not PYTHON.exists():
+        print(f"{PACKAGES[program]} is not installed in {PYTHON.parent.parent}. Run tools/peers.sh.", flush=True)
+        sys.exit(NOT_INSTALLED)
+
+
 class Peer:
     """A program of this directory in the peers' environment; with several workers each has a core of its own.
-
-    Without that environment the asking process prints which package is missing, and exits with NOT_INSTALLED.
 
     Attributes:
       told: what the first process printed after "ready".
     """
 
     def __init__(self, program: str, *arguments: object, workers: int = 1) -> None:
-        if not PYTHON.exists():
-            print(f"{PACKAGES[program]} is not installed in {PYTHON.parent.parent}. Run tools/peers.sh.", flush=True)
-            sys.exit(NOT_INSTALLED)
+        require_peer(program)
         command = [str(PYTHON), str(HERE / program), *map(str, arguments)]
         self._name = " ".join(command[1:])
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the processes

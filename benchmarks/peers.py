@@ -34,7 +34,7 @@ import scaling
 import tensorflow as tf
 from input import NUM_IMAGES, SMALL_IMAGE, WARM_BATCHES, Drawn, build_own, decode_photos, make_photos
 from measuring import Figure, choose_size, format_table, make_ratio, measure_part, report, take_samples
-from peer import Peer, Seconds, describe_arrays, time_steps
+from peer import Peer, Seconds, describe_arrays, require_peer, time_steps
 from scaling import connect, count_steps, keep_chiefs
 from sizes import ONE_DEVICE, TWO_WORKERS, Size
 from trainings import build_training
@@ -76,6 +76,7 @@ def _figures(part: str, rounds: int) -> Iterator[list[Figure]]:
         for name in ONE_DEVICE:
             yield measure_part("peers", "one_device", name, rounds)
     elif part == "two_workers":
+        require_peer("peers_torch.py")  # one of two workers that exits fails the other
         yield measure_part("peers", "two_workers", "multi_worker", rounds, launch=LAUNCH)
         if importlib.util.find_spec("horovod"):
             launch = (*LAUNCH, "--launcher=horovod")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import scaling
 from measuring import NOT_INSTALLED, Figure, choose_size, format_table, make_ratio, measure_part, report, take_samples
+from peer import require_peer
 from peers import start_ddp
 from scaling import LAUNCH, connect, count_steps, keep_chiefs
 from sizes import TWO_WORKERS
@@ -37,6 +38,7 @@ TRAINED: list[tuple[str, str | None]] = [*((name, None) for name in TWO_WORKERS)
 
 
 def measure(parts: Sequence[str], *, rounds: int) -> list[Figure]:
+    require_peer("peers_torch.py")  # one of two workers that exits fails the other
     if INSIDE not in os.environ:
         sys.exit(run_inside())
     found = []

@@ -379,8 +379,8 @@ def check_output(shown: str, printed: str) -> None:
 
 
 def mask_numbers(line: str) -> str:
-    """The line without its numbers and the width of its columns."""
-    return " ".join(re.sub(r"\b[0-9a-f]{12}\b|\d[\d,.:]*(e-?\d+)?", "0", line).split())
+    """The line without its numbers, the units of its times and the width of its columns."""
+    return " ".join(re.sub(r"\b[0-9a-f]{12}\b|\d[\d,.:]*(e-?\d+)?( (s|min|h)\b)?", "0", line).split())
 
 
 def run_snippet(shell: Shell, text: str, snippet: Snippet) -> None:

@@ -169,7 +169,8 @@ def test_a_trial_of_two_workers_has_a_node_for_each(
     assert len(set(placed.split()[6::4])) == 2, placed
 
 
-def test_the_users_own_modules_reach_the_nodes(tmp_path: pathlib.Path, cluster: RayCluster) -> None:
+def test_the_users_own_modules_reach_the_nodes(tmp_path: pathlib.Path) -> None:
+    """On one node: those of one machine share the copy, and each that Ray prepares for the sweep makes it anew."""
     experiment, seen = tmp_path / "experiment", tmp_path / "seen"
     experiment.mkdir()
     seen.mkdir()
@@ -179,8 +180,9 @@ def test_the_users_own_modules_reach_the_nodes(tmp_path: pathlib.Path, cluster: 
     sweep = Sweep(tmp_path / "sweep")
     shipped = "tune.executor = @executor.Ray(working_dir='.')"
     command = arguments(pathlib.Path("tiny.gin"), sweep.directory, *ON_RAY, "tune.max_trials = 1", shipped)
-    with running(command, tmp_path / "log", cluster.variables, directory=experiment) as chief:
-        assert chief.end() == 0, chief.output
+    with ray_cluster.running(1) as cluster:
+        with running(command, tmp_path / "log", cluster.variables, directory=experiment) as chief:
+            assert chief.end() == 0, chief.output
     assert sweep.result["best"] == "0000"
     assert len(list(seen.glob("_ray_pkg_*"))) == 1  # the copy that Ray made was imported from
 
