@@ -180,9 +180,11 @@ def test_the_users_own_modules_reach_the_nodes(tmp_path: pathlib.Path) -> None:
     sweep = Sweep(tmp_path / "sweep")
     shipped = "tune.executor = @executor.Ray(working_dir='.')"
     command = arguments(pathlib.Path("tiny.gin"), sweep.directory, *ON_RAY, "tune.max_trials = 1", shipped)
-    with ray_cluster.running(1) as cluster:
-        with running(command, tmp_path / "log", cluster.variables, directory=experiment) as chief:
-            assert chief.end() == 0, chief.output
+    with (
+        ray_cluster.running(1) as cluster,
+        running(command, tmp_path / "log", cluster.variables, directory=experiment) as chief,
+    ):
+        assert chief.end() == 0, chief.output
     assert sweep.result["best"] == "0000"
     assert len(list(seen.glob("_ray_pkg_*"))) == 1  # the copy that Ray made was imported from
 
