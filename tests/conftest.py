@@ -12,6 +12,7 @@ import signal
 import site
 import subprocess
 import sys
+import time
 import venv
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,18 +35,19 @@ forks.trace_threads()
 
 # What takes minutes begins first, so that no process of a parallel run is left alone with it at the end.
 LONG = (
-    *("equivalence/test_equivalence", "equivalence/test_owners", "tuning/test_ray", "crashes/test_trials"),
-    *("training/test_sharding", "tpu_compiler/test_compile_for", "launch/test_recovery", "test_benchmarks"),
-    *("tuning/test_sweep", "launch/test_ray", "keras_fit/test_behaviors", "new/test_new", "test_run_files"),
+    *("equivalence/test_equivalence", "equivalence/test_owners", "crashes/test_trials", "training/test_sharding"),
+    *("launch/test_recovery", "tuning/test_sweep", "keras_fit/test_behaviors", "test_run_files"),
     *("keras_fit/test_callbacks_beside_fit", "launch/test_clusters", "crashes/test_crash", "training/test_memory"),
-    *("launch/test_elastic", "launch/test_launch", "launch/test_pipelines", "storage/test_gcs_kills"),
-    "training/test_callbacks",
+    *("launch/test_elastic", "launch/test_launch", "storage/test_gcs_kills", "training/test_callbacks"),
 )
+# What a machine too slow for CI's limit leaves out: the others' promises matter more. Each of these takes minutes, too.
+LAST = ("test_benchmarks", "tuning/test_ray", "launch/test_ray", "launch/test_pipelines", "new/test_new")
+LEFT_OUT = "not begun: TFDIST_TESTS_UNTIL, in seconds since 1970, has passed"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ranks = {f"tests/{name}.py": rank for rank, name in enumerate(LONG)}
-    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
+    ranks = {f"tests/{name}.py": rank for rank, name in enumerate((*LONG, "", *LAST))}
+    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(LONG)))
 
 
 class Failures:
@@ -67,6 +69,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.time() > float(os.environ.get("TFDIST_TESTS_UNTIL", "inf")):
+        pytest.skip(LEFT_OUT)
     if item.get_closest_marker("horovod") is None:
         return
     if os.environ.get("TFDIST_SKIP_HOROVOD") == "1":

@@ -22,7 +22,7 @@ from tfdist.strategies.strategy import Strategy
 from tfdist.training.step.precision import can_lower
 from tfdist.training.step.state import Learner
 from tfdist.training.step.step import Totals, TrainStep, advance_totals
-from tfdist.training.watch.waiting import timed_next
+from tfdist.training.watch.waiting import time_input
 
 MOST_STEPS, MOST_BYTES = 32, 2**24  # of a stack
 
@@ -84,50 +84,55 @@ class StackedSteps(TrainStep):
         return totals
 
     def _build_step(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> Callable[[Totals], tuple[Totals]]:
-        spec, plan = iterator.element_spec, self.local.plan  # type: ignore[attr-defined]
+        spec = iterator.element_spec  # type: ignore[attr-defined]
+        size = self.local.plan.global_batch_size
         stacks = tf.nest.map_structure(lambda each: tf.TensorSpec([None, *each.shape], each.dtype), spec)
         program = self._program.get_concrete_function(stacks, *self._specs())
 
+        def stack_rows(rows: tf.Tensor) -> tf.Tensor:  # all stacks are of one shape, for which XLA compiles once
+            missing = self._size * size - tf.shape(rows)[0]
+            filled = tf.pad(rows, [[0, missing], *[[0, 0]] * (rows.shape.rank - 1)])
+            return tf.reshape(filled, [self._size, size, *rows.shape[1:]])
+
         def train_on_stack(totals: Totals) -> tuple[Totals]:
             until = tf.minimum(num_steps, totals.steps + self._size)
-            stack, count, rows, waited = self._stack_batches(iterator, spec, until - totals.steps)
-            is_short = rows < plan.global_batch_size
-            full = totals.steps + count - tf.cast(is_short, tf.int32)
-            totals = program(stack, full, totals._replace(input_seconds=totals.input_seconds + waited))
-            if plan.width is None:
-                alone = tf.nest.map_structure(lambda each: each[count - 1 : count, :rows], stack)
-                trains = is_short & self._proceeds(totals, until)
-                totals = tf.cond(trains, lambda: program(alone, totals.steps + 1, totals), lambda: totals)
+            rows, count, waited = self._take_batches(iterator, spec, until - totals.steps)
+            whole = tf.shape(tf.nest.flatten(rows)[0])[0] // size
+            stack = tf.nest.map_structure(stack_rows, rows)
+            totals = totals._replace(input_seconds=totals.input_seconds + waited)
+            totals = program(stack, totals.steps + whole, totals)
+            if self.local.plan.width is None:
+                last = tf.nest.map_structure(lambda each: each[tf.newaxis, whole * size :], rows)
+                trains = (count > whole) & self._proceeds(totals, until)
+                totals = tf.cond(trains, lambda: program(last, totals.steps + 1, totals), lambda: totals)
             return (totals,)
 
         return train_on_stack
 
-    def _stack_batches(
-        self, iterator: Iterator[Any], spec: Any, most: tf.Tensor
-    ) -> tuple[Any, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Takes batches like `spec` up to `most`, or to one with fewer rows than others.
+    def _take_batches(self, iterator: Iterator[Any], spec: Any, most: tf.Tensor) -> tuple[Any, tf.Tensor, tf.Tensor]:
+        """Takes batches up to `most`, or to one with fewer rows than others.
 
         Returns:
-          The stack; how many batches are in it; the rows of the last one; the seconds waited.
+          The rows of all; how many batches they are; the seconds waited.
         """
         size = self.local.plan.global_batch_size
+        specs = tf.nest.flatten(spec)
         arrays = [
-            tf.TensorArray(each.dtype, self._size, element_shape=[each.shape[0] or size, *each.shape[1:]])
-            for each in tf.nest.flatten(spec)
+            tf.TensorArray(each.dtype, 0, dynamic_size=True, element_shape=[None, *each.shape[1:]]) for each in specs
         ]
 
         def goes_on(count: tf.Tensor, rows: tf.Tensor, *_: Any) -> tf.Tensor:
             return (count < most) & tf.equal(rows, size)
 
-        def take_batch(count: tf.Tensor, _: Any, waited: tf.Tensor, *arrays: tf.TensorArray) -> tuple[Any, ...]:
-            batch, seconds = timed_next(self._strategy, iterator)
-            parts = tf.nest.flatten(batch)
-            rows = tf.shape(parts[0])[0]
-            if self.local.plan.width is None:  # what stands in the place of missing rows is not read
-                parts = [tf.gather(each, tf.minimum(tf.range(size), rows - 1)) for each in parts]
+        def take_batch(count: tf.Tensor, _: Any, *arrays: tf.TensorArray) -> tuple[Any, ...]:
+            parts = tf.nest.flatten(next(iterator))
             written = [array.write(count, each) for array, each in zip(arrays, parts, strict=True)]
-            return count + 1, rows, waited + seconds, *written
+            return count + 1, tf.shape(parts[0])[0], *written
 
-        begin = [tf.constant(0), tf.constant(size), tf.constant(0.0, tf.float64), *arrays]
-        count, rows, waited, *arrays = tf.while_loop(goes_on, take_batch, begin, parallel_iterations=1)
-        return tf.nest.pack_sequence_as(spec, [array.stack() for array in arrays]), count, rows, waited
+        def take() -> list[Any]:
+            begin = [tf.constant(0), tf.constant(size), *arrays]
+            count, _, *filled = tf.while_loop(goes_on, take_batch, begin, parallel_iterations=1)
+            return [count, *(array.concat() for array in filled)]
+
+        (count, *rows), waited = time_input(self._strategy, take)
+        return tf.nest.pack_sequence_as(spec, rows), count, waited

@@ -24,7 +24,7 @@ from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.optimizer import Update
 from tfdist.training.step.precision import as_tf_function, factor_of
 from tfdist.training.step.state import Learner
-from tfdist.training.watch.waiting import read_clock, timed_next
+from tfdist.training.watch.waiting import read_clock, time_input
 
 
 class Totals(NamedTuple):
@@ -179,7 +179,7 @@ class TrainStep:
         """Returns what the loop of a call repeats."""
 
         def step(totals: Totals) -> tuple[Totals]:
-            batch, waited = timed_next(self._strategy, iterator)
+            batch, waited = time_input(self._strategy, lambda: next(iterator))
             return (advance_totals(totals, self.on_batch(batch), waited),)
 
         return step

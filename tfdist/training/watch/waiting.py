@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,16 +31,16 @@ SHOWN_SHARE, SHOWN_SECONDS = 0.05, 1.0
 WARNED_SHARE, WARNED_SECONDS = 0.2, 3.0
 
 
-def timed_next(strategy: Strategy, iterator: Iterator[Any]) -> tuple[Any, tf.Tensor]:
-    """The next step's batches, and the seconds, float64, until the last of them was there. Inside a tf.function.
+def time_input(strategy: Strategy, take: Callable[[], Any]) -> tuple[Any, tf.Tensor]:
+    """What `take` takes from the input, and the seconds, float64, until all of it was there. Inside a tf.function.
 
     Where TensorFlow is to be deterministic it refuses to look at the clock, and nothing is measured: not a number.
     """
     if is_deterministic():
-        return next(iterator), tf.constant(math.nan, tf.float64)
+        return take(), tf.constant(math.nan, tf.float64)
     asked = tf.timestamp()
     with tf.control_dependencies([asked]):
-        batch = next(iterator)
+        batch = take()
     first = tf.nest.flatten(batch)[0]  # all parts of a replica's batch come at once
     with tf.control_dependencies(list(strategy.distribution.experimental_local_results(first))):
         came = tf.timestamp()
