@@ -39,6 +39,7 @@ LONG = (
     *("launch/test_recovery", "tuning/test_sweep", "keras_fit/test_behaviors", "test_run_files"),
     *("keras_fit/test_callbacks_beside_fit", "launch/test_clusters", "crashes/test_crash", "training/test_memory"),
     *("launch/test_elastic", "launch/test_launch", "storage/test_gcs_kills", "training/test_callbacks"),
+    "tpu_compiler/test_compile_for",
 )
 # What a machine too slow for CI's limit leaves out: the others' promises matter more. Each of these takes minutes, too.
 LAST = ("test_benchmarks", "tuning/test_ray", "launch/test_ray", "launch/test_pipelines", "new/test_new")
