@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import pytest
 import support
+import tensorflow as tf
 from equivalence.cases import CASES, attentive_model, clipped_adam, digits, linear_model
 from equivalence.runs import load_weights
 from tensorflow.python.autograph.core import ag_ctx
@@ -223,6 +224,15 @@ def test_steps_of_one_program_are_those_of_many(tmp_path: pathlib.Path, case: di
     for one, other in zip(loop.points("train"), on.points("train"), strict=True):
         for name in ("step", "loss", "sparse_categorical_accuracy"):
             assert one[name] == pytest.approx(other[name], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_run_says_where_steps_cannot_be_in_one_program(tmp_path: pathlib.Path) -> None:
+    stream = tf.data.Dataset.from_tensor_slices(digits(64))
+    ended = run(tmp_path, xla="loop", train_data=lambda: stream, epochs=1, eval_data=None)
+    (note,) = ended.result.notes
+    assert note.startswith("train.xla = 'loop' acts as 'on'")
+    assert [event["details"]["message"] for event in ended.events("single_steps")] == [note]
 
 
 @pytest.mark.slow

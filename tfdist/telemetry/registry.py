@@ -38,15 +38,10 @@ class Metric:
 
 
 # Metrics that monitoring systems know from other trainers.
-COMMON = {
-    "training_duration_seconds",
-    "gpu_utilization",
-    "training_loss",
-    "learning_rate",
-    "checkpoint_size_mb",
+COMMON = (
+    *("training_duration_seconds", "gpu_utilization", "training_loss", "learning_rate", "checkpoint_size_mb"),
     "cost_usd",
-}
-
+)
 
 _METRICS = (
     # What is learned.
@@ -112,8 +107,8 @@ EVENTS = {
     "exported": ("info", "--mode=export has written and compared a format"),
     # Training.
     "training_diverged": ("error", "the loss or a gradient is not finite"),
-    "rolled_back": ("warning", "a step failed; the run returns to its newest checkpoint"),
-    "cuda_oom": ("warning", "a step ran out of memory; the run returns and splits its batches"),
+    "rolled_back": ("warning", "a step failed; the newest checkpoint is restored"),
+    "cuda_oom": ("warning", "a step ran out of memory; batches are split"),
     "gradient_overflow": ("warning", "float16 gradients overflowed; the loss scale fell"),
     "weightless_step": ("warning", "a batch's weights are all 0"),
     "weightless_steps": ("warning", "how many such batches there were"),
@@ -123,6 +118,7 @@ EVENTS = {
     "microbatch_statistics": ("warning", "batch normalization sees microbatches"),
     "replica_state_differs": ("warning", "a layer's variable differs by replica"),
     "shuffled_parts": ("warning", "a layer mixes a part's rows"),
+    "single_steps": ("warning", "train.xla = 'loop' acts as 'on'"),
     # Speed.
     "input_wait": ("info", "waiting for input in an epoch"),
     "input_bound": ("warning", "training waits for its input"),
@@ -130,7 +126,7 @@ EVENTS = {
     "workers": ("info", "each worker's time per step, at the end"),
     "profiled": ("info", "a profile is written"),
     "not_profiled": ("warning", "a profile failed"),
-    "gpu_util_low": ("warning", "GPUs computed less than 80 % of the time for five minutes"),
+    "gpu_util_low": ("warning", "GPUs computed below 80 % for five minutes"),
     # Checkpoints.
     "resumed": ("info", "a start continues from a checkpoint"),
     "extended": ("info", "a finished run continues to more epochs"),

@@ -147,9 +147,15 @@ def assemble(
     if settings.deterministic:
         patches.enter_context(keep_arithmetic())
     boundaries = settings.boundaries(plan.steps_per_epoch)
-    return Training(
-        run, settings, source, learner, task, plan, boundaries, patches, rollbacks.rate if rollbacks else 1.0
-    )
+    rate_factor = rollbacks.rate if rollbacks else 1.0
+    training = Training(run, settings, source, learner, task, plan, boundaries, patches, rate_factor)
+    if settings.xla == LOOP and training.stack_size == 1:
+        run.note(
+            "single_steps",
+            "train.xla = 'loop' acts as 'on': steps run together on one device alone, without sharding, on small "
+            "batches of numbers in one shape, which tfdist reads by position.",
+        )
+    return training
 
 
 def check_own_step_settings(settings: TrainSettings) -> None:
