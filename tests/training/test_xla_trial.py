@@ -210,12 +210,12 @@ def test_code_is_taken_as_it_is_written(tmp_path: pathlib.Path, xla: str) -> Non
     [
         {},
         {"train_data": lambda: digits(301)},  # a smaller last batch
-        {"steps_per_call": 3, "train_data": lambda: digits(301)},
+        {"steps_per_call": 4, "train_data": lambda: digits(301)},  # the last call has the smaller batch alone
         DRAWING,
         {"precision": "float16"},
         {"log_gradient_norm": True, "drop_remainder": True, "train_data": lambda: digits(301)},
     ],
-    ids=["full batches", "smaller batch", "calls of three steps", "dropout", "float16", "norm"],
+    ids=["full batches", "smaller batch", "calls of four steps", "dropout", "float16", "norm"],
 )
 def test_steps_of_one_program_are_those_of_many(tmp_path: pathlib.Path, case: dict[str, Any]) -> None:
     settings = case | {"epochs": 2, "eval_data": None}
