@@ -38,8 +38,8 @@ TRAINED: list[tuple[str, str | None]] = [*((name, None) for name in TWO_WORKERS)
 
 
 def measure(parts: Sequence[str], *, rounds: int) -> list[Figure]:
-    require_peer("peers_torch.py")  # one of two workers that exits fails the other
     if INSIDE not in os.environ:
+        require_peer("peers_torch.py")  # one of two workers that exits fails the other
         sys.exit(run_inside())
     found = []
     for part in parts:

@@ -47,8 +47,9 @@ LEFT_OUT = "not begun: TFDIST_TESTS_UNTIL, in seconds since 1970, has passed"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    ranks = {f"tests/{name}.py": rank for rank, name in enumerate((*LONG, "", *LAST))}
-    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(LONG)))
+    ranks = dict(zip(LONG, range(-len(LONG), 0), strict=True)) | {name: rank for rank, name in enumerate(LAST, start=1)}
+    by_file = {f"tests/{name}.py": rank for name, rank in ranks.items()}
+    items.sort(key=lambda item: by_file.get(item.nodeid.partition("::")[0], 0))
 
 
 class Failures:

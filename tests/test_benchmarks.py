@@ -38,7 +38,7 @@ def list_parts() -> Iterator[Any]:
 def test_a_part_starts_and_has_figures(benchmark: str, part: str | None, tmp_path: pathlib.Path) -> None:
     figures = tmp_path / "figures.json"
     arguments = ["--smoke", f"--json={figures}", *([f"--part={part}"] if part else [])]
-    ended = run_python([BENCHMARKS / f"{benchmark}.py", *arguments], timeout=120, cwd=REPOSITORY)
+    ended = run_python([BENCHMARKS / f"{benchmark}.py", *arguments], timeout=600, cwd=REPOSITORY)
     if ended.status == NOT_INSTALLED:
         lines = [line for line in ended.stdout.splitlines() if "is not installed" in line]
         no_link = "No network namespace can be made here" in ended.stdout

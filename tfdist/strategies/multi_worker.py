@@ -83,7 +83,7 @@ class MultiWorker(Strategy):
     def _sum_of_one_type(self, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
         sizes = [t.dtype.size * (t.shape.num_elements() or 0) for t in tensors]
         are_known = all(t.shape.is_fully_defined() for t in tensors)
-        replica, options = tf.distribute.get_replica_context(), self._options(0)
+        replica, options = tf.distribute.get_replica_context(), self._options()
         summed: dict[int, tf.Tensor] = {}
         # TensorFlow packs in the order of the layers, whose first gradients are there last, and gives no sum before all
         # are there. Packed here, a message travels beside the rest of the pass, and an update waits for its own alone.
@@ -129,11 +129,9 @@ class MultiWorker(Strategy):
     def _received_failure(self, error: BaseException) -> FailureReport | None:
         return failure_report.decode(str(error))
 
-    def _options(self, bytes_per_pack: int) -> tf.distribute.experimental.CommunicationOptions:
+    def _options(self) -> tf.distribute.experimental.CommunicationOptions:
         implementation = tf.distribute.experimental.CommunicationImplementation(self.implementation.upper())
-        return tf.distribute.experimental.CommunicationOptions(
-            bytes_per_pack=bytes_per_pack, implementation=implementation
-        )
+        return tf.distribute.experimental.CommunicationOptions(implementation=implementation)
 
     def _cluster(self) -> Cluster:
         cluster = read_tf_config(environment.current())
@@ -164,7 +162,7 @@ class MultiWorker(Strategy):
         with preserve_sigterm_handler():
             # 0 here, since TensorFlow takes a 0 that a sum is given for "as the strategy has it".
             try:
-                distribution = tf.distribute.MultiWorkerMirroredStrategy(communication_options=self._options(0))
+                distribution = tf.distribute.MultiWorkerMirroredStrategy(communication_options=self._options())
             except RuntimeError as error:
                 if "at program startup" not in str(error):
                     raise

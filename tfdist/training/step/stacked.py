@@ -96,29 +96,26 @@ class StackedSteps(TrainStep):
 
         def train_on_stack(totals: Totals) -> tuple[Totals]:
             until = tf.minimum(num_steps, totals.steps + self._size)
-            rows, count, waited = self._take_batches(iterator, spec, until - totals.steps)
-            whole = tf.shape(tf.nest.flatten(rows)[0])[0] // size
+            rows, waited = self._take_batches(iterator, spec, until - totals.steps)
+            num_rows = tf.shape(tf.nest.flatten(rows)[0])[0]
+            whole = num_rows // size
             stack = tf.nest.map_structure(stack_rows, rows)
             totals = totals._replace(input_seconds=totals.input_seconds + waited)
             totals = program(stack, totals.steps + whole, totals)
             if self.local.plan.width is None:
                 last = tf.nest.map_structure(lambda each: each[tf.newaxis, whole * size :], rows)
-                trains = (count > whole) & self._proceeds(totals, until)
+                trains = (num_rows > whole * size) & self._proceeds(totals, until)
                 totals = tf.cond(trains, lambda: program(last, totals.steps + 1, totals), lambda: totals)
             return (totals,)
 
         return train_on_stack
 
-    def _take_batches(self, iterator: Iterator[Any], spec: Any, most: tf.Tensor) -> tuple[Any, tf.Tensor, tf.Tensor]:
-        """Takes batches up to `most`, or to one with fewer rows than others.
-
-        Returns:
-          The rows of all; how many batches they are; the seconds waited.
-        """
+    def _take_batches(self, iterator: Iterator[Any], spec: Any, most: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        """The rows of batches up to `most`, or to one with fewer rows than others; and the seconds waited."""
         size = self.local.plan.global_batch_size
-        specs = tf.nest.flatten(spec)
         arrays = [
-            tf.TensorArray(each.dtype, 0, dynamic_size=True, element_shape=[None, *each.shape[1:]]) for each in specs
+            tf.TensorArray(each.dtype, 0, dynamic_size=True, element_shape=[None, *each.shape[1:]])
+            for each in tf.nest.flatten(spec)
         ]
 
         def goes_on(count: tf.Tensor, rows: tf.Tensor, *_: Any) -> tf.Tensor:
@@ -131,8 +128,8 @@ class StackedSteps(TrainStep):
 
         def take() -> list[Any]:
             begin = [tf.constant(0), tf.constant(size), *arrays]
-            count, _, *filled = tf.while_loop(goes_on, take_batch, begin, parallel_iterations=1)
-            return [count, *(array.concat() for array in filled)]
+            _, _, *filled = tf.while_loop(goes_on, take_batch, begin, parallel_iterations=1)
+            return [array.concat() for array in filled]
 
-        (count, *rows), waited = time_input(self._strategy, take)
-        return tf.nest.pack_sequence_as(spec, rows), count, waited
+        rows, waited = time_input(self._strategy, take)
+        return tf.nest.pack_sequence_as(spec, rows), waited
