@@ -62,15 +62,8 @@ def build_training(
       tell: has XLA compile what is quickest, as `train.xla = "auto"` does in a long run, and gets what was chosen.
       **step_settings: of `TrainStep`.
     """
-    source = ArraySource(workload.arrays())
-    plan = BatchPlan(
-        num_examples=source.num_examples,
-        global_batch_size=workload.global_batch_size // share,
-        num_replicas=strategy.topology.num_replicas,
-        num_microbatches=num_microbatches,
-        shuffle_seed=0,
-        num_parts=num_parts,
-    )
+    batch = workload.global_batch_size // share
+    source, plan = plan_batches(strategy, workload, batch, num_microbatches=num_microbatches, num_parts=num_parts)
     task = Supervised(loss=loss(), metrics=[metric])
     learner = build_learner(
         strategy,
@@ -105,6 +98,13 @@ def build_training(
     return learner, functools.partial(train, step)
 
 
+def plan_batches(strategy: Strategy, workload: Workload, batch: int, **settings: Any) -> tuple[ArraySource, BatchPlan]:
+    source = ArraySource(workload.arrays())
+    count, replicas = source.num_examples, strategy.topology.num_replicas
+    plan = BatchPlan(num_examples=count, global_batch_size=batch, num_replicas=replicas, shuffle_seed=0, **settings)
+    return source, plan
+
+
 class OwnStepModel(keras.Model):
     """A functional model with a training step of its own."""
 
@@ -127,13 +127,7 @@ def build_own_model(workload: Workload) -> keras.Model:
 
 def build_own_training(strategy: Strategy, workload: Workload) -> Train:
     """tfdist's step around the model's own; returns a function that trains it."""
-    source = ArraySource(workload.arrays())
-    plan = BatchPlan(
-        num_examples=source.num_examples,
-        global_batch_size=workload.global_batch_size,
-        num_replicas=strategy.topology.num_replicas,
-        shuffle_seed=0,
-    )
+    source, plan = plan_batches(strategy, workload, workload.global_batch_size)
     sizes: dict[str, Any] = {"precision": "float32", "batch_size": plan.global_batch_size}
     build = functools.partial(build_own_model, workload)
     learner = build_learner(strategy, build, optimizer, OwnSteps(), source.structure, Patches(), **sizes)

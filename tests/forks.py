@@ -314,6 +314,8 @@ def trace_threads() -> None:
             finally:
                 tracers[thread] = sys.gettrace()
 
+        # What explains an error of a user's code leaves out TensorFlow's frames, of which this is one.
+        call_traced.__code__ = call_traced.__code__.replace(co_filename=script_ops.__file__)
         script_ops.FuncRegistry.__call__ = call_traced
 
     wrapt.register_post_import_hook(trace_calls, "tensorflow.python.ops.script_ops")
