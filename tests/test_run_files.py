@@ -446,7 +446,8 @@ def test_predictions_of_other_examples_of_that_name_and_number_are_made_again(
     """A4; and what was moved is known again."""
     directory = runs.copy("finished", tmp_path / "run")
     whole = predicted(directory)
-    np.testing.assert_array_equal(predicted(directory, IMAGES[::-1]), whole[::-1])
+    other = predicted(directory, IMAGES[::-1])
+    np.testing.assert_allclose(other, whole[::-1], rtol=1e-5, atol=1e-6)  # kernels compute a batch's last rows apart
     again = predicted(directory)
     moved = tmp_path / "moved"
     shutil.copytree(directory, moved)
