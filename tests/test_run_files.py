@@ -447,6 +447,7 @@ def test_predictions_of_other_examples_of_that_name_and_number_are_made_again(
     directory = runs.copy("finished", tmp_path / "run")
     whole = predicted(directory)
     other = predicted(directory, IMAGES[::-1])
+    np.testing.assert_array_equal(other, predicted(runs.copy("finished", tmp_path / "fresh"), IMAGES[::-1]))
     np.testing.assert_allclose(other, whole[::-1], rtol=1e-5, atol=1e-6)  # kernels compute a batch's last rows apart
     again = predicted(directory)
     moved = tmp_path / "moved"
