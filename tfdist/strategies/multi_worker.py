@@ -160,7 +160,6 @@ class MultiWorker(Strategy):
             raise
         set_heartbeat_timeout(cluster, self._heartbeat_seconds(cluster))
         with preserve_sigterm_handler():
-            # 0 here, since TensorFlow takes a 0 that a sum is given for "as the strategy has it".
             try:
                 distribution = tf.distribute.MultiWorkerMirroredStrategy(communication_options=self._options())
             except RuntimeError as error:
