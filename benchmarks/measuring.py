@@ -75,9 +75,9 @@ def time_call(act: Callable[..., object], *arguments: object) -> float:
     return time.perf_counter() - started
 
 
-def take_samples(contenders: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
+def take_samples(contenders: Sequence[Callable[[], Value]], rounds: int) -> list[list[Value]]:
     """Takes one sample of each contender in each round, forwards and backwards in turn; the samples by contender."""
-    samples: list[list[float]] = [[] for _ in contenders]
+    samples: list[list[Value]] = [[] for _ in contenders]
     for i in range(choose_size(rounds, 1)):
         for j in range(len(contenders))[:: 1 if i % 2 == 0 else -1]:
             samples[j].append(contenders[j]())

@@ -1,7 +1,7 @@
 """Models of Keras and keras.applications under `tfdist.fit` beside `keras.Model.fit`: their steps and first epochs.
 
 A sample builds, compiles and trains a model anew for three epochs: the first is timed from the call, with all that is
-traced and compiled in it; the speed is that of the other two. One model a process. Takes 50 minutes on two cores.
+traced and compiled in it; the speed is that of the other two. One model a process. Takes an hour or more on two cores.
 
     python benchmarks/models.py [--rounds=N] [--json=FILE]
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import keras
 import tensorflow as tf
-from measuring import Figure, choose_size, format_table, make_ratio, measure_part, report
+from measuring import Figure, choose_size, format_table, make_ratio, measure_part, report, take_samples
 from sizes import NUM_CLASSES, ONE_DEVICE
 from workloads import Workload, build_workload, layers, loss, metric, optimizer
 
@@ -48,12 +48,8 @@ def measure(*, rounds: int) -> list[Figure]:
 
 def compare_with_fit(name: str, rounds: str) -> list[Figure]:
     workload = build_workload(name, ONE_DEVICE[name]) if name in ONE_DEVICE else build_other(name)
-    ours: list[tuple[float, float]] = []
-    theirs: list[tuple[float, float]] = []
-    for index in range(choose_size(int(rounds), 1)):
-        pair = [(ours, tfdist.fit), (theirs, keras.Model.fit)]
-        for samples, fit in pair[:: 1 if index % 2 == 0 else -1]:
-            samples.append(time_epochs(workload, fit))
+    both = [functools.partial(time_epochs, workload, fit) for fit in (tfdist.fit, keras.Model.fit)]
+    ours, theirs = take_samples(both, int(rounds))
     (first, rate), (first_of_fit, rate_of_fit) = zip(*ours, strict=True), zip(*theirs, strict=True)
     return [
         make_ratio(f"{name}: tfdist.fit ÷ fit", rate, rate_of_fit, 1.0),
