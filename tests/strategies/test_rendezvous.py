@@ -122,27 +122,16 @@ def test_localhost_and_a_chief_task_do_as_well(start: Start, addresses) -> None:
 
 
 @pytest.mark.slow
-def test_who_comes_late_is_named_and_then_met(start: Start, addresses) -> None:
+def test_who_is_late_is_named_and_who_dies_while_waiting_can_be_started_again(start: Start, addresses) -> None:
     cluster = addresses(3)
-    early = [start(tf_config(cluster, index)) for index in (0, 2)]
+    first, third = (start(tf_config(cluster, index)) for index in (0, 2))
     said = f"waiting for worker 1 at {cluster[1]} (nothing listens there yet)\n"
-    assert [next_line(process) for process in early] == [said] * 2
-    late = start(tf_config(cluster, 1))
-    assert end_of(late) == (0, "met\n")
-    assert all(status == 0 and output.endswith("met\n") for status, output in map(end_of, early))
-
-
-@pytest.mark.slow
-def test_who_dies_while_waiting_can_be_started_again(start: Start, addresses) -> None:
-    cluster = addresses(3)
-    first, second = (start(tf_config(cluster, index)) for index in (0, 1))
-    said = next_line(first)
-    assert "worker 2" in said
-    second.signal(signal.SIGKILL)
-    second.end()
-    assert "worker 1" in next_line(first, said)
+    assert [next_line(process) for process in (first, third)] == [said] * 2
+    third.signal(signal.SIGKILL)
+    third.end()
+    assert "worker 2" in next_line(first, said)
     again = [start(tf_config(cluster, index)) for index in (1, 2)]
-    assert [end_of(process)[0] for process in [first, *again]] == [0, 0, 0]
+    assert all(status == 0 and output.endswith("met\n") for status, output in map(end_of, [first, *again]))
 
 
 @pytest.mark.slow
