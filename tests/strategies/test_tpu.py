@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from mistakes import each_is_refused
+from processes import Running
 from support import REPOSITORY, Finished, free_ports, run_python
 
+from tfdist.data.batches import BatchPlan
+from tfdist.data.sources.indexed import IndexedSource
 from tfdist.errors import UserError
 from tfdist.strategies.tpu import TPU
+from tfdist.training.run.assembly import stream
 
 # A TensorFlow server that has no TPU, in the place of a TPU's host.
-HOST_WITHOUT_TPU = """
-    import subprocess, sys
-    from tfdist import main
+HOST = """
+    import sys, time
+    import tensorflow as tf
 
-    server = (
-        "import tensorflow as tf, sys, time;"
-        "tf.distribute.Server({'worker': ['127.0.0.1:' + sys.argv[1]]}, job_name='worker', task_index=0);"
-        "print('up', flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", server, sys.argv[1]], stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        status = main.main(sys.argv[2:])
-        process.kill()
-    sys.exit(status)
+    index, *addresses = sys.argv[1:]
+    tf.distribute.Server({"worker": addresses}, job_name="worker", task_index=int(index))
+    print("up", flush=True)
+    time.sleep(300)
 """
 
 # What stands in for the hardware: the initialization does nothing, and the strategy's cores are two CPU devices.
@@ -55,18 +59,13 @@ CPUS_FOR_A_TPU = """
 # What stands in for a slice of two hosts: two TensorFlow servers, each with one core, its CPU. What a host of a TPU is
 # to read is made on the host's own server.
 TWO_HOSTS = """
-    import subprocess, sys
+    import sys
     import tensorflow as tf
     from tensorflow.python.distribute import input_lib, input_util, mirrored_strategy
     from tfdist import main
 
-    addresses = [f"127.0.0.1:{port}" for port in sys.argv[1:3]]
+    addresses = sys.argv[1:3]
     cores = [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(2)]
-    server = (
-        "import tensorflow as tf, sys, time;"
-        "tf.distribute.Server({'worker': sys.argv[1:3]}, job_name='worker', task_index=int(sys.argv[3]));"
-        "print('up', flush=True); time.sleep(300)"
-    )
 
     class Extended(mirrored_strategy.MirroredExtended):
         num_hosts = 2
@@ -91,23 +90,25 @@ TWO_HOSTS = """
     tf.distribute.cluster_resolver.TPUClusterResolver = Resolver
     tf.tpu.experimental.initialize_tpu_system = lambda resolver: None
     tf.distribute.TPUStrategy = Slice
-    hosts = [
-        subprocess.Popen([sys.executable, "-c", server, *addresses, str(i)], stdout=subprocess.PIPE) for i in range(2)
-    ]
-    for host in hosts:
-        host.stdout.readline()
-    try:
-        status = main.main(sys.argv[3:])
-    finally:
-        for host in hosts:
-            host.kill()
-    sys.exit(status)
+    sys.exit(main.main(sys.argv[3:]))
 """
 DIGITS_ON_TPU = ["--gin_file=configs/experiments/digits.gin", "--gin_file=configs/strategies/tpu.gin"]
 
 
 def run_program(text: str, arguments: list[str], cwd: Path) -> Finished:
     return run_python(["-c", textwrap.dedent(text), *arguments], cwd=cwd)
+
+
+@contextlib.contextmanager
+def hosts(count: int, logs: Path) -> Iterator[list[str]]:
+    """The addresses of servers that have no TPU."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
+    with contextlib.ExitStack() as stack:
+        for index in range(count):
+            command = [sys.executable, "-c", textwrap.dedent(HOST), str(index), *addresses]
+            server = stack.enter_context(Running(command, logs / f"host-{index}.log"))
+            server.until(lambda server=server: "up" in server.output)
+        yield addresses
 
 
 @pytest.fixture(autouse=True)
@@ -138,11 +139,11 @@ def test_a_tpu_of_this_machine_is_local_unless_another_is_named(monkeypatch: pyt
 
 @pytest.mark.slow
 def test_a_host_that_answers_without_a_tpu_is_told_from_one_that_does_not(tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    address = f"--gin_param=tpu.TPU.address = 'grpc://127.0.0.1:{port}'"
-    told = run_program(HOST_WITHOUT_TPU, [str(port), *DIGITS_ON_TPU, address, "--run_dir=run"], tmp_path)
+    with hosts(1, tmp_path) as (address,):
+        named = f"--gin_param=tpu.TPU.address = 'grpc://{address}'"
+        told = run_python(["-m", "tfdist.main", *DIGITS_ON_TPU, named, "--run_dir=run"], cwd=tmp_path)
     assert told.status == 2 and "Traceback" not in told.stderr, told.outputs()
-    assert f"error: The TPU 'grpc://127.0.0.1:{port}' does not initialize: TPUs not found in the cluster" in told.stderr
+    assert f"error: The TPU 'grpc://{address}' does not initialize: TPUs not found in the cluster" in told.stderr
 
 
 @pytest.mark.slow
@@ -157,46 +158,27 @@ def test_behind_the_hardware_the_digits_train_in_bfloat16_on_padded_batches_that
     assert result["eval_metrics"]["accuracy"] > 0.8
 
 
-@pytest.mark.slow
-def test_a_batch_that_the_cores_cannot_share_evenly_is_refused(tmp_path: Path) -> None:
-    arguments = [*DIGITS_ON_TPU, "--gin_param=train.global_batch_size = 33", "--run_dir=run"]
-    told = run_program(CPUS_FOR_A_TPU, arguments, tmp_path)
-    assert told.status == 2 and "33 cannot be split evenly among 2 replicas" in told.stderr, told.outputs()
-
-
 def points(run_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def run_on_two_hosts(cwd: Path, *flags: str) -> Finished:
-    ports = [str(port) for port in free_ports(2)]
-    return run_program(TWO_HOSTS, [*ports, *flags, "--gin_param=tpu.TPU.address = 'slice'", "--run_dir=hosts"], cwd)
-
-
 @pytest.mark.slow
-def test_each_host_of_a_slice_reads_its_own_part(tmp_path: Path) -> None:
-    told = run_on_two_hosts(tmp_path, *DIGITS_ON_TPU, "--gin_param=train.epochs = 3").check()
+def test_each_host_of_a_slice_reads_its_own_part_of_a_table(tmp_path: Path) -> None:
+    run_python([REPOSITORY / "examples/files" / "prepare_tables.py"], cwd=tmp_path).check()
+    iris = ["--gin_file=tfdist:experiments/iris_csv.gin", "--gin_param=train.epochs = 3"]
+    on_slice = ["--gin_file=tfdist:strategies/tpu.gin", "--gin_param=tpu.TPU.address = 'slice'", "--run_dir=hosts"]
+    with hosts(2, tmp_path) as addresses:
+        told = run_program(TWO_HOSTS, [*addresses, *iris, *on_slice], tmp_path).check()
     assert "TPU 'slice': 2 cores on 2 hosts" in told.stdout
-    alone = ["--gin_file=tfdist:experiments/digits.gin", "--gin_param=train.epochs = 3", "--run_dir=alone"]
-    run_python(["-m", "tfdist.main", *alone], cwd=tmp_path).check()
+    run_python(["-m", "tfdist.main", *iris, "--run_dir=alone"], cwd=tmp_path).check()
     found, expected = points(tmp_path / "hosts"), points(tmp_path / "alone")
     assert len(found) == len(expected) > 3
     for ours, theirs in zip(found, expected, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
 
 
-@pytest.mark.slow
-def test_what_python_reads_is_refused_on_several_hosts(tmp_path: Path) -> None:
-    run_python([REPOSITORY / "examples/files" / "prepare_digits.py", "--what=tfrecord"], cwd=tmp_path).check()
-    records = ["--gin_file=tfdist:experiments/digits_tfrecord.gin", "--gin_file=tfdist:strategies/tpu.gin"]
-    told = run_on_two_hosts(tmp_path, *records)
-    assert told.status == 2 and "Traceback" not in told.stderr, told.outputs()
-    assert "reads by Python code, which runs on the first of the 2 hosts of this TPU alone" in told.stderr
-
-
-@pytest.mark.slow
-def test_a_table_trains_on_several_hosts(tmp_path: Path) -> None:
-    run_python([REPOSITORY / "examples/files" / "prepare_tables.py"], cwd=tmp_path).check()
-    iris = ["--gin_file=tfdist:experiments/iris_csv.gin", "--gin_file=tfdist:strategies/tpu.gin"]
-    told = run_on_two_hosts(tmp_path, *iris, "--gin_param=train.epochs = 2").check()
-    assert "on 2 hosts" in told.stdout and "done: " in told.stdout
+def test_what_python_reads_is_refused_on_several_hosts() -> None:
+    on_slice: Any = SimpleNamespace(strategy=SimpleNamespace(num_hosts=2))
+    source = IndexedSource([(np.zeros(3), 1), (np.ones(3), 0)])
+    with pytest.raises(UserError, match="reads by Python code, which runs on the first of the 2 hosts of this TPU"):
+        stream(on_slice, source, BatchPlan(num_examples=2, global_batch_size=2, num_replicas=2))
