@@ -2,7 +2,7 @@
 
 Invariant: a name means what it means to `compile`: 'accuracy' and 'crossentropy' are chosen by the shapes of targets
 and outputs. `compile_utils`, where Keras does that, is private and used for this here alone;
-tests/tasks/test_keras_names.py fails when it changes.
+tests/tasks/test_supervised.py fails when it changes.
 """
 
 from __future__ import annotations
