@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from equivalence.cases import sparse_loss, two_output_model, two_outputs
 from equivalence.runs import assert_same_bits
-from mistakes import each_is_refused
+from mistakes import call, each_is_refused
 from tasks.test_supervised import evaluated
 from training.trainings import run
 
@@ -45,13 +45,6 @@ def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return -np.log(softmax(logits)[np.arange(len(labels)), labels])
 
 
-@pytest.fixture
-def teacher(tmp_path: pathlib.Path) -> tuple[keras.Model, str]:
-    model = scores()
-    model.save(tmp_path / "teacher.keras")
-    return model, str(tmp_path / "teacher.keras")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("from_logits", [True, False])
 def test_distillation_is_its_formula(tmp_path: pathlib.Path, from_logits: bool) -> None:
@@ -73,20 +66,19 @@ def test_distillation_is_its_formula(tmp_path: pathlib.Path, from_logits: bool) 
 
 
 @pytest.mark.slow
-def test_a_teacher_is_no_part_of_what_is_trained_or_exported(
-    tmp_path: pathlib.Path, teacher: tuple[keras.Model, str]
-) -> None:
-    before = [w.copy() for w in teacher[0].get_weights()]
+def test_a_teacher_is_no_part_of_what_is_trained_or_exported(tmp_path: pathlib.Path) -> None:
+    model, teacher = scores(), str(tmp_path / "teacher.keras")
+    model.save(teacher)
     trained = run(
         tmp_path / "run",
         model=scores,
         train_data=lambda: (ROWS, LABELS),
         eval_data=None,
         global_batch_size=4,
-        task=lambda: Distillation(teacher=teacher[1], loss=sparse_loss()),
+        task=lambda: Distillation(teacher=teacher, loss=sparse_loss()),
     )
     assert len(trained.exported().weights) == 4
-    assert_same_bits(keras.models.load_model(teacher[1]).get_weights(), before)
+    assert_same_bits(keras.models.load_model(teacher).get_weights(), model.get_weights())
     assert {"hard_loss", "soft_loss"} <= set(trained.points("train")[0])
 
 
@@ -169,19 +161,19 @@ def test_perplexity_is_e_to_the_mean_cross_entropy_of_what_counts() -> None:
 
 
 test_what_does_not_fit_is_one_message = each_is_refused(
-    lambda make, teacher: make(teacher[1]),
-    (lambda _: Distillation(teacher="", loss="mse"), "Distillation.teacher is ''"),
-    (lambda _: Distillation(teacher="t", temperature=0, loss="mse"), "Distillation.temperature is 0"),
-    (lambda _: Distillation(teacher="t", soft=2, loss="mse"), "Distillation.soft is 2"),
+    call,
+    (lambda: Distillation(teacher="", loss="mse"), "Distillation.teacher is ''"),
+    (lambda: Distillation(teacher="t", temperature=0, loss="mse"), "Distillation.temperature is 0"),
+    (lambda: Distillation(teacher="t", soft=2, loss="mse"), "Distillation.soft is 2"),
     (
-        lambda _: evaluated(Distillation(teacher="no/such", loss=sparse_loss()), scores(), (ROWS, LABELS)),
+        lambda: evaluated(Distillation(teacher="no/such", loss=sparse_loss()), scores(), (ROWS, LABELS)),
         "There is no teacher at no/such/export/model.keras",
     ),
-    (lambda _: Contrastive(temperature=-1), "Contrastive.temperature is -1"),
-    (lambda _: evaluated(Contrastive(), scores(), (ROWS, LABELS)), "Write @drawn.TwoViews"),
-    (lambda _: Adversarial(epsilon=0, loss="mse"), "Adversarial.epsilon is 0"),
-    (lambda _: Adversarial(epsilon=1, steps=0, loss="mse"), "Adversarial.steps is 0"),
-    (lambda _: Adversarial(epsilon=1, bounds=(1, 0), loss="mse"), "Adversarial.bounds is (1, 0)"),
-    (lambda _: Adversarial(epsilon=1, share=1.5, loss="mse"), "Adversarial.share is 1.5"),
-    (lambda _: UncertaintyWeighted(loss="mse"), "for one output use Supervised"),
+    (lambda: Contrastive(temperature=-1), "Contrastive.temperature is -1"),
+    (lambda: evaluated(Contrastive(), scores(), (ROWS, LABELS)), "Write @drawn.TwoViews"),
+    (lambda: Adversarial(epsilon=0, loss="mse"), "Adversarial.epsilon is 0"),
+    (lambda: Adversarial(epsilon=1, steps=0, loss="mse"), "Adversarial.steps is 0"),
+    (lambda: Adversarial(epsilon=1, bounds=(1, 0), loss="mse"), "Adversarial.bounds is (1, 0)"),
+    (lambda: Adversarial(epsilon=1, share=1.5, loss="mse"), "Adversarial.share is 1.5"),
+    (lambda: UncertaintyWeighted(loss="mse"), "for one output use Supervised"),
 )

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 from equivalence.cases import digits
+from mistakes import each_is_refused
 from training.trainings import run
 from unequal_experiments import NextValue
 
@@ -34,22 +35,16 @@ class OwnStep(keras.Model):
         raise AssertionError("never called")
 
 
-@pytest.mark.parametrize(
-    ("model", "loss", "message"),
-    [
-        (OwnStep, "sparse_categorical_crossentropy", r"OwnStep has a train_step of its own.*Leave train\.task"),
-        (
-            lambda: OwnLossAlone([keras.layers.Dense(10)]),
-            None,
-            r"OwnLossAlone has a compute_loss of its own.*Leave train\.task",
-        ),
-        (lambda: keras.Sequential([keras.layers.Dense(10)]), None, "Supervised.loss is not given"),
-    ],
+test_what_a_task_would_not_call_is_refused = each_is_refused(
+    lambda model, loss, tmp_path: run(tmp_path, model=model, task=lambda: Supervised(loss=loss)),
+    (OwnStep, "sparse_categorical_crossentropy", "OwnStep has a train_step of its own.*Leave train.task"),
+    (
+        lambda: OwnLossAlone([keras.layers.Dense(10)]),
+        None,
+        "OwnLossAlone has a compute_loss of its own.*Leave train.task",
+    ),
+    (lambda: keras.Sequential([keras.layers.Dense(10)]), None, "Supervised.loss is not given"),
 )
-def test_what_a_task_would_not_call_is_refused(tmp_path: pathlib.Path, model: Any, loss: Any, message: str) -> None:
-    trained = run(tmp_path, may_fail=True, model=model, task=lambda: Supervised(loss=loss))
-    with pytest.raises(UserError, match=message):
-        raise trained.error
 
 
 def stateful() -> keras.Model:
