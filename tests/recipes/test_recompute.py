@@ -23,7 +23,7 @@ def model(num_blocks: int = 1) -> keras.Model:
     x = keras.layers.Reshape((8, 8))(x)
     for number in range(num_blocks):
         x = TransformerBlock(2, causal=True, dropout=0.2, name=f"block_{number}")(x)
-    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Flatten()(x)))
+    return keras.Model(inputs, keras.layers.Dense(10, name="head")(keras.layers.Flatten()(x)))
 
 
 def adding() -> keras.Model:
@@ -35,22 +35,11 @@ def adding() -> keras.Model:
 SETTINGS: dict[str, Any] = {"model": model, "eval_data": None, "epochs": 1, "deterministic": True}
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_a_layer_with_weights_of_its_own_computes_in_the_same_type(tmp_path: pathlib.Path, precision: str) -> None:
-    def single() -> keras.Model:
-        inputs = keras.Input((64,))
-        return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Dense(8, "tanh", name="single")(inputs)))
-
-    settings = SETTINGS | {"model": single, "precision": precision}
-    plain, again = run(tmp_path / "plain", **settings), run(tmp_path / "again", **settings, recompute=["single"])
-    assert_close(again.weights(), plain.weights(), tolerance=4e-3)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"precision": "bfloat16"}, {"precision": "float16"}, {"xla": "on"}], ids=str)
 def test_it_takes_the_same_steps(tmp_path: pathlib.Path, changes: dict[str, Any]) -> None:
     plain = run(tmp_path / "plain", **(SETTINGS | changes))
-    again = run(tmp_path / "again", **(SETTINGS | changes), recompute="auto")
+    again = run(tmp_path / "again", **(SETTINGS | changes), recompute=["normalized", "block_0", "head"])
     tolerance = 1e-6 if not changes else 2e-5 if "xla" in changes else 4e-3
     assert_close(again.weights(), plain.weights(), tolerance=tolerance)
     seeds = [[v.numpy() for v in each.model.variables if "seed" in v.path] for each in (again, plain)]
