@@ -105,7 +105,7 @@ def test_layers_that_ask_for_it_are_synchronized_and_own_statistics_are_left_alo
         assert "_moments" not in vars(own)
 
 
-def test_keras_still_takes_its_statistics_where_they_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keras_still_takes_its_statistics_where_they_are_replaced() -> None:
     """Where this fails, Keras has changed: see what takes batch statistics there now, and replace that."""
     layer = keras.layers.BatchNormalization(momentum=0.5)
     inputs, mask = moments_data(1.0, masked=True)
@@ -119,9 +119,6 @@ def test_keras_still_takes_its_statistics_where_they_are_replaced(monkeypatch: p
     layer(inputs, training=True, mask=mask)
     layer(inputs, training=False, mask=mask)
     assert len(calls) == 1
-    monkeypatch.delattr(keras.layers.BatchNormalization, "_moments")
-    with pytest.raises(RuntimeError, match="takes batch statistics elsewhere"):
-        synchronize(normalized(), replicas(2), Patches(), wanted=True)
 
 
 def traced_together(*functions: Callable[[], tf.Tensor]) -> list[float]:

@@ -135,10 +135,9 @@ def assemble(
     bind_schedules(learner.optimizer, length_of(settings, plan), learner.model.trainable_variables, patches)
     if plan.num_parts is None and not isinstance(task, OwnSteps):  # whose parts are the same for any number of workers
         plan = scale_microbatches(run, learner, plan)
-        sizes = {"num_microbatches": plan.num_microbatches, "global_batch_size": plan.global_batch_size}
-        if (note := microbatch_note(learner.model, **sizes)) is not None:
+        if (note := microbatch_note(learner.model, plan)) is not None:
             run.note("microbatch_statistics", note)
-    if (note := shuffle_note(learner.model, plan.total_parts)) is not None:
+    if (note := shuffle_note(learner.model, plan)) is not None:
         run.note("shuffled_parts", note)
     in_parts = plan.num_parts is not None
     wanted = settings.synchronize_batch_norm

@@ -91,13 +91,9 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     assembly.check_reported(settings, metrics, task, made)
     if settings.start is not None:
         survival.check_weights(built, settings.start, tell=as_event_log(tell))
-    note = microbatch_note(
-        built, num_microbatches=training.num_microbatches, global_batch_size=training.global_batch_size
-    )
-    if note is not None:
-        tell(f"note: {note}")
-    if (note := shuffle_note(built, training.total_parts)) is not None:
-        tell(f"note: {note}")
+    for note in (microbatch_note(built, training), shuffle_note(built, training)):
+        if note is not None:
+            tell(f"note: {note}")
     tell(f"model: {built.name}, {built.count_params():,} parameters; metrics: {', '.join(['loss', *metrics.names])}")
     own_values = sum(np.size(variable) for variable in made.variables)
     tell(f"optimizer: {type(made).__name__}, {own_values:,} values of its own")

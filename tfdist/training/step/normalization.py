@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import tensorflow as tf
 
+from tfdist.data.batches import BatchPlan
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.strategy import Strategy
@@ -54,15 +55,16 @@ def is_synchronized(layer: keras.layers.BatchNormalization) -> bool:
     return layer.synchronized or MOMENTS in vars(layer)
 
 
-def microbatch_note(model: keras.Model, *, num_microbatches: int, global_batch_size: int) -> str | None:
+def microbatch_note(model: keras.Model, plan: BatchPlan) -> str | None:
     """Returns a note on a model that normalizes by statistics of microbatches; None for any other."""
     layers = [layer.name for layer in batch_norm_layers(model) if layer.trainable]
-    if num_microbatches == 1 or not layers:
+    if plan.num_microbatches == 1 or not layers:
         return None
     more = f" and {len(layers) - 1} more" if len(layers) > 1 else ""
     return (
-        f"Batch normalization ({layers[0]}{more}) takes the statistics of each of the {num_microbatches} microbatches, "
-        f"not of the whole batch of {global_batch_size}: with another train.num_microbatches this is another training."
+        f"Batch normalization ({layers[0]}{more}) takes the statistics of each of the {plan.num_microbatches} "
+        f"microbatches, not of the whole batch of {plan.global_batch_size}: with another train.num_microbatches this "
+        "is another training."
     )
 
 
@@ -106,13 +108,8 @@ def synchronize(
     its own is left alone. Where a batch `pads`, what fills it is left out of the statistics of all. With `in_parts` a
     replica's share of a batch comes in parts, computed `side_by_side`, and statistics are those of all.
     Returns how many layers that changed.
-
-    Raises:
-      RuntimeError: Keras's layer has no such method any more.
     """
-    kerass = getattr(keras.layers.BatchNormalization, MOMENTS, None)
-    if kerass is None:
-        raise RuntimeError("This Keras takes batch statistics elsewhere: they would be each replica's own.")
+    kerass = getattr(keras.layers.BatchNormalization, MOMENTS)
     wanted = wanted and strategy.topology.num_replicas > 1
     layers = [layer for layer in batch_norm_layers(model) if getattr(type(layer), MOMENTS) is kerass]
     changed = [layer for layer in layers if wanted or layer.synchronized or pads or in_parts]

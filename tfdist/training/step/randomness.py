@@ -50,15 +50,15 @@ def seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
     return list({id(g): g for g in found}.values())
 
 
-def shuffle_note(model: keras.Model, num_parts: int) -> str | None:
+def shuffle_note(model: keras.Model, plan: BatchPlan) -> str | None:
     """Returns a note on a model that mixes the rows of its batch, which comes in several parts; None for any other."""
     layers = [layer.name for layer in model._flatten_layers() if isinstance(layer, SHUFFLING)]
-    if num_parts == 1 or not layers:
+    if plan.total_parts == 1 or not layers:
         return None
     return (
-        f"The layer {layers[0]!r} mixes the rows of its batch, which comes in {num_parts} parts for replicas and "
-        "microbatches: with another number of them this is another training. tfdist.MixUp and tfdist.CutMix around the "
-        "data mix the same rows everywhere."
+        f"The layer {layers[0]!r} mixes the rows of its batch, which comes in {plan.total_parts} parts for replicas "
+        "and microbatches: with another number of them this is another training. tfdist.MixUp and tfdist.CutMix around "
+        "the data mix the same rows everywhere."
     )
 
 
