@@ -91,12 +91,11 @@ def restore_adapters(model: keras.Model) -> Iterator[None]:
         variable.assign(before[path])
 
 
-def adapter_bytes(adapter: Mapping[str, np.ndarray]) -> bytes:
+def adapter_bytes(adapter: Mapping[str, Any]) -> bytes:
     """Returns an adapter as the content of an .npz file."""
-    held, arrays = io.BytesIO(), dict(adapter)
-    plain: dict[str, Any] = arrays
-    np.savez(held, **plain)
-    return held.getvalue()
+    content = io.BytesIO()
+    np.savez(content, **adapter)
+    return content.getvalue()
 
 
 def load_adapter(model: keras.Model, content: bytes) -> None:

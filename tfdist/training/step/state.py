@@ -121,9 +121,10 @@ class TrainingState(_NamedVariables):
 
     def tensors(self) -> dict[str, Any]:
         """Variables and tensors by name, to be read at once. A collective."""
-        found: dict[str, Any] = {name: self._local(v) for name, v in self._variables.items()}
+        found: dict[str, Any] = {n: self._strategy.first_local(v.value) for n, v in self._variables.items()}
         is_alone = self._strategy.topology.num_replicas == 1
-        metrics = map(self._local, self._metrics.variables) if is_alone else self._read_metrics()
+        own = [v.value for v in self._metrics.variables]
+        metrics = self._strategy.first_local(own) if is_alone else self._read_metrics()
         found |= dict(zip(self._metric_names, metrics, strict=True))
         return found | self._means()
 
@@ -159,9 +160,6 @@ class TrainingState(_NamedVariables):
         super().assign(arrays)
         if self._metric_names and all(name in arrays for name in self._metric_names):
             self._load_metrics([tf.constant(arrays[name]) for name in self._metric_names])
-
-    def _local(self, variable: keras.Variable) -> tf.Variable:
-        return self._strategy.distribution.experimental_local_results(variable.value)[0]
 
     def _means(self) -> dict[str, np.ndarray]:
         """The workers' means of the statistics that each moved along by itself."""

@@ -103,7 +103,7 @@ class Equality:
         strategy: Strategy,
         variables: Mapping[str, keras.Variable],
         events: EventLog,
-        compare_data: Callable[[], object] = lambda: None,
+        compare_data: Callable[[], object],
     ) -> None:
         self._strategy = strategy
         self._compare_data: Callable[[], object] | None = compare_data
