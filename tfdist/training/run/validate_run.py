@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -62,11 +63,13 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     """
     set_precision(settings.precision)
     replicas = _report_strategy(tell, settings.strategy)
-    source = as_source(settings.train_data)
-    training = settings.plan(source.num_examples, replicas)
-    first_batch = _report_data(tell, "training", source, training)
-    splits, batches = _open_eval_sets(settings.eval_sets, replicas, tell)
-    splits, batches = {"training": source, **splits}, {"training": first_batch, **batches}
+    with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
+        source = _open_source(settings.train_data, scratch)
+        training = settings.plan(source.num_examples, replicas)
+        batches = {"training": _report_data(tell, "training", source, training)}
+        splits = {"training": source}
+        evaluated, evaluated_batches = _open_eval_sets(settings.eval_sets, scratch, replicas, tell)
+        splits, batches = splits | evaluated, batches | evaluated_batches
     model, optimizer, task = parts_of(None, model, settings.optimizer, settings.task, source.structure)
     if isinstance(task, OwnSteps):
         assembly.check_own_step_settings(settings)
@@ -106,7 +109,8 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
 def build_alone(settings: TrainSettings, builder: ModelBuilder) -> keras.Model:
     """Builds the model of a training, for examples as its data has."""
     set_precision(settings.precision)
-    structure = as_source(settings.train_data).structure
+    with tempfile.TemporaryDirectory(prefix="tfdist-model-") as scratch:
+        structure = _open_source(settings.train_data, scratch).structure
     model, _, task = parts_of(None, builder, settings.optimizer, settings.task, structure)
     return model() if isinstance(task, OwnSteps) else build_model(model, task, structure)
 
@@ -120,7 +124,8 @@ def check_evaluation(settings: EvaluateSettings, model: ModelBuilder, tell: Tell
     """Checks an evaluation, as `check_training` a training."""
     set_precision(settings.precision)
     replicas, task = _report_strategy(tell, settings.strategy), settings.task
-    sources, batches = _open_eval_sets(settings.eval_sets, replicas, tell)
+    with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
+        sources, batches = _open_eval_sets(settings.eval_sets, scratch, replicas, tell)
     structures = [source.structure for source in sources.values()]
     if task is None:
         model, _, task = parts_of(None, model, None, None, structures[0])
@@ -166,8 +171,9 @@ def check_use(
     """Checks what a trained model is used for without targets: `task` takes the inputs out of the examples."""
     set_precision(settings.precision)
     replicas = _report_strategy(tell, strategy)
-    source = as_source(data)
-    _report_evaluation(tell, source, settings.global_batch_size, replicas, settings.NAME)
+    with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
+        source = _open_source(data, scratch)
+        _report_evaluation(tell, source, settings.global_batch_size, replicas, settings.NAME)
     built = build_model(model, task, source.structure)
     with explain_errors(source.structure):
         as_tf_function(lambda inputs: built(inputs, training=False)).get_concrete_function(
@@ -222,14 +228,20 @@ def _report_strategy(tell: Tell, strategy: Strategy) -> int:
     return expected or 1
 
 
+def _open_source(data: Callable[[], Any], scratch: str) -> Source:
+    source = as_source(data)
+    source.prepare(scratch)
+    return source
+
+
 def _open_eval_sets(
-    sets: Mapping[str, tuple[EvalSet, int]], replicas: int, tell: Tell
+    sets: Mapping[str, tuple[EvalSet, int]], scratch: str, replicas: int, tell: Tell
 ) -> tuple[dict[str, Source], dict[str, Any]]:
     """Opens the sets of an evaluation and says what they hold; their sources and first batches, by split."""
     sources, batches = {}, {}
     for name, (each, batch_size) in sets.items():
         split = name_split(name)
-        sources[split] = each.take_batches(as_source(each.data), batch_size, split)
+        sources[split] = each.take_batches(_open_source(each.data, scratch), batch_size, split)
         batches[split] = _report_evaluation(tell, sources[split], batch_size, replicas, split)
     return sources, batches
 
