@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 from equivalence.cases import STRATEGIES
-from support import REPOSITORY, run_python
+from support import REPOSITORY, parse_package, run_python
 from tensorflow.python.eager import context
 from training.trainings import run
 
@@ -142,8 +142,10 @@ def test_tensorflows_seed_functions_are_its_own_outside_of_a_users_dataset() -> 
 
 def test_no_other_place_replaces_what_is_kerass() -> None:
     found = []
-    for path in (path for room in ROOMS for path in (REPOSITORY / "tfdist" / room).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, tree in parse_package().items():
+        if path.relative_to(REPOSITORY / "tfdist").parts[0] not in ROOMS:
+            continue
+        for node in ast.walk(tree):
             names = [*node.targets] if isinstance(node, ast.Assign | ast.Delete) else []
             flat = [each for name in names for each in (name.elts if isinstance(name, ast.Tuple) else [name])]
             found += [f"{path}: {ast.unparse(node)}" for each in flat if is_replaced(each)]
