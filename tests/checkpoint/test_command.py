@@ -9,7 +9,6 @@ import pytest
 import support
 from checkpoint.checkpoints import new_manager, state_of
 
-from tfdist.checkpoint import catalog
 from tfdist.checkpoint.format import manifest as manifests
 from tfdist.checkpoint.restore import State
 from tfdist.commands import checkpoint as command
@@ -28,10 +27,6 @@ def run_dir(tmp_path: pathlib.Path) -> pathlib.Path:
         manager.wait()
     manager.close()
     return run
-
-
-def steps(run_dir: pathlib.Path) -> list[int]:
-    return [entry.step for entry in catalog.list_checkpoints(str(run_dir / "checkpoints"))]
 
 
 def damage(run_dir: pathlib.Path, step: int) -> pathlib.Path:

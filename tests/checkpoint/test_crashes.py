@@ -31,6 +31,7 @@ def test_wherever_a_save_is_cut_off_the_newest_whole_checkpoint_restores(
         with faulty.installed(faulty.Calls()):
             save_steps(tmp_path / str(index), 1)
             (tmp_path / str(index) / "step-000000000002-0123456789ab").mkdir()
+            (tmp_path / str(index) / "notes.txt").write_text("of the user")
         save_two(index)
 
     def check(index: int, crash: faulty.Boundary | None) -> None:
@@ -76,4 +77,5 @@ def _train_on(directory: pathlib.Path, *, after: int) -> None:
         manager.wait()
     manager.close()
     assert steps(list_checkpoints(str(directory))) == [4]
-    assert [path.name for path in directory.iterdir()] == [pathlib.Path(list_checkpoints(str(directory))[0].path).name]
+    (entry,) = list_checkpoints(str(directory))
+    assert {str(path) for path in directory.iterdir()} == {entry.path, str(directory / "notes.txt")}

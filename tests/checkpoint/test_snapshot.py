@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 
@@ -9,7 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from checkpoint.checkpoints import Listener, assert_same, new_manager, save_state
+from checkpoint.checkpoints import Gate, Listener, assert_same, new_manager, save_state
+from storage import faulty
 
 from tfdist.checkpoint import restore
 from tfdist.checkpoint.catalog import list_checkpoints
@@ -37,20 +39,22 @@ def test_every_kind_of_variable_and_tensor_is_saved(tmp_path: pathlib.Path) -> N
     assert_same(restore.load_newest(str(tmp_path), tell=Listener()), State(1, expected, {}))
 
 
-def test_large_variables_are_copied_at_the_moment_of_save(tmp_path: pathlib.Path) -> None:
-    """Larger than a thread's piece, updated in place by training right after `save` returns."""
+def test_a_checkpoint_holds_the_values_of_the_moment_of_save(tmp_path: pathlib.Path) -> None:
+    """Of what is larger than a thread's piece and updated in place before anything of it is written, too."""
     first = np.random.default_rng(1).normal(size=3_000_001).astype(np.float32)
-    variable = tf.Variable(first)
-    manager = new_manager(tmp_path, on_error="stop", keep_last=3)
-    for step in range(3):
-        manager.save(State(step, {"weights": variable}, {}))
-        variable.assign_add(tf.ones_like(variable))
-    manager.close()
-    expected = first
-    for entry in list_checkpoints(str(tmp_path)):
-        state = restore.load(entry.path)
-        np.testing.assert_array_equal(state.tensors["weights"], expected)
-        expected = expected + np.float32(1)
+    state = State(1, {"weights": tf.Variable(first), "counts": np.zeros(3)}, {"sums": [1.0]})
+    gate, manager = Gate(), new_manager(tmp_path, on_error="stop")
+    with faulty.installed(gate):
+        manager.save(state)
+        state.tensors["weights"].assign_add(tf.ones_like(first))
+        state.tensors["counts"][:] = 99
+        state.values["sums"][0] = 99.0
+        gate.opened.set()
+        manager.save(dataclasses.replace(state, step=2))
+        manager.close()
+    for entry, weights, number in zip(list_checkpoints(str(tmp_path)), (first, first + 1), (0, 99), strict=True):
+        tensors = {"weights": weights, "counts": np.full(3, float(number))}
+        assert_same(restore.load(entry.path), State(entry.step, tensors, {"sums": [number or 1.0]}))
 
 
 def test_a_variable_is_updated_in_place_after_a_snapshot_of_it() -> None:
