@@ -147,28 +147,20 @@ TAKEN = LeaseLostError("another run has taken this directory")
 
 
 def test_nothing_is_written_or_removed_in_a_directory_that_another_run_took(tmp_path: pathlib.Path) -> None:
+    """What was saved before the loss was known is not written either."""
     save_steps(tmp_path, 1, 2)
-    manager = new_manager(tmp_path, still_ours=answers(None, None, TAKEN), keep_last=2)
+    gate, manager = Gate(), new_manager(tmp_path, still_ours=answers(None, None, TAKEN), keep_last=2)
     manager.save(state_of(3))
     manager.wait()
-    manager.save(state_of(4))
-    for surfacing in (manager.wait, manager.check, lambda: manager.save(state_of(5))):
-        with pytest.raises(LeaseLostError, match="another run has taken"):
-            surfacing()
-    manager.close()
-    assert steps(list_checkpoints(str(tmp_path))) == [2, 3]
-
-
-def test_what_was_saved_before_the_loss_was_known_is_not_written_either(tmp_path: pathlib.Path) -> None:
-    gate = Gate()
-    manager = new_manager(tmp_path, still_ours=answers(None, TAKEN))
     with faulty.installed(gate):
-        manager.save(state_of(1))
+        manager.save(state_of(4))
         threading.Timer(0.05, gate.opened.set).start()
-        manager.save(state_of(2))
-        with pytest.raises(LeaseLostError, match="another run has taken"):
-            manager.close()
-    assert list_checkpoints(str(tmp_path)) == []
+        manager.save(state_of(5))
+        for surfacing in (manager.wait, manager.check, lambda: manager.save(state_of(6))):
+            with pytest.raises(LeaseLostError, match="another run has taken"):
+                surfacing()
+        manager.close()
+    assert steps(list_checkpoints(str(tmp_path))) == [2, 3]
 
 
 def test_a_store_that_does_not_answer_the_check_of_the_lease_costs_one_checkpoint(tmp_path: pathlib.Path) -> None:
