@@ -47,11 +47,11 @@ def test_a_kill_before_or_after_the_server_acts_leaves_no_object_or_a_whole_one(
     assert not expected or files.read("gs://bucket/run/large") == b"x" * NUM_BYTES
 
 
-RUN, BACKUP = "gs://bucket/runs/digits", "gs://bucket/backup"
+RUN = "gs://bucket/runs/digits"
 GIN = """
 from __gin__ import dynamic_registration
-import keras
 import tensorflow as tf
+from tfdist.checkpoint import policy
 from tfdist.data.formats import array_files
 from tfdist.data.sources import columns
 from tfdist.data.formats import tfrecord
@@ -61,10 +61,8 @@ include 'configs/strategies/one_device.gin'
 
 train.epochs = 4
 train.deterministic = True
-train.callbacks = [@keras.callbacks.BackupAndRestore()]
-keras.callbacks.BackupAndRestore.backup_dir = 'gs://bucket/backup'
-keras.callbacks.BackupAndRestore.save_freq = 1
-keras.callbacks.BackupAndRestore.double_checkpoint = True
+train.checkpoint = @policy.CheckpointPolicy()
+policy.CheckpointPolicy.every_steps = 1
 train.global_batch_size = 16
 train.train_data = @train/tfrecord.TFRecordSource
 train/tfrecord.TFRecordSource.files = 'gs://bucket/data/train-*'
@@ -114,17 +112,15 @@ KILLED_AT_COMMITS = (3, 8)  # of some 28; each start resumes from the last one
 
 
 def test_a_run_that_is_killed_on_gs_goes_on_through_every_kind_of_fault(gcs: GcsServer, tmp_path: pathlib.Path) -> None:
-    """Data, configuration and backups are in the bucket, too; it leaves all that a local one does, to the same bits."""
+    """Data and configuration are in the bucket, too; it leaves all that a local one does, to the same bits."""
     upload_data(tmp_path)
     files.write_atomic("gs://bucket/small.gin", GIN)
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
 
-    def train(run_dir: str, *more: str) -> str:
-        command = [*TRAIN, f"--run_dir={run_dir}", *more]
-        return run_python(command, cwd=REPOSITORY, timeout=300, env=cache).check().stdout
+    def train(run_dir: str) -> str:
+        return run_python([*TRAIN, f"--run_dir={run_dir}"], cwd=REPOSITORY, timeout=300, env=cache).check().stdout
 
-    elsewhere = f"--gin_param=keras.callbacks.BackupAndRestore.backup_dir = '{tmp_path / 'backup'}'"
-    train(str(tmp_path / "undisturbed"), elsewhere)
+    train(str(tmp_path / "undisturbed"))
     for number, fault in enumerate(
         (
             Fault("status", status=429, path="uploadType", count=3),
@@ -139,13 +135,12 @@ def test_a_run_that_is_killed_on_gs_goes_on_through_every_kind_of_fault(gcs: Gcs
     gcs.faults.add(Fault("reset_download", path="alt=media", skip=1, count=2))
     for commits in KILLED_AT_COMMITS:
         kill_after(commits, [*TRAIN, f"--run_dir={RUN}"], cache, tmp_path / "log")
-    kept = [checkpoint for checkpoint in catalog.list_checkpoints(BACKUP) if checkpoint.manifest]
-    assert all(catalog.verify(checkpoint) is None for checkpoint in kept)  # none is torn
-    assert len({checkpoint.step for checkpoint in kept}) == len(kept) > 0  # and none there twice
-    assert f"Resuming at step {kept[-1].step:,}" in train(RUN)
-    assert files.list_tree(BACKUP) == []
+    assert f"Resuming at step {newest_step():,}" in train(RUN)
     assert {asked.fault for asked in gcs.asked} >= {"status", "reset_upload", "lost_reply", "reset_download"}
 
+    checkpoints = catalog.list_checkpoints(f"{RUN}/checkpoints")
+    assert checkpoints and all(catalog.verify(checkpoint) is None for checkpoint in checkpoints)  # none is torn
+    assert len({checkpoint.step for checkpoint in checkpoints}) == len(checkpoints)  # and none there twice
     run = fetch(RUN, tmp_path / "run")
     ours, theirs = (keras.saving.load_model(d / WEIGHTS).get_weights() for d in (run, tmp_path / "undisturbed"))
     assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
@@ -175,4 +170,4 @@ def kill_after(commits: int, command: list[str], environment: dict[str, str], lo
 
 def newest_step() -> int:
     """Of the checkpoints that are committed."""
-    return max((each.step for each in catalog.list_checkpoints(BACKUP) if each.manifest), default=0)
+    return max((each.step for each in catalog.list_checkpoints(f"{RUN}/checkpoints") if each.manifest), default=0)
