@@ -92,16 +92,6 @@ def test_weights_that_are_not_there_are_told_with_those_that_are(
 
 
 @pytest.mark.slow
-def test_modules_beside_the_experiment_are_found_from_another_directory(tmp_path: Path) -> None:
-    experiment = REPOSITORY / "examples/diabetes/diabetes.gin"
-    args = ["-m", "tfdist.main", f"--gin_file={experiment}", "--gin_param=train.epochs = 1", "--run_dir=run"]
-    run_python(args, cwd=tmp_path).check()
-    (tmp_path / "elsewhere").mkdir()
-    args = ["-m", "tfdist.main", "--mode=evaluate", f"--run_dir={tmp_path / 'run'}"]
-    assert "loss" in run_python(args, cwd=tmp_path / "elsewhere").check().stdout
-
-
-@pytest.mark.slow
 def test_two_workers_evaluate_a_checkpoint(saved: Path, tmp_path: Path) -> None:
     args = ["-m", "tfdist.launch", "--workers=2", "--", "--mode=evaluate", f"--run_dir={saved}"]
     run_python([*args, *params("evaluate.weights = 46")], cwd=tmp_path, timeout=300).check()

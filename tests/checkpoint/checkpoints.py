@@ -1,13 +1,16 @@
-"""What the tests of the checkpoints share: a listener in the event log's place, small states, and saving one."""
+"""What the tests of the checkpoints share: a listener, a gate before the disk, small states, and saving one."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from storage import faulty
 
 from tfdist.checkpoint.catalog import Entry
 from tfdist.checkpoint.policy import CheckpointPolicy
@@ -36,6 +39,19 @@ class Listener:
 
     def events(self, name: str) -> list[tuple[str, str, int | None, str | None]]:
         return [item for item in self.told if item[1] == name]
+
+
+class Gate(faulty.Calls):
+    """Lets nothing reach the disk until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.reached = threading.Event()
+
+    def fsync(self, descriptor: int) -> None:
+        self.reached.set()
+        assert self.opened.wait(60)
+        os.fsync(descriptor)
 
 
 def state_of(step: int, *, num_items: int = 400) -> State:
@@ -79,7 +95,7 @@ def save_state(directory: pathlib.Path, state: State, **settings: Any) -> None:
 
 
 def assert_same(restored: State, expected: State) -> None:
-    """Names, types, shapes and every bit."""
+    """Names, types, shapes and every bit; and that nobody can write to them."""
     assert restored.step == expected.step
     assert restored.values == expected.values
     assert restored.tensors.keys() == expected.tensors.keys()
@@ -88,6 +104,7 @@ def assert_same(restored: State, expected: State) -> None:
         assert restored.tensors[name].dtype == array.dtype, name
         assert restored.tensors[name].shape == array.shape, name
         assert restored.tensors[name].tobytes() == array.tobytes(), name
+        assert not restored.tensors[name].flags.writeable, name
 
 
 def steps(entries: list[Entry]) -> list[int]:

@@ -7,7 +7,6 @@ Invariant: a fault that says how often it comes, comes exactly so often, however
 from __future__ import annotations
 
 import dataclasses
-import random
 import re
 import threading
 
@@ -32,7 +31,6 @@ class Fault:
       path: a regular expression that is searched in path and query as sent.
       skip: of the requests that match, so many go well first.
       count: so many are met then; None for all that follow.
-      probability: with which each of them is met.
       status: of the answer; 412, 429, 503 or any other.
       seconds: that a stall lasts, or an answer takes.
       bytes_per_second: of each slow upload.
@@ -43,7 +41,6 @@ class Fault:
     path: str = ""
     skip: int = 0
     count: int | None = 1
-    probability: float = 1.0
     status: int = 503
     seconds: float = 3600.0
     bytes_per_second: float = 1e6
@@ -57,9 +54,8 @@ class Fault:
 class Faults:
     """The faults that are set; may be used by several threads."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._random = random.Random(seed)
         self._set: list[tuple[Fault, list[int]]] = []  # with the numbers of those skipped and met
 
     def add(self, *faults: Fault) -> None:
@@ -78,7 +74,7 @@ class Faults:
                     continue
                 if seen[0] < fault.skip:
                     seen[0] += 1
-                elif (fault.count is None or seen[1] < fault.count) and self._random.random() < fault.probability:
+                elif fault.count is None or seen[1] < fault.count:
                     seen[1] += 1
                     return fault
         return None

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.keras_patches.random_by_place import RowRange, draw_for_rows, record_fixed_shapes
 
 BATCH = 24
-PARTS = [(24,), (12, 12), (5, 7, 12)]
+PARTS = (5, 7, 12)  # one begins within a block of four numbers, another at its begin
 RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(BATCH, 7, 3)).astype(np.float32)
 LOGITS = RNG.normal(size=(BATCH, 5)).astype(np.float32)
@@ -54,42 +54,39 @@ BY_KERNELS_ALONE: dict[str, Draw] = {  # XLA draws others, or none
 }
 
 
-def draw_whole(draw: Draw) -> np.ndarray:
-    return tf.function(lambda: draw(slice(0, BATCH), BATCH), autograph=False)().numpy()
+def draw_whole(draws: dict[str, Draw]) -> dict[str, np.ndarray]:
+    compute = tf.function(lambda: {name: draw(slice(0, BATCH), BATCH) for name, draw in draws.items()}, autograph=False)
+    return {name: drawn.numpy() for name, drawn in compute().items()}
 
 
-def draw_parts(draw: Draw, parts: tuple[int, ...], *, jit_compile: bool, is_static: bool) -> list[np.ndarray]:
-    found = []
-    for place, count in zip(itertools.accumulate((0, *parts)), parts, strict=False):
+def draw_parts(draws: dict[str, Draw], *, jit_compile: bool, is_static: bool) -> dict[str, np.ndarray]:
+    parts = []
+    for place, count in zip(itertools.accumulate((0, *PARTS)), PARTS, strict=False):
 
-        def draw_part(first: tf.Tensor, size: tf.Tensor, place: int = place, count: int = count) -> tf.Tensor:
+        def draw_part(first: Any, size: Any, place: int = place, count: int = count) -> dict[str, tf.Tensor]:
             with draw_for_rows(RowRange(first, count if is_static else size, BATCH, jit_compile)):
-                if is_static:
-                    return draw(slice(place, place + count), count)
-                return draw(slice(first, first + size), tf.cast(size, tf.int32))
+                first, size, n = (place, count, count) if is_static else (first, size, tf.cast(size, tf.int32))
+                return {name: draw(slice(first, first + size), n) for name, draw in draws.items()}
 
         compute = tf.function(draw_part, jit_compile=jit_compile, autograph=False)
-        found.append(compute(tf.constant(place, tf.int64), tf.constant(count, tf.int64)).numpy())
-    return found
+        parts.append(compute(tf.constant(place, tf.int64), tf.constant(count, tf.int64)))
+    return {name: np.concatenate([part[name].numpy() for part in parts]) for name in draws}
 
 
-@pytest.mark.parametrize("parts", PARTS, ids=str)
-@pytest.mark.parametrize("name", [*DRAWS, *BY_KERNELS_ALONE])
-def test_parts_have_the_bits_of_the_whole(name: str, parts: tuple[int, ...]) -> None:
-    draw = (DRAWS | BY_KERNELS_ALONE)[name]
-    expected = draw_whole(draw)
-    for is_static in (True, False):
-        found = np.concatenate(draw_parts(draw, parts, jit_compile=False, is_static=is_static))
-        assert found.tobytes() == expected.tobytes()
+@pytest.mark.parametrize("is_static", [True, False])
+def test_parts_have_the_bits_of_the_whole(is_static: bool) -> None:
+    draws = DRAWS | BY_KERNELS_ALONE
+    expected, found = draw_whole(draws), draw_parts(draws, jit_compile=False, is_static=is_static)
+    assert [name for name in draws if found[name].tobytes() != expected[name].tobytes()] == []
 
 
-@pytest.mark.parametrize("name", DRAWS)
-def test_xla_draws_the_same(name: str) -> None:
+def test_xla_draws_the_same() -> None:
     """XLA multiplies and adds at once, and has its own logarithm: both round otherwise. What is dropped is the same."""
-    expected = draw_whole(DRAWS[name])
-    found = np.concatenate(draw_parts(DRAWS[name], (5, 7, 12), jit_compile=True, is_static=True))
-    np.testing.assert_allclose(found.astype(np.float64), expected.astype(np.float64), rtol=0, atol=5e-6)
-    assert (found == 0).tobytes() == (expected == 0).tobytes()
+    drawn, expected = draw_parts(DRAWS, jit_compile=True, is_static=True), draw_whole(DRAWS)
+    for name, found in drawn.items():
+        whole = expected[name].astype(np.float64)
+        np.testing.assert_allclose(found.astype(np.float64), whole, rtol=0, atol=5e-6, err_msg=name)
+        assert (found == 0).tobytes() == (whole == 0).tobytes(), name
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from sklearn.datasets import load_wine
 from support import REPOSITORY, Finished, run_python
 
 from tfdist.data.sources.sklearn_sets import load_digits
@@ -70,18 +71,6 @@ def test_int8_is_smaller_and_its_difference_is_said(trained: Path, exported: Pat
     assert small["same_class"]["output"] > 0.95
 
 
-@pytest.mark.parametrize(("name", "material"), [("wine_parquet", "tables"), ("sentences_text", "text")])
-def test_a_saved_model_takes_what_a_source_reads(tmp_path: Path, name: str, material: str) -> None:
-    run_python([REPOSITORY / "examples/files" / f"prepare_{material}.py"], cwd=tmp_path).check()
-    path = {"PYTHONPATH": str(REPOSITORY)}
-    given = [f"--gin_file=tfdist:experiments/{name}.gin", "--gin_param=train.epochs = 1", "--run_dir=run"]
-    run_python(["-m", "tfdist.main", *given], env=path, cwd=tmp_path).check()
-    run_python(["-m", "tfdist.main", "--mode=export", "--run_dir=run"], env=path, cwd=tmp_path).check()
-    found = report_of(tmp_path / "run")["exports"]["saved_model"]["raw"]
-    assert max(found["largest_difference"].values()) < 1e-5
-    assert found["inputs"] == ["text"] if material == "text" else "alcohol" in found["inputs"]
-
-
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
@@ -123,15 +112,21 @@ def test_the_server_of_the_documentation_answers(exported: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
+def wines() -> dict[str, list[float]]:
+    """A wine of the first cultivar and one of the last, by column."""
+    data = load_wine()
+    columns = zip(data.feature_names, data.data[[0, -1]].T, strict=True)
+    return {name.replace("/", "_"): column.tolist() for name, column in columns}
+
+
 TEXTS = {"text": ["The film was dull all in all.", "Her new song is really a delight from start to end."]}
-IRISES = {"sepal_length": [5.1, 6.7], "sepal_width": [3.5, 3.0], "petal_length": [1.4, 5.2], "petal_width": [0.2, 2.3]}
 
 
 @pytest.mark.parametrize(
     ("script", "gin_file", "inputs", "classes"),
     [
         ("serving/make_reviews.py", str(REPOSITORY / "examples/serving/sentiment.gin"), TEXTS, [0, 1]),
-        ("files/prepare_tables.py", "tfdist:experiments/iris_csv.gin", IRISES, [0, 2]),
+        ("files/prepare_tables.py", "tfdist:experiments/wine_parquet.gin", wines(), [0, 2]),
     ],
     ids=["sentiment", "table"],
 )
@@ -142,5 +137,7 @@ def test_a_classifier_is_trained_exported_and_served(
     path = {"PYTHONPATH": str(REPOSITORY)}
     for arguments in ([f"--gin_file={gin_file}"], ["--mode=export"]):
         run_python(["-m", "tfdist.main", *arguments, "--run_dir=run"], env=path, cwd=tmp_path).check()
+    found = report_of(tmp_path / "run")["exports"]["saved_model"]["raw"]
+    assert max(found["largest_difference"].values()) < 1e-5 and set(found["inputs"]) == inputs.keys()
     (outputs,) = ask(tmp_path / "run", "/predict_raw", inputs).values()
     assert np.argmax(outputs, axis=1).tolist() == classes

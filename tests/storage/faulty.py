@@ -8,14 +8,14 @@ comes.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
+import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfdist.storage import local_files
 
-CHANGING = ("replace", "unlink", "mkdir", "rmdir", "exchange")  # their last argument is what is changed
+CHANGING = ("replace", "unlink", "mkdir", "rmdir", "exchange")
 
 
 class Crashed(BaseException):
@@ -32,16 +32,6 @@ class Calls:
 _exchange = local_files.exchange
 
 
-@dataclasses.dataclass(frozen=True)
-class Boundary:
-    """Where the store was stopped: before the call `name` of `path`, or within it."""
-
-    index: int
-    name: str
-    path: str
-    within: bool = False
-
-
 class FaultyCalls(Calls):
     """The real calls, up to boundary `stop_at`.
 
@@ -50,55 +40,50 @@ class FaultyCalls(Calls):
       error: raised once at that boundary, after which all continues; None for a crash, after which nothing does.
 
     Attributes:
-      reached: the boundaries that were passed, and the one that was not.
+      reached: the names of the boundaries that were passed, and of the one that was not.
       stopped: whether the fault came.
     """
 
     def __init__(self, stop_at: int | None = None, *, error: OSError | None = None) -> None:
         self._stop_at = stop_at
         self._error = error
-        self._paths: dict[int, str] = {}
-        self.reached: list[Boundary] = []
+        self.reached: list[str] = []
         self.stopped = False
 
     def __getattr__(self, name: str) -> Any:
         call = super().__getattr__(name)
 
         def change(*arguments: Any) -> Any:
-            self._pass(name, arguments[-1])
+            self._pass(name)
             return call(*arguments)
 
         return change if name in CHANGING else call
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
         if flags & os.O_CREAT:
-            self._pass("create", path)
-        descriptor = os.open(path, flags, mode)
-        self._paths[descriptor] = path
-        return descriptor
+            self._pass("create")
+        return os.open(path, flags, mode)
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        path = self._paths[descriptor]
-        self._pass("write", path)
-        if self._is_here("write", path, within=True):
+        self._pass("write")
+        if self._is_here("write"):  # within it
             os.write(descriptor, data[: len(data) // 2])
             self._stop()
         return os.write(descriptor, data)
 
     def fsync(self, descriptor: int) -> None:
-        path = self._paths[descriptor]
-        self._pass("fsync_directory" if os.path.isdir(path) else "fsync", path)
+        self._pass("fsync_directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "fsync")
         os.fsync(descriptor)
 
-    def _pass(self, name: str, path: str) -> None:
-        if self._is_here(name, path):
+    def _pass(self, name: str) -> None:
+        if self._is_here(name):
             self._stop()
 
-    def _is_here(self, name: str, path: str, within: bool = False) -> bool:
+    def _is_here(self, name: str) -> bool:
         if self.stopped and self._error is None:
             raise Crashed
-        self.reached.append(Boundary(len(self.reached), name, os.path.basename(path), within))
-        return self.reached[-1].index == self._stop_at
+        self.reached.append(name)
+        return len(self.reached) - 1 == self._stop_at
 
     def _stop(self) -> None:
         self.stopped = True
@@ -116,12 +101,12 @@ def installed(calls: Calls) -> Iterator[None]:
         local_files.os, local_files.exchange = before
 
 
-def crash_everywhere(function: Callable[[int], None], check: Callable[[int, Boundary | None], None]) -> int:
+def crash_everywhere(function: Callable[[int], None], check: Callable[[int, str | None], None]) -> int:
     """Crashes `function` at each of its boundaries in turn, and looks at what that left.
 
     Args:
       function: takes the number of the round, for a directory of its own; does the same in each.
-      check: takes the number of the round and where the crash came, None in the last round, which had none.
+      check: takes the number of the round and the boundary of the crash, None in the last round, which had none.
 
     Returns:
       The number of boundaries.

@@ -1,16 +1,26 @@
-"""A process that is killed while it uploads to gs:// leaves the object whole or no object."""
+"""Uploads and runs on gs:// that are killed, of processes that know only STORAGE_EMULATOR_HOST."""
 
 from __future__ import annotations
 
+import dataclasses
+import io
+import json
+import pathlib
 import subprocess
 import sys
 import time
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 from gcs.faults import Fault
 from gcs.server import GcsServer
-from support import clean_environment
+from processes import Running
+from support import REPOSITORY, clean_environment, run_python
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tfdist.checkpoint import catalog
 from tfdist.storage import files
 
 pytestmark = pytest.mark.slow
@@ -35,3 +45,129 @@ def test_a_kill_before_or_after_the_server_acts_leaves_no_object_or_a_whole_one(
     gcs.faults.clear()
     assert files.list_tree("gs://bucket/run") == expected
     assert not expected or files.read("gs://bucket/run/large") == b"x" * NUM_BYTES
+
+
+RUN = "gs://bucket/runs/digits"
+GIN = """
+from __gin__ import dynamic_registration
+import tensorflow as tf
+from tfdist.checkpoint import policy
+from tfdist.data.formats import array_files
+from tfdist.data.sources import columns
+from tfdist.data.formats import tfrecord
+
+include 'configs/experiments/digits.gin'
+include 'configs/strategies/one_device.gin'
+
+train.epochs = 4
+train.deterministic = True
+train.checkpoint = @policy.CheckpointPolicy()
+policy.CheckpointPolicy.every_steps = 1
+train.global_batch_size = 16
+train.train_data = @train/tfrecord.TFRecordSource
+train/tfrecord.TFRecordSource.files = 'gs://bucket/data/train-*'
+tfrecord.TFRecordSource.features = {
+    'image': @tf.io.FixedLenFeature(shape=(8, 8, 1), dtype='float32'),
+    'label': @tf.io.FixedLenFeature(shape=(), dtype='int64'),
+}
+tfrecord.TFRecordSource.columns = @columns.Columns()
+columns.Columns.inputs = 'image'
+columns.Columns.targets = 'label'
+train.eval_data = @test/array_files.ArrayFiles
+test/array_files.ArrayFiles.path = 'gs://bucket/data/test.npz'
+array_files.ArrayFiles.inputs = 'images'
+array_files.ArrayFiles.targets = 'labels'
+"""
+
+
+def upload_data(scratch: pathlib.Path) -> None:
+    """100 random digits as two TFRecord files and as an .npz file."""
+    random = np.random.default_rng(0)
+    images = random.random((100, 8, 8, 1), np.float32)
+    labels = random.integers(0, 10, 100)
+    for shard in range(2):
+        path = scratch / f"train-{shard}"
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for image, label in zip(images[shard::2], labels[shard::2], strict=True):
+                feature = {
+                    "image": tf.train.Feature(float_list=tf.train.FloatList(value=image.ravel())),
+                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+                }
+                writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+        files.write_new(f"gs://bucket/data/train-{shard}", [path.read_bytes()])
+    packed = io.BytesIO()
+    np.savez(packed, images=images, labels=labels)
+    files.write_new("gs://bucket/data/test.npz", [packed.getvalue()])
+
+
+def fetch(directory: str, to: pathlib.Path) -> pathlib.Path:
+    for name in files.list_tree(directory):
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        (to / name).write_bytes(files.read(files.join(directory, name)))
+    return to
+
+
+TRAIN = ["-m", "tfdist.main", "--gin_file=gs://bucket/small.gin"]
+KILLED_AT_COMMITS = (3, 8)  # of some 28; each start resumes from the last one
+
+
+def test_a_run_that_is_killed_on_gs_goes_on_through_every_kind_of_fault(gcs: GcsServer, tmp_path: pathlib.Path) -> None:
+    """Data and configuration are in the bucket, too; it leaves all that a local one does, to the same bits."""
+    upload_data(tmp_path)
+    files.write_atomic("gs://bucket/small.gin", GIN)
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def train(run_dir: str) -> str:
+        return run_python([*TRAIN, f"--run_dir={run_dir}"], cwd=REPOSITORY, timeout=300, env=cache).check().stdout
+
+    train(str(tmp_path / "undisturbed"))
+    for number, fault in enumerate(
+        (
+            Fault("status", status=429, path="uploadType", count=3),
+            Fault("status", status=503, method="POST", path="uploadType", count=2),
+            Fault("status", status=412, method="POST", path="ifGenerationMatch=0"),
+            Fault("reset_upload", path="uploadType", count=2),
+            Fault("lost_reply", method="POST", path="uploadType", count=4),
+            Fault("stall_upload", path="uploadType", seconds=2.0),
+        )
+    ):
+        gcs.faults.add(dataclasses.replace(fault, skip=5 + 3 * number))
+    gcs.faults.add(Fault("reset_download", path="alt=media", skip=1, count=2))
+    for commits in KILLED_AT_COMMITS:
+        kill_after(commits, [*TRAIN, f"--run_dir={RUN}"], cache, tmp_path / "log")
+    assert f"Resuming at step {newest_step():,}" in train(RUN)
+    assert {asked.fault for asked in gcs.asked} >= {"status", "reset_upload", "lost_reply", "reset_download"}
+
+    checkpoints = catalog.list_checkpoints(f"{RUN}/checkpoints")
+    assert checkpoints and all(catalog.verify(checkpoint) is None for checkpoint in checkpoints)  # none is torn
+    assert len({checkpoint.step for checkpoint in checkpoints}) == len(checkpoints)  # and none there twice
+    run = fetch(RUN, tmp_path / "run")
+    ours, theirs = (keras.saving.load_model(d / WEIGHTS).get_weights() for d in (run, tmp_path / "undisturbed"))
+    assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert {"config.gin", "tensorboard"} <= {path.name for path in run.iterdir()}
+    assert "train.epochs = 4" in (run / "config.gin").read_text()
+    result = json.loads((run / "result.json").read_text())
+    assert (result["epochs"], result["examples_seen"]) == (4, 400)
+    points = [(p["step"], p["split"]) for p in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())]
+    assert len(points) == len(set(points))
+    assert [step for step, split in points if split == "eval"][-1] == result["steps"] == 28
+    events = (run / "events.jsonl").read_text().splitlines()
+    assert len(events) == len(set(events)) > 1  # nothing is written twice
+    assert "loss" in EventAccumulator(str(run / "tensorboard" / "train")).Reload().Tags()["tensors"]
+    assert "Nothing is left to train" in train(RUN)
+
+
+WEIGHTS = "export/model.keras"
+
+
+def kill_after(commits: int, command: list[str], environment: dict[str, str], log: pathlib.Path) -> None:
+    """Starts a training, and kills it once it has told of so many checkpoints."""
+    command = [sys.executable, *command, "--gin_param=train.steps_per_call = 1"]
+    with Running(command, log, environment, REPOSITORY) as process:
+        first = newest_step()
+        process.until(lambda: newest_step() >= first + commits)
+
+
+def newest_step() -> int:
+    """Of the checkpoints that are committed."""
+    return max((each.step for each in catalog.list_checkpoints(f"{RUN}/checkpoints") if each.manifest), default=0)

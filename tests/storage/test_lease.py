@@ -22,9 +22,14 @@ from tfdist.errors import EXIT_IN_USE, UserError
 from tfdist.storage import files, lease
 
 HOLD = """
-import sys
+import os, sys, time
 from tfdist.storage import lease
 held = lease.acquire(sys.argv[1], owner="the first run", wait_seconds=0, notify=print)
+if "forks" in sys.argv and os.fork() == 0:
+    os.close(1)
+    time.sleep(60)
+    os._exit(0)
+held.check()
 print("held", flush=True)
 sys.stdin.readline()
 held.check()
@@ -42,20 +47,22 @@ def root(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
 
 
 @contextlib.contextmanager
-def holder(root: str) -> Iterator[subprocess.Popen]:
-    """A process that holds the lease until it reads a line."""
+def holder(root: str, *does: str) -> Iterator[subprocess.Popen]:
+    """A process that holds the lease until it reads a line; one that "forks" has a child that stays."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, root],
+        [sys.executable, "-c", HOLD, root, *does],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=clean_environment(),
+        start_new_session=True,
     ) as process:
         try:
             assert process.stdout.readline() == "held\n"
             yield process
         finally:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def take(root: str, wait_seconds: float = 0.0) -> tuple[lease.Lease, list[str]]:
@@ -63,39 +70,14 @@ def take(root: str, wait_seconds: float = 0.0) -> tuple[lease.Lease, list[str]]:
     return lease.acquire(root, owner="the second run", wait_seconds=wait_seconds, notify=told.append), told
 
 
-def test_a_second_live_run_is_refused_and_told_who_is_there(root: str) -> None:
+def test_a_second_live_run_is_refused_or_waits_for_the_first_and_is_told_who_that_is(root: str) -> None:
+    told: list[str] = []
     with holder(root) as first:
         with pytest.raises(UserError, match="the first run") as raised:
             take(root)
         assert f"host {socket.gethostname()}, process {first.pid}, since 20" in str(raised.value)
         assert "give another --run_dir" in str(raised.value)
         assert raised.value.exit_status == EXIT_IN_USE
-        first.stdin.write("\n")
-        first.stdin.flush()
-        assert first.stdout.readline() == "released\n"
-    held, told = take(root)
-    held.check()
-    held.release()
-    held.release()
-    with pytest.raises(lease.LeaseLostError):
-        held.check()
-    assert told == []
-    assert files.list_names(root) == []
-
-
-def test_the_lease_of_a_killed_run_is_taken_over_at_once(root: str) -> None:
-    with holder(root) as first:
-        first.kill()
-        first.wait()
-        held, _ = take(root)
-        held.check()
-        held.release()
-
-
-@pytest.mark.slow
-def test_one_waits_for_an_owner_that_is_about_to_end(root: str) -> None:
-    with holder(root) as first:
-        told: list[str] = []
 
         def notify(line: str) -> None:
             told.append(line)
@@ -103,15 +85,19 @@ def test_one_waits_for_an_owner_that_is_about_to_end(root: str) -> None:
             first.stdin.flush()
 
         held = lease.acquire(root, owner="next", wait_seconds=30, notify=notify)
+        assert first.stdout.readline() == "released\n"
+    assert len(told) == 1 and "the first run" in told[0] and "up to 30 s" in told[0]
+    held.check()
+    held.release()
+    held.release()
+    with pytest.raises(lease.LeaseLostError):
         held.check()
-        held.release()
-    assert len(told) == 1
-    assert "the first run" in told[0]
-    assert "up to 30 s" in told[0]
+    assert files.list_names(root) == []
 
 
 def test_a_lease_that_was_removed_is_lost(root: str) -> None:
-    held, _ = take(root)
+    held, told = take(root)
+    assert told == []
     files.remove(files.join(root, lease.NAME))
     if files.is_remote(root):
         held._renewed -= 1000  # type: ignore[attr-defined]  # as after a long stop of the process
@@ -120,36 +106,15 @@ def test_a_lease_that_was_removed_is_lost(root: str) -> None:
     held.release()
 
 
-FORK = """
-import os, sys, time
-from tfdist.storage import lease
-held = lease.acquire(sys.argv[1], owner="the first run", wait_seconds=0, notify=print)
-if os.fork() == 0:
-    os.close(1)
-    time.sleep(60)
-    os._exit(0)
-held.check()
-print("held", flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_forked_child_does_not_keep_the_lease_of_a_killed_run(tmp_path: pathlib.Path) -> None:
-    command = [sys.executable, "-c", FORK, str(tmp_path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=clean_environment(), start_new_session=True
-    ) as process:
-        try:
-            assert process.stdout.readline() == "held\n"
-            with pytest.raises(UserError, match="in use by the first run"):
-                take(str(tmp_path))
-            process.kill()
-            process.wait()
-            held, _ = take(str(tmp_path), wait_seconds=5.0)
-            held.check()
-            held.release()
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
+def test_a_forked_child_does_not_keep_the_lease_of_a_killed_run(root: str) -> None:
+    with holder(root, "forks") as first:
+        with pytest.raises(UserError, match="in use by the first run"):
+            take(root)
+        first.kill()
+        first.wait()
+        held, _ = take(root, wait_seconds=5.0)
+        held.check()
+        held.release()
 
 
 # gs:// alone

@@ -29,8 +29,7 @@ class CheckpointPolicy(Settings):
     """When a run saves, what it keeps and how it writes; all of it may change when a run resumes.
 
     Of `every_steps`, `every_seconds` and `every_epochs` several may be given, and the first that is due counts. With
-    none of the three the interval is √(2 · cost · mean time between failures) of Young (1974, "A first order
-    approximation to the optimum checkpoint interval"), from the measured cost.
+    none of the three `CheckpointSchedule` derives the interval from the measured cost.
     """
 
     NAME: ClassVar[str] = "policy.CheckpointPolicy"

@@ -97,7 +97,8 @@ def _find_rows(shape: Shape) -> RowRange | None:
     rows = _drawing.rows
     if rows is None and _drawing.fixed_shapes is None:
         return None
-    static = tf.zeros(shape).shape if isinstance(shape, tf.Tensor) or _has_tensors(shape) else tf.TensorShape(shape)
+    has_tensors = any(map(tf.is_tensor, tf.nest.flatten(shape)))
+    static = tf.zeros(shape).shape if has_tensors else tf.TensorShape(shape)
     if _drawing.fixed_shapes is not None and static.is_fully_defined():
         _drawing.fixed_shapes.add(tuple(static))
     if rows is None or _begins_with_batch(static, rows):
@@ -111,10 +112,6 @@ def _begins_with_batch(shape: tf.TensorShape, rows: RowRange) -> bool:
     if isinstance(rows.count, int) and shape[0] is not None:
         return shape[0] % rows.count == 0
     return shape[0] is None
-
-
-def _has_tensors(shape: Shape) -> bool:
-    return any(isinstance(size, tf.Tensor) for size in tf.nest.flatten(shape))
 
 
 def _measure(shape: Shape) -> tuple[Any, Any, Any]:

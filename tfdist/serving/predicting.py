@@ -58,7 +58,7 @@ def predict(settings: PredictSettings, request: Request) -> str:
         )
         written = _open_files(run, settings, found, source, plan)
         predictor = Predictor(run.strategy, model, task, room=plan.global_batch_size)
-        _predict_remaining(run, predictor, source, plan, written, steps_per_file=_steps_per_file(settings))
+        _predict_remaining(run, predictor, source, plan, written)
         directory = run.directory.predictions
         message = f"{found.describe()}: {source.num_examples:,} examples; {directory}"
         run.events.info("predicted", message=message, num_examples=source.num_examples)
@@ -120,10 +120,6 @@ class Predictor:
         return outputs, mine
 
 
-def _steps_per_file(settings: PredictSettings) -> int:
-    return max(1, settings.examples_per_file // settings.global_batch_size)
-
-
 def _open_files(
     run: Run, settings: PredictSettings, found: SavedWeights, source: Source, plan: BatchPlan
 ) -> PredictionFiles:
@@ -136,18 +132,18 @@ def _open_files(
             about["created"] = found.state.manifest.created
         else:
             about["crc32c"] = crc32c(files.read(found.path))
-    steps = _steps_per_file(settings)
+    steps = max(1, settings.examples_per_file // settings.global_batch_size)
     return PredictionFiles(run.directory.predictions, settings.format, about, steps_per_file=steps)
 
 
 def _predict_remaining(
-    run: Run, predictor: Predictor, source: Source, plan: BatchPlan, written: PredictionFiles, *, steps_per_file: int
+    run: Run, predictor: Predictor, source: Source, plan: BatchPlan, written: PredictionFiles
 ) -> None:
     """Predicts and writes the remaining examples, from the first missing file on."""
     there = run.strategy.on_chief(
         lambda: written.resume_or_clear(run.warn_of_file), "The predictions cannot be written"
     )
-    first = min(int(run.strategy.from_chief([there or 0])[0]) * steps_per_file, plan.steps_per_epoch)
+    first = min(int(run.strategy.from_chief([there or 0])[0]), plan.steps_per_epoch)
     if first and run.topology.is_chief:
         done = plan.num_examples_until(first)
         run.events.info("prediction_goes_on", message=f"{done:,} examples are predicted already; going on from there")

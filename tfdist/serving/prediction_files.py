@@ -96,7 +96,7 @@ class PredictionFiles:
         self._held: list[Mapping[str, np.ndarray]] = []
 
     def resume_or_clear(self, warn: Warn) -> int:
-        """Returns how many finished files to resume after; clears a directory whose predictions have other settings."""
+        """Returns of how many steps there are files; clears a directory whose predictions have other settings."""
         summary = read_record(files.join(self._directory, SUMMARY), Summary, warn)
         if summary is not None and summary.about == self._about:
             for size in summary.sizes:
@@ -105,7 +105,7 @@ class PredictionFiles:
                     warn(f"{path} is not as it was written, and is predicted again.")
                     break
                 self._sizes.append(size)
-            return len(self._sizes)
+            return len(self._sizes) * self._steps
         if files.is_dir(self._directory):
             files.remove_tree(self._directory)
         files.make_dirs(self._directory)

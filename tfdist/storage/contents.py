@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 _PIECE_BYTES = 2**20  # of a checksum
-TEMPORARY_SUFFIX = ".tfdist-tmp"  # of what is being written, which no listing shows
 Buffer = Any  # what has the buffer protocol: bytes, bytearray, memoryview, a numpy array
 
 

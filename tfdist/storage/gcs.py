@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion
+from tfdist.storage.contents import FileVersion
 from tfdist.storage.gcs_requests import TIMEOUT, Attempts, client, persist, split_path
 from tfdist.storage.gcs_transfers import delete, delete_all, download, look_up, upload
 
@@ -94,11 +94,11 @@ class GcsFiles:
 
     def list_names(self, path: str) -> list[str]:
         """Returns the names one level below a prefix, sorted; none where nothing is below it."""
-        return sorted(_filter_visible(self._list_level(path)))
+        return sorted(self._list_level(path))
 
     def list_tree(self, path: str) -> list[str]:
         """Returns the objects below a prefix, relative to it and sorted."""
-        return sorted(_filter_visible(name for name in self._list_below(path) if not name.endswith("/")))
+        return sorted(name for name in self._list_below(path) if not name.endswith("/"))
 
     def make_dirs(self, path: str) -> None:
         """Does nothing: a prefix needs no making."""
@@ -128,7 +128,7 @@ class GcsFiles:
 
     def _match_names(self, path: str, head: str, component: str) -> Iterator[str]:
         """The names in a directory that match; hidden ones only where that is asked for, as in a shell."""
-        for name in _filter_visible(self._list_level(path, head)):
+        for name in self._list_level(path, head):
             if fnmatch.fnmatchcase(name, component) and name.startswith(".") <= component.startswith("."):
                 yield name
 
@@ -171,7 +171,3 @@ def _prefix(path: str) -> str:
     """Returns the prefix of the names below a directory."""
     name = split_path(path)[1].rstrip("/")
     return f"{name}/" if name else ""
-
-
-def _filter_visible(names: Iterator[str] | set[str]) -> Iterator[str]:
-    return (name for name in names if not name.endswith(TEMPORARY_SUFFIX))

@@ -142,9 +142,7 @@ def acquire(
     while isinstance(taken := take(path, me, notify), Owner):
         left = deadline - _now()
         if left <= 0:
-            raise InUseError(
-                f"{os.fspath(directory)} is in use by {taken}. Wait for its end, or give another --run_dir."
-            )
+            raise InUseError(f"{directory} is in use by {taken}. Wait for its end, or give another --run_dir.")
         if not told:
             notify(f"{directory} is held by {taken}; waiting up to {wait_seconds:.0f} s for it")
             told = True

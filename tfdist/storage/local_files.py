@@ -16,8 +16,9 @@ import stat
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
-from tfdist.storage.contents import TEMPORARY_SUFFIX, FileVersion
+from tfdist.storage.contents import FileVersion
 
+TEMPORARY_SUFFIX = ".tfdist-tmp"  # of what is being written, which no listing shows
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
 
 

@@ -82,11 +82,10 @@ class CheckpointManager:
         self._buffer = snapshots.SnapshotBuffer(max_file_bytes=policy.max_file_bytes)
         self.last_committed_step: int | None = None
         self.last_write_seconds = 0.0
-        self._num_saved = self._num_handled = 0
-        self._counts = threading.Lock()
         self._loss: LeaseLostError | None = None  # once it has surfaced
         self._is_closed = False
         # Of the thread
+        self._num_handled = 0
         self._entries: list[Entry] = []
         self._to_remove: list[str] = []
         self._is_started = False
@@ -112,10 +111,8 @@ class CheckpointManager:
         values = manifests.to_plain(state.values, "values")
         scores = {name: float(value) for name, value in (metrics or {}).items()}
         buffer, waited_seconds = self._buffer.take(snapshots.view_arrays(state.tensors))
-        with self._counts:
-            number, self._num_saved = self._num_saved, self._num_saved + 1
-            heartbeat.set_writing_checkpoint(True, writer=id(self))
-        self._thread.submit(self._handle, number, Snapshot(int(state.step), buffer, values, scores))
+        heartbeat.set_writing_checkpoint(True, writer=id(self))
+        self._thread.submit(self._handle, Snapshot(int(state.step), buffer, values, scores))
         if waited_seconds >= LEAST_WAIT_SECONDS:
             self._tell.warning(
                 "checkpoint_waited",
@@ -180,18 +177,17 @@ class CheckpointManager:
         with self._collect_failure(None):
             self._start()
 
-    def _handle(self, number: int, snapshot: Snapshot) -> None:
+    def _handle(self, snapshot: Snapshot) -> None:
+        heartbeat.set_writing_checkpoint(True, writer=id(self))  # again, where the one before ended after `save`
         try:
             with self._collect_failure(snapshot.step):
-                self._write(number, snapshot)
+                self._write(snapshot)
         finally:
             self._buffer.give_back()
         with self._collect_failure(None):
             self._remove_all()
-        with self._counts:
-            self._num_handled += 1
-            if self._num_handled == self._num_saved:
-                heartbeat.set_writing_checkpoint(False, writer=id(self))
+        self._num_handled += 1
+        heartbeat.set_writing_checkpoint(False, writer=id(self))
 
     @contextlib.contextmanager
     def _collect_failure(self, step: int | None) -> Iterator[None]:
@@ -218,11 +214,11 @@ class CheckpointManager:
             self._tell.info("checkpoint_leftovers_found", paths=list(self._to_remove))
             self._remove_all()
 
-    def _write(self, number: int, snapshot: Snapshot) -> None:
+    def _write(self, snapshot: Snapshot) -> None:
         if self._is_lost:
             return
         begun = time.perf_counter()
-        path = self._part.path(self._directory, snapshot.step, number)
+        path = self._part.path(self._directory, snapshot.step, self._num_handled)
         try:
             if not self._is_started:  # as the store did not answer then
                 self._start()
@@ -237,7 +233,8 @@ class CheckpointManager:
         except BaseException as error:
             if not self._part.is_chiefs:
                 with contextlib.suppress(OSError):  # then the chief waits in vain, but not for ever
-                    self._part.report_failure(path, error)
+                    files.make_dirs(path)
+                    self._part.note(path, {"error": f"{type(error).__name__}: {error}"})
             else:
                 self._forget(path)
             raise

@@ -59,13 +59,8 @@ class Part:
         return f"part-{self.index:05d}-" if self.count > 1 else ""
 
     def note(self, path: str, content: dict[str, Any]) -> None:
-        """Writes the note that this worker's files are there, and which."""
-        _store_note(path, self.index, content)
-
-    def report_failure(self, path: str, error: BaseException) -> None:
-        """Writes the note that this worker's files will not come."""
-        files.make_dirs(path)
-        _store_note(path, self.index, {"error": f"{type(error).__name__}: {error}"})
+        """Writes the note which files this worker has written, or the "error" for which they will not come."""
+        files.write_atomic(files.join(path, _note_name(self.index)), json.dumps(content))
 
     def collect_notes(self, path: str, gives_up: Callable[[], bool]) -> list[dict[str, Any]]:
         """Waits for the other workers' notes; returns them in order. Lists once a round, as a bucket answers slowly.
@@ -80,10 +75,14 @@ class Part:
         deadline, pause = time.monotonic() + PATIENCE_SECONDS, FIRST_PAUSE_SECONDS
         missing = {_note_name(index): index for index in range(1, self.count)}
         told: dict[int, dict[str, Any]] = {}
+
+        def read(name: str) -> dict[str, Any]:
+            return from_json(files.read(files.join(path, name)))
+
         with ThreadPoolExecutor(NOTES_AT_ONCE, "tfdist-notes") as threads:
             while missing:
                 there = [name for name in files.list_names(path) if name in missing]
-                for name, note in zip(there, threads.map(lambda name: _read_note(path, name), there), strict=True):
+                for name, note in zip(there, threads.map(read, there), strict=True):
                     index = missing.pop(name)
                     if "error" in note:
                         raise OSError(f"worker {index} could not write its part: {note['error']}")
@@ -94,14 +93,6 @@ class Part:
                     time.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         return [told[index] for index in sorted(told)]
-
-
-def _store_note(path: str, worker: int, content: dict[str, Any]) -> None:
-    files.write_atomic(files.join(path, _note_name(worker)), json.dumps(content))
-
-
-def _read_note(path: str, name: str) -> dict[str, Any]:
-    return from_json(files.read(files.join(path, name)))
 
 
 def _note_name(worker: int) -> str:
