@@ -1,4 +1,4 @@
-"""A run of two workers, killed once, as an OpenTelemetry collector, its structured log and its samples show it."""
+"""A run of two workers, killed once, as a collector of traces, its structured log, its samples and its page show it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 from crashes.runs import environment
 from monitoring_support import otlp_receiver
+from report.pages import Page
 from support import REPOSITORY, run_python
+
+from tfdist.report.run_data import read_run
+from tfdist.report.write_pages import write_run_page
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +45,7 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Monitored:
             "from tfdist.telemetry.sinks import opentelemetry",
             "train.sinks = [@opentelemetry.OpenTelemetry()]",
             f"opentelemetry.OpenTelemetry.endpoint = {receiver.url!r}",
-            "train.epochs = 3",
+            *("train.epochs = 3", "train.log_gradient_norm = True"),
         ]
         finished = run_python(
             [
@@ -98,3 +102,15 @@ def test_the_samples_of_a_process_account_for_its_whole_life(monitored: Monitore
     shares = ("import", "connect", "data", "build", "compute", "evaluate", "finish")
     assert all(samples[-1]["seconds"][share] > 0 for share in shares)
     assert samples[-1]["values"]["host_memory_bytes"] > 1e8
+
+
+def test_the_page_has_both_starts_metrics_norms_and_settings(monitored: Monitored) -> None:
+    page, run = Page(write_run_page(str(monitored.directory))), read_run(str(monitored.directory))
+    assert len(run.starts) == 2
+    assert {"Curves", "What happened", "Configuration", "Environment"} <= set(page.sections)
+    result = json.loads((monitored.directory / "result.json").read_text())
+    assert f"<dt>status</dt><dd>done</dd></div><div><dt>steps</dt><dd>{result['steps']:,}" in page.text
+    assert run.metrics["val_loss"] == result["eval_metrics"]["loss"]
+    for shown in ("norm of the gradient, before clipping", "learning rate", "keras.optimizers.Adam.beta_1", "resumed"):
+        assert shown in page.text
+    assert run.stated["train.log_gradient_norm"] == "True" and run.defaults["train.precision"] == "'float32'"
