@@ -43,31 +43,31 @@ def at(seconds: float) -> datetime.datetime:
     return BEGIN + datetime.timedelta(seconds=seconds)
 
 
-def facts_of_a_start(*, begin: float = 0.0, loss: float = 0.5, step: int = 100) -> list[Fact]:
+def facts_of_a_start(*, begin: float = 0.0) -> list[Fact]:
     """Start-up, two epochs with an evaluation and a checkpoint, a warning and an error, in 60 s from `begin`."""
 
     def event(after: float, name: str, level: str = "info", message: str | None = None, /, **details: Any) -> Event:
         when = at(begin + after)
-        return Event(name=name, level=level, worker=0, step=step, message=message, details=details, time=when)
+        return Event(name=name, level=level, worker=0, step=100, message=message, details=details, time=when)
 
     def point(after: float, epoch: int, split: str, metrics: Mapping[str, float]) -> Point:
-        when, steps = at(begin + after), step * epoch // 2
-        return Point(step=steps, epoch=epoch, split=split, metrics=metrics, learning_rate=0.01, time=when)
+        when = at(begin + after)
+        return Point(step=50 * epoch, epoch=epoch, split=split, metrics=metrics, learning_rate=0.01, time=when)
 
     return [
         Phase(worker=0, share="import", seconds=4.0, time=at(begin + 4)),
         Phase(worker=0, share="build", seconds=6.0, time=at(begin + 10)),
-        point(20, 1, "train", {"loss": 2 * loss, "accuracy": 0.5}),
+        point(20, 1, "train", {"loss": 1.0, "accuracy": 0.5}),
         event(25, "checkpoint_saved", write_seconds=3.0, num_bytes=5_000_000),
         Phase(worker=0, share="evaluate", seconds=4.0, time=at(begin + 30)),
-        point(30, 2, "eval", {"loss": loss, "accuracy": 0.75}),
-        point(30, 2, "train", {"loss": loss, "accuracy": 0.75}),
+        point(30, 2, "eval", {"loss": 0.5, "accuracy": 0.75}),
+        point(30, 2, "train", {"loss": 0.5, "accuracy": 0.75}),
         event(31, "straggler", "warning", "worker 1 holds up the others", slow_worker=1, by_worker=[0.1, 0.4]),
         event(32, "run_failed", "error", "out of memory"),
         Sample(
             worker=0,
             start=0,
-            step=step,
+            step=100,
             seconds={"import": 4.0, "build": 6.0, "compute": 40.0, "evaluate": 10.0},
             values={"host_memory_bytes": 3e8},
             time=at(begin + 60),
@@ -90,29 +90,22 @@ class OtlpReceiver:
 
     def take(self, path: str, body: bytes) -> bytes:
         assert path == "/v1/traces"
-        for resource_spans in ExportTraceServiceRequest.FromString(body).resource_spans:
-            resource = values(resource_spans.resource.attributes)
-            for scope_spans in resource_spans.scope_spans:
-                for span in scope_spans.spans:
-                    self.spans.append(
-                        {
-                            "name": span.name,
-                            "trace": span.trace_id.hex(),
-                            "id": span.span_id.hex(),
-                            "parent": span.parent_span_id.hex(),
-                            "begin": span.start_time_unix_nano / 1e9,
-                            "seconds": (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9,
-                            "failed": span.status.code == span.status.STATUS_CODE_ERROR,
-                            "said": span.status.message,
-                            "resource": resource,
-                            **values(span.attributes),
-                        }
-                    )
+        resources = ExportTraceServiceRequest.FromString(body).resource_spans
+        for span in [span for resource in resources for scope in resource.scope_spans for span in scope.spans]:
+            self.spans.append(
+                {
+                    "name": span.name,
+                    "trace": span.trace_id.hex(),
+                    "id": span.span_id.hex(),
+                    "parent": span.parent_span_id.hex(),
+                    "begin": span.start_time_unix_nano / 1e9,
+                    "seconds": (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9,
+                    "failed": span.status.code == span.status.STATUS_CODE_ERROR,
+                    "said": span.status.message,
+                    **{each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes},
+                }
+            )
         return ExportTraceServiceResponse().SerializeToString()
-
-
-def values(attributes: Any) -> dict[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import time
 import pytest
 from report.written_runs import WrittenRun, eventful_run
 from support import run_python
+from sweep_journals import hyperband_sweep
 
 from tfdist.commands import verbs
 
@@ -36,12 +37,15 @@ def test_the_runs_below_a_directory_are_listed(tmp_path: pathlib.Path, capsys: p
 
 
 @pytest.mark.slow
-def test_help_and_lists_need_neither_tensorflow_nor_bokeh(tmp_path: pathlib.Path) -> None:
+def test_a_list_needs_neither_tensorflow_nor_bokeh_and_a_page_of_a_sweep_no_tensorflow(tmp_path: pathlib.Path) -> None:
     WrittenRun(tmp_path / "a").start(time.time())
+    sweep = hyperband_sweep(9).write(tmp_path / "sweep")
     program = (
         "import sys\nfrom tfdist.commands import verbs\n"
         f"assert verbs.run(['report', '--list', {str(tmp_path)!r}]) == 0\n"
         "import tfdist.report.write_pages\n"
-        "assert not {'tensorflow', 'bokeh', 'keras'} & set(sys.modules)"
+        "assert not {'tensorflow', 'bokeh', 'keras'} & set(sys.modules)\n"
+        f"assert verbs.run(['report', {sweep!r}]) == 0\n"
+        "assert not {'tensorflow', 'keras', 'keras_tuner', 'gin'} & set(sys.modules)"
     )
     run_python(["-c", program]).check()

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import collections
-import datetime
-import json
 import os
 import pathlib
 import time
 import types
 
 import pytest
-import support
 
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.sampler import Sampler
 from tfdist.telemetry.account.time_account import TimeAccount
-
-DIGITS = support.REPOSITORY / "configs" / "experiments" / "digits.gin"
 
 
 def test_a_fork_begins_its_own() -> None:
@@ -33,22 +28,6 @@ def test_a_fork_begins_its_own() -> None:
     os.close(read)
     os.close(write)
     time_account.begin()
-
-
-@pytest.mark.slow
-def test_the_samples_of_a_command_account_for_its_whole_life(tmp_path: pathlib.Path) -> None:
-    begun = time.time()
-    support.run_python(["-m", "tfdist.main", f"--gin_file={DIGITS}", f"--run_dir={tmp_path}"]).check()
-    wall = time.time() - begun
-    samples = [json.loads(line) for line in (tmp_path / "telemetry" / "worker-0.jsonl").read_text().splitlines()]
-    seconds = samples[-1]["seconds"]
-    assert samples[-1]["step"] == 276
-    assert sum(seconds.values()) <= wall
-    times = [datetime.datetime.fromisoformat(sample["time"]).timestamp() for sample in samples]
-    totals = [sum(sample["seconds"].values()) for sample in samples]
-    assert totals[-1] - totals[0] == pytest.approx(times[-1] - times[0], abs=0.5)
-    assert all(seconds[share] > 0 for share in ("import", "data", "build", "compute", "evaluate", "finish"))
-    assert samples[-1]["values"]["host_memory_bytes"] > 1e8
 
 
 def test_phases_are_told_in_order_with_their_seconds_and_their_ends() -> None:

@@ -15,12 +15,9 @@ from typing import Any
 import pytest
 from gcs.server import GcsServer
 from mlflow import MlflowClient
-from monitoring_support import RUN_ID
 from processes import serving
 from support import REPOSITORY, free_ports, run_python
-from telemetry.trackers import run_facts, tell, tell_in_another_process
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.util.tensor_util import make_ndarray
+from telemetry.trackers import run_facts, tell
 from tuning.sweeps import arguments, write_experiment
 
 from tfdist.errors import UserError
@@ -32,6 +29,9 @@ QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION
 BREAKS = """\
 import pathlib
 import keras
+from tfdist.telemetry.sinks import sink
+
+sink.HANG_SECONDS = sink.CLOSE_SECONDS = 300.0  # the trackers' own processes share a busy machine
 
 class Breaks(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
@@ -66,6 +66,14 @@ def _answers(address: str) -> bool:
     return False
 
 
+def _read(log: pathlib.Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The summary of a run's log, and the points of its history."""
+    command = ["-m", "wandb", "leet", "inspect", "--json"]
+    records = map(json.loads, run_python([*command, str(log)]).check().stdout.splitlines())
+    summary = json.loads(run_python([*command, "--summary", str(log)]).check().stdout)
+    return summary, [record["history"]["item"] for record in records if record["type"] == "history"]
+
+
 @pytest.mark.slow
 def test_a_run_in_a_bucket_has_its_artifacts_and_one_that_was_preempted_is_killed(
     server: str, gcs: GcsServer, tmp_path: pathlib.Path
@@ -87,7 +95,7 @@ def test_a_run_in_a_bucket_has_its_artifacts_and_one_that_was_preempted_is_kille
 
 
 @pytest.mark.slow
-def test_a_training_that_fails_and_is_resumed_is_one_run_of_mlflow_wandb_and_tensorboard(
+def test_a_training_that_fails_and_is_resumed_is_one_run_of_mlflow_and_of_wandb(
     server: str, tmp_path: pathlib.Path
 ) -> None:
     run = tmp_path / "run"
@@ -114,36 +122,17 @@ def test_a_training_that_fails_and_is_resumed_is_one_run_of_mlflow_wandb_and_ten
     assert {each.step: each.value for each in history} == losses and len(losses) == 4
     artifacts = {each.path for each in client.list_artifacts(both.info.run_id)}
     assert artifacts == {"config.gin", "result.json", "events.jsonl"}
-    assert len(list((run / "wandb").glob("offline-run-*/*.wandb"))) == 2
 
-    (text,) = EventAccumulator(str(run / "tensorboard")).Reload().Tensors("config.gin")
-    assert "    train.epochs = 4" in make_ndarray(text.tensor_proto).item().decode()
-
-
-def _read(log: pathlib.Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The summary of a run's log, and the points of its history."""
-    command = ["-m", "wandb", "leet", "inspect", "--json"]
-    records = map(json.loads, run_python([*command, str(log)]).check().stdout.splitlines())
-    summary = json.loads(run_python([*command, "--summary", str(log)]).check().stdout)
-    return summary, [record["history"]["item"] for record in records if record["type"] == "history"]
-
-
-@pytest.mark.slow
-def test_two_processes_of_a_run_write_one_run_of_wandb(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "result.json").write_text('{"steps": 5}')
-    tell_in_another_process("wandb", "Wandb(project='digits')", tmp_path, range(1, 4), "failed")
-    tell_in_another_process("wandb", "Wandb(project='digits')", tmp_path, range(3, 6), "done", start=1)
-    logs = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
-    assert [log.name for log in logs] == 2 * [f"run-{RUN_ID}.wandb"]
-    (failed, first), (done, second) = map(_read, logs)
-    assert (failed["state"], failed["project"], failed["name"]) == ("failed", "digits", tmp_path.name)
-    assert failed["config"]["train.epochs"] == "2" and failed["config"]["tfdist"]["strategy"] == "multi_worker"
-    assert (done["state"], done["summary"]["status"], done["summary"]["result"]) == ("finished", "done", {"steps": 5})
-    losses = [[(p["step"], p["train/loss"]) for p in points if "train/loss" in p] for points in (first, second)]
-    assert losses == [[(k, pytest.approx(1 / k)) for k in steps] for steps in ((1, 2, 3), (3, 4, 5))]
-    told = first[0] | first[1] | first[-1]
-    assert (told["eval/loss"], told["learning_rate"], told["system/host_memory_bytes"]) == (0.25, 0.1, 1e9)
-    assert "train/per_class" not in told
+    logs = sorted((run / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
+    assert [log.name for log in logs] == 2 * [f"run-{(run / 'telemetry' / 'run_id').read_text().strip()}.wandb"]
+    (failed, before), (done, after) = map(_read, logs)
+    assert (failed["state"], failed["project"], failed["name"]) == ("failed", "tfdist", "run")
+    assert failed["config"]["train.epochs"] == "4" and failed["config"]["tfdist"]["strategy"] == "one_device"
+    assert (done["state"], done["summary"]["status"]) == ("finished", "done")
+    assert done["summary"]["result"] == json.loads((run / "result.json").read_text())
+    evaluated = [{p["step"]: p["eval/loss"] for p in points if "eval/loss" in p} for points in (before, after)]
+    assert evaluated[0] | evaluated[1] == losses and 0 < len(evaluated[0]) < 4
+    assert {"train/loss", "learning_rate", "system/host_memory_bytes"} <= set().union(*before)
 
 
 @pytest.mark.slow

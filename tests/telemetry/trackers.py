@@ -1,4 +1,4 @@
-"""What tests of trackers share: the facts of a small run, told to a sink in a process of its own."""
+"""What tests of trackers share: the facts of a small run, told to a sink."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import pathlib
 from typing import Any
 
 import monitoring_support
-from support import REPOSITORY, run_python
 
-from tfdist.telemetry.facts import Event, Point, RunFacts, Sample
+from tfdist.telemetry.facts import Point, RunFacts, Sample
 from tfdist.telemetry.sinks.sink import Sink
 
 SETTINGS = {"train.epochs": "2", "train.model": "@tiny.linear", "LONG": "x" * 7000}
@@ -31,18 +30,4 @@ def tell(sink: Sink, run: RunFacts, steps: range, status: str) -> None:
         values = {"host_memory_bytes": 1e9}
         sink.sample(Sample(worker=0, start=run.start, step=step, seconds={"computing": 2.0}, values=values))
     sink.point(point(steps[-1], 0.25, "eval"))
-    if status == "failed":
-        sink.event(Event(name="run_failed", level="error", details={"error": "ValueError: no"}))
     sink.close(status)
-
-
-def tell_in_another_process(
-    module: str, sink: str, directory: pathlib.Path, steps: range, status: str, **changed: Any
-) -> None:
-    """`tell` by a process that has never seen the run; `sink` is the expression that makes it."""
-    program = [
-        "from telemetry.trackers import run_facts, tell",
-        f"from tfdist.telemetry.sinks.{module} import *",
-        f"tell({sink}, run_facts({str(directory)!r}, **{changed!r}), {steps!r}, {status!r})",
-    ]
-    run_python(["-c", "\n".join(program)], cwd=REPOSITORY / "tests").check()

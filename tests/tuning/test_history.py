@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from support import run_python
 from sweep_journals import Journal, hyperband_sweep
 
 from tfdist.errors import UserError
@@ -92,15 +91,3 @@ def test_events_of_a_later_version_are_passed_over(tmp_path: pathlib.Path) -> No
 def test_a_directory_without_a_sweep_is_the_users_mistake(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match=r"There is no sweep in .*sweep\.jsonl is missing"):
         read_sweep(str(tmp_path))
-
-
-@pytest.mark.slow
-def test_nothing_of_this_imports_tensorflow_or_keras(tmp_path: pathlib.Path) -> None:
-    run_dir = hyperband_sweep(9).write(tmp_path)
-    code = f"""
-import sys
-from tfdist.tuning.report import sweep_page
-sweep_page.write_sweep_report({run_dir!r})
-print([name for name in ("tensorflow", "keras", "keras_tuner", "gin") if name in sys.modules])
-"""
-    assert run_python(["-c", code]).check().stdout.strip() == "[]"

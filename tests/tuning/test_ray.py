@@ -204,11 +204,7 @@ def test_a_sweep_waits_for_room_and_says_so(
 
 @pytest.mark.parametrize(
     ("address", "message"),
-    [
-        ("127.0.0.9:1", "cannot join a Ray cluster"),
-        ("ray://127.0.0.9:1", "RAY_ADDRESS is ray://127.0.0.9:1"),
-        ("", "is not set"),
-    ],
+    [("127.0.0.9:1", "cannot join a Ray cluster"), ("ray://127.0.0.9:1", "RAY_ADDRESS is ray://127.0.0.9:1")],
 )
 def test_no_cluster_is_one_message(tmp_path: pathlib.Path, gin_file: pathlib.Path, address: str, message: str) -> None:
     command = arguments(gin_file, tmp_path / "sweep", *ON_RAY, "tune.max_trials = 1")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import html.parser
 import pathlib
-import re
 import sys
 
 import pytest
 from gcs.server import GcsServer
-from sweep_journals import Journal, ended, hyperband_sweep
+from report.pages import Page
+from sweep_journals import Journal, hyperband_sweep
 
 from tfdist.commands import verbs
 from tfdist.errors import UserError
@@ -19,51 +18,10 @@ from tfdist.tuning.report.sweep_page import find_limits, write_sweep_report
 from tfdist.tuning.schedule.journal import read_sweep
 
 
-class Page(html.parser.HTMLParser):
-    """What a browser would see of the page: its tags must nest, and it refers to nothing outside."""
-
-    _VOID = ("meta", "img", "source", "br")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        text = re.sub(r"<script>.*?</script>", "<script></script>", text, flags=re.DOTALL)
-        assert "default-src 'none'" in text and "url(" not in text
-        self.open: list[str] = []
-        self.links: list[str] = []
-        self.rows: list[list[str]] = []
-        self.titles: list[str] = []
-        self.num_scripts = 0
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        named = [value or "" for name, value in attributes if name in ("src", "srcset", "href", "action")]
-        assert tag == "a" or not named
-        assert tag not in ("link", "img", "iframe")
-        self.links += named
-        self.num_scripts += tag == "script"
-        if tag not in self._VOID:
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, text: str) -> None:
-        if self.open and self.open[-1] in ("h2", "dt", "figcaption"):
-            self.titles.append(text.strip())
-        if {"td", "th"} & set(self.open):
-            self.rows[-1][-1] += text
-
-
 def report_of(journal: Journal, run_dir: pathlib.Path) -> Page:
     page = write_sweep_report(journal.write(run_dir))
     assert page == f"{run_dir}/report/index.html"
-    return Page(pathlib.Path(page).read_text(encoding="utf-8"))
+    return Page(page)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +41,7 @@ JOURNALS: dict[str, Journal] = {
     "none but infeasible": Journal().begin().start("0000", {"Dropout.rate": 0.1}).end("0000", None, "infeasible"),
     "no space": Journal(space={}).begin().start("0000", {"a.b": 1}).report("0000", 1, 1.0).end("0000", 1.0),
     "a value outside of its space": Journal().begin().start("0000", {"models.build.kind": "rnn"}).end("0000", 0.5),
-    "ended": ended(hyperband_sweep(9)),
+    "ended": hyperband_sweep(9).add("sweep_ended", best=None, best_objective=None, num_trials=9),
     "negative and smaller is better": hyperband_sweep(20, direction="min", scale=1e-4),
 }
 
@@ -94,15 +52,16 @@ def test_every_journal_has_a_whole_report(tmp_path: pathlib.Path, name: str) -> 
     page = report_of(JOURNALS[name], tmp_path)
     sweep = read_sweep(str(tmp_path))
     assert [path.name for path in (tmp_path / "report").iterdir()] == ["index.html"]
-    assert ("Objective" in page.titles) == bool(sweep.ranking)
-    assert ("Learning curves" in page.titles) == any(trial.curve for trial in sweep.trials)
+    assert ("Objective" in page.sections) == bool(sweep.ranking)
+    assert ("Learning curves" in page.sections) == any(trial.curve for trial in sweep.trials)
     with (tmp_path / "trials.csv").open(newline="") as table:
         assert len(list(csv.DictReader(table))) == len(sweep.trials)
 
 
 def test_the_page_lists_the_trials_the_best_first_and_draws_each_parameter(shared: tuple[Page, pathlib.Path]) -> None:
     page, run_dir = shared
-    assert {"Objective", "Learning curves", "learning_rate", "layers", "kind", "filters", "use_ema"} <= {*page.titles}
+    assert page.sections == ["Best trial", "Objective", "Parameters", "Learning curves", "Trials"]
+    assert {"learning_rate", "layers", "kind", "filters", "use_ema"} <= {*page.names}
 
     best = read_sweep(str(run_dir)).best
     assert best is not None
@@ -113,7 +72,7 @@ def test_the_page_lists_the_trials_the_best_first_and_draws_each_parameter(share
     assert objectives == sorted(objectives, reverse=True)
     assert [row[1] for row in page.rows[-3:]] == ["infeasible"] * 3
     assert "The loss is NaN at step 120." in page.rows[-1]
-    facts = page.titles[page.titles.index("Best trial") + 1 :]
+    facts = page.names[page.names.index("trial") :]
     assert facts[:4] == ["trial", "val_accuracy", "epochs", "learning_rate"]
     trials = [row[0] for row in page.rows[1:]]
     assert page.links == [f"../trials/{name}/" for name in trials]

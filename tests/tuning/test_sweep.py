@@ -15,6 +15,7 @@ import pytest
 import support
 from gcs.server import GcsServer
 from processes import running
+from tensorboards import tensorboard
 from tuning.sweeps import ACCURACY, Sweep, arguments, held
 
 from tfdist.storage import files
@@ -22,7 +23,8 @@ from tfdist.tuning.schedule.chief import MAX_INTERRUPTIONS
 
 pytestmark = pytest.mark.slow
 
-RATE = "keras.optimizers.SGD.learning_rate"
+RATE, SIZE, CALLS = "keras.optimizers.SGD.learning_rate", "train.eval_batch_size", "train.steps_per_call"
+SHOWN_ENDS = {"done": "STATUS_SUCCESS", "infeasible": "STATUS_FAILURE"}  # by TensorBoard
 SEVERAL = """\
 import json, sys
 import tensorflow
@@ -40,10 +42,10 @@ SLOW = (f"train.epochs = {EPOCHS}", "train.steps_per_call = 1")
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """The sweeps that one process made, by name."""
+    """The sweeps that one process made, by name, and what it said of those that it did not."""
 
     directory: pathlib.Path
-    output: str
+    errors: str
 
     def __getitem__(self, name: str) -> Sweep:
         return Sweep(self.directory / name)
@@ -51,53 +53,50 @@ class Done:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Done:
-    """One sweep of each kind, one after the other in one process."""
+    """Sweeps of each kind, one after the other in one process, which has computed with TensorFlow before."""
     directory = tmp_path_factory.mktemp("sweeps")
-    grid = {RATE: "@space.choice(values=[0.1, 1e30])", "train.global_batch_size": "@space.choice(values=[32, 64])"}
-    median = f"{{'{RATE}': @space.choice(values=[0.5, 0.4, 0.3, 1e-5, 2e-5, 3e-5])}}"
-    kinds = {
-        "random": (
-            "tune.max_trials = 3",
-            "tune.num_workers = 2",
-            "train.epochs = 1",
+    grid = (
+        f"'{RATE}': @space.choice(values=[0.1, 1e30]), '{SIZE}': @space.integer(low=100, high=101), "
+        f"'{CALLS}': @space.choice(values=[None, 5])"
+    )
+    median = f"tune.space = {{'{RATE}': @space.choice(values=[0.5, 0.4, 0.3, 1e-5, 2e-5, 3e-5])}}"
+    first = ("tune.max_trials = 1", "train.epochs = 1")
+    starts = [
+        (
+            *("random", 0, "tune.max_trials = 3", "tune.num_workers = 2", "train.epochs = 1"),
             "train.callbacks = [@keras.callbacks.CSVLogger()]",
             "keras.callbacks.CSVLogger.filename = '%RUN_DIR/of-callback.csv'",
         ),
-        "grid": (
-            f"tune.space = {{{', '.join(f'{k!r}: {v}' for k, v in grid.items())}}}",
-            "tune.search = @search.Grid()",
-            "tiny.linear.units = 8",
+        (
+            *("grid", 0, f"tune.space = {{{grid}}}", "tune.search = @search.Grid()"),
+            *("tiny.linear.units = 8", "train.epochs = 1"),
         ),
-        "bayesian": BAYESIAN,
-        **({"optuna": OPTUNA} if HAS_OPTUNA else {}),
-        "hyperband": ("tune.search = @search.Hyperband(factor=2)", "tune.num_workers = 2"),
-        "asha stopping": (
-            "tune.search = @search.AshaStopping(factor=2)",
-            "tune.max_trials = 5",
-            f"tune.space = {median}",
-            *SLOW,
-        ),
-        "median": (
-            "tune.search = @search.MedianStopping(min_trials=2)",
-            "tune.max_trials = 6",
-            f"tune.space = {median}",
-            *SLOW,
-        ),
-        "unfit": (
-            "tune.search = @search.Grid()",
+        ("bayesian", 0, *BAYESIAN),
+        *([("optuna", 0, *OPTUNA)] if HAS_OPTUNA else []),
+        ("hyperband", 0, "tune.search = @search.Hyperband(factor=2)", "tune.num_workers = 2"),
+        ("asha", 0, "tune.search = @search.AshaStopping(factor=2)", "tune.max_trials = 5", median, *SLOW),
+        ("median", 0, "tune.search = @search.MedianStopping(min_trials=2)", "tune.max_trials = 6", median, *SLOW),
+        (
+            *("unfit", 0, "tune.search = @search.Grid()", "train.epochs = 1"),
             "tune.space = {'tiny.linear.units': @space.choice(values=[8, -1, -2, -3, -4, 16])}",
-            "train.epochs = 1",
         ),
-    }
-    commands = [arguments(gin_file, directory / name, *parameters) for name, parameters in kinds.items()]
-    finished = support.run_python(["-c", SEVERAL, json.dumps(commands)], timeout=400).check()
-    assert finished.stdout.count("status 0") == len(kinds), finished.outputs()
-    return Done(directory, finished.stdout)
+        ("objective", 2, *first, "tune.objective = 'val_acuracy'", "tune.direction = 'max'"),
+        ("nothing", 2, *first, "train.eval_data = None", "tune.objective = 'val_loss'"),
+        ("model", 2, *first, "tune.space = {'tiny.linear.units': @space.choice(values=['wide'])}"),
+        ("model", 0, *first),
+    ]
+    trained = arguments(gin_file, directory / "trained", "train.epochs = 1", mode="train")
+    commands = [trained, *(arguments(gin_file, directory / name, *settings) for name, _, *settings in starts)]
+    script = f"import sys\nsys.path.append({str(gin_file.parent)!r})\n{SEVERAL}"
+    finished = support.run_python(["-c", script, json.dumps(commands)], timeout=500).check()
+    statuses = [line for line in finished.stdout.splitlines() if line.startswith("status")]
+    assert statuses == [f"status {status}" for status in (0, *(status for _, status, *_ in starts))], finished.outputs()
+    return Done(directory, finished.stderr)
 
 
 @pytest.mark.parametrize(
     ("name", "trials"),
-    [("random", 3), ("grid", 4), ("bayesian", 6), ("hyperband", None), ("asha stopping", 5), ("median", 6)],
+    [("random", 3), ("grid", 8), ("bayesian", 6), ("hyperband", None), ("asha", 5), ("median", 6)],
 )
 def test_each_search_comes_to_its_end_and_names_its_best(done: Done, name: str, trials: int | None) -> None:
     sweep = done[name]
@@ -139,10 +138,33 @@ def test_each_trial_has_a_run_directory_of_its_own_for_what_callbacks_write(done
 
 def test_a_trial_that_diverges_is_infeasible_and_the_sweep_goes_on(done: Done) -> None:
     ends = {json.dumps(values): status for values, status, *_ in done["grid"].outcomes.values()}
-    assert len(ends) == 4
+    assert len(ends) == 8
     assert all(status == ("infeasible" if "1e+30" in values else "done") for values, status in ends.items())
     messages = [e["message"] for e in done["grid"].ends if e["status"] == "infeasible"]
     assert all("Training diverged" in message for message in messages)
+
+
+def test_tensorboard_shows_each_trial_with_its_values_metrics_and_end(done: Done) -> None:
+    sweep = done["grid"]
+    asked = {"startIndex": 0, "sliceSize": 10, "colParams": [{"hparam": name} for name in (RATE, SIZE, CALLS)]}
+    asked |= {"allowedStatuses": list(SHOWN_ENDS.values())}
+    with tensorboard(sweep.directory) as server:
+        experiment = server.ask("hparams/experiment", {"experimentName": ""})
+        groups = server.ask("hparams/session_groups", asked)["sessionGroups"]
+        texts = server.ask("text/tags")
+    assert {each["name"] for each in experiment["hparamInfos"]} >= {RATE, SIZE, CALLS}
+    ends = {event["trial"]: event for event in sweep.ends}
+    assert {end["status"] for end in ends.values()} == set(SHOWN_ENDS) and len(groups) == len(ends)
+    for group in groups:
+        name = group["name"]
+        (started,) = sweep.of("trial_started", trial=name)
+        values = started["values"]
+        assert group["hparams"] == {RATE: values[RATE], SIZE: values[SIZE], CALLS: f"{values[CALLS]}"}
+        assert [each["status"] for each in group["sessions"]] == [SHOWN_ENDS[ends[name]["status"]]]
+        if ends[name]["status"] == "done":
+            shown = {(each["name"]["group"], each["name"]["tag"]): each["value"] for each in group["metricValues"]}
+            assert shown["eval", ACCURACY.removeprefix("val_")] == pytest.approx(ends[name]["objective"])
+            assert texts[f"trials/{name}/tensorboard"] == ["config.gin"]
 
 
 def test_values_that_cannot_be_trained_are_infeasible_once_others_could(done: Done) -> None:
@@ -194,16 +216,6 @@ def test_a_sweep_in_a_bucket_leaves_and_goes_on(gcs: GcsServer, tmp_path: pathli
     reported = [(e["trial"], e["epoch"]) for e in events if e["event"] == "trial_reported"]
     assert len(reported) == len(set(reported)) == 4 * EPOCHS
     assert not [name for name in files.list_tree(place) if name.endswith(".lease")]
-
-
-def test_the_best_can_be_trained_by_its_file(done: Done, tmp_path: pathlib.Path, gin_file: pathlib.Path) -> None:
-    sweep = done["bayesian"]
-    best = tmp_path / "best.gin"
-    best.write_text((sweep.directory / "best.gin").read_text())  # wherever it lies
-    command = ["-m", "tfdist.main", *arguments(best, tmp_path / "again", mode="train")]
-    support.run_python(command, env={"PYTHONPATH": f"{support.REPOSITORY}:{gin_file.parent}"}).check()
-    result = json.loads((tmp_path / "again" / "result.json").read_text())
-    assert result["eval_metrics"]["sparse_categorical_accuracy"] == sweep.result["best_objective"]
 
 
 @pytest.mark.parametrize(
@@ -276,28 +288,13 @@ def test_a_sweep_that_ends_before_its_first_evaluation_loses_no_checkpoint(
     assert json.loads((sweep.directory / "trials/0000/result.json").read_text())["resumed_from_step"] > 0
 
 
-def test_what_the_first_trial_cannot_do_ends_the_sweep_with_its_message_and_makes_room_for_another(
-    tmp_path: pathlib.Path, gin_file: pathlib.Path
-) -> None:
-    starts = [
-        ("objective", "tune.objective = 'val_acuracy'", "tune.direction = 'max'"),
-        ("nothing", "train.eval_data = None", "tune.objective = 'val_loss'"),
-        ("model", "tune.space = {'tiny.linear.units': @space.choice(values=['wide'])}"),
-        ("model",),
-    ]
-    commands = [
-        arguments(gin_file, tmp_path / name, "tune.max_trials = 1", "train.epochs = 1", *parameters)
-        for name, *parameters in starts
-    ]
-    finished = support.run_python(["-c", SEVERAL, json.dumps(commands)], timeout=100).check()
-    statuses = [line for line in finished.stdout.splitlines() if line.startswith("status")]
-    assert statuses == ["status 2", "status 2", "status 2", "status 0"], finished.outputs()
-    assert "tune.objective is 'val_acuracy', which is not reported" in finished.stderr
-    assert "Reported: loss, sparse_categorical_accuracy, val_loss, val_sparse_categorical_accuracy." in finished.stderr
-    assert "tune.objective is 'val_loss', and nothing is evaluated. Write train.eval_data" in finished.stderr
-    assert "The first trial cannot be trained: tiny.linear() failed" in finished.stderr
-    assert "tiny.linear.units = 'wide'" in finished.stderr
-    sweep = Sweep(tmp_path / "model")
+def test_what_the_first_trial_cannot_do_ends_the_sweep_with_its_message_and_makes_room_for_another(done: Done) -> None:
+    assert "tune.objective is 'val_acuracy', which is not reported" in done.errors
+    assert "Reported: loss, sparse_categorical_accuracy, val_loss, val_sparse_categorical_accuracy." in done.errors
+    assert "tune.objective is 'val_loss', and nothing is evaluated. Write train.eval_data" in done.errors
+    assert "The first trial cannot be trained: tiny.linear() failed" in done.errors
+    assert "tiny.linear.units = 'wide'" in done.errors
+    sweep = done["model"]
     assert len(sweep.of("sweep_started")) == 1 and [e["status"] for e in sweep.ends] == ["done"]
 
 
@@ -322,21 +319,7 @@ def test_a_finished_sweep_can_have_more_trials_and_no_other_sweep_in_its_place(
     assert "holds another sweep; the configuration: its settings differ" in finished.stderr
 
 
-def test_a_process_that_has_computed_with_tensorflow_can_sweep_too(
-    tmp_path: pathlib.Path, gin_file: pathlib.Path
-) -> None:
-    parameters = ("train.epochs = 1", "tune.max_trials = 3")
-    commands = [
-        arguments(gin_file, tmp_path / "run", *parameters, mode="train"),
-        arguments(gin_file, tmp_path / "sweep", *parameters),
-    ]
-    script = f"import sys\nsys.path.append({str(gin_file.parent)!r})\n{SEVERAL}"
-    finished = support.run_python(["-c", script, json.dumps(commands)], timeout=100).check()
-    assert finished.stdout.count("status 0") == 2, finished.outputs()
-    assert [e["status"] for e in Sweep(tmp_path / "sweep").ends] == ["done"] * 3
-
-
-def test_kills_do_not_make_good_values_infeasible_and_kills_without_end_end_the_sweep(
+def test_kills_without_end_end_the_sweep_and_do_not_make_good_values_infeasible(
     tmp_path: pathlib.Path, gin_file: pathlib.Path
 ) -> None:
     killed = """
@@ -355,27 +338,26 @@ def killed(times):
     for name in ("tiny.gin", "digits.npz"):
         (own / name).write_bytes((gin_file.parent / name).read_bytes())
     (own / "tiny.py").write_text((gin_file.parent / "tiny.py").read_text() + killed)
-    parameters = ("tune.max_trials = 1", "train.train_data = @tiny.killed")
-    for times, expected in ((4, 0), (100, 4)):
-        sweep = Sweep(tmp_path / f"sweep{times}")
-        command = arguments(own / "tiny.gin", sweep.directory, *parameters, f"tiny.killed.times = {times}")
-        with running(command, tmp_path / f"log{times}") as chief:
-            assert chief.end() == expected, chief.output
-        interrupted = sweep.of("trial_ended", status="interrupted")
-        assert all(e["message"] == "its process ended with status 137 (SIGKILL)" for e in interrupted)
-        if expected == 0:
-            assert [e["status"] for e in sweep.ends] == ["done"] and len(interrupted) == 4
-        else:
-            assert not sweep.ends and len(interrupted) == MAX_INTERRUPTIONS
-            assert chief.output.count("The sweep makes no progress") == 1 and "Traceback" not in chief.output
+    times = MAX_INTERRUPTIONS + 4
+    parameters = ("tune.max_trials = 1", "train.train_data = @tiny.killed", f"tiny.killed.times = {times}")
+    sweep = Sweep(tmp_path / "sweep")
+    command = arguments(own / "tiny.gin", sweep.directory, *parameters)
+    with running(command, tmp_path / "log") as chief:
+        assert chief.end() == 4, chief.output
+    assert not sweep.ends and len(sweep.of("trial_ended", status="interrupted")) == MAX_INTERRUPTIONS
+    assert chief.output.count("The sweep makes no progress") == 1 and "Traceback" not in chief.output
+    with running(command, tmp_path / "log") as chief:
+        assert chief.end() == 0, chief.output
+    interrupted = sweep.of("trial_ended", status="interrupted")
+    assert all(e["message"] == "its process ended with status 137 (SIGKILL)" for e in interrupted)
+    assert [e["status"] for e in sweep.ends] == ["done"] and len(interrupted) == times
 
 
-@pytest.mark.parametrize("interrupt", [signal.SIGINT, signal.SIGHUP])
-def test_a_sweep_goes_on_after_the_fork_server_was_killed_and_after_ctrl_c(
-    tmp_path: pathlib.Path, gin_file: pathlib.Path, interrupt: int
+def test_a_sweep_goes_on_after_the_fork_server_was_killed_and_after_ctrl_c_and_a_hangup(
+    tmp_path: pathlib.Path, gin_file: pathlib.Path
 ) -> None:
     sweep, log = Sweep(tmp_path / "sweep"), tmp_path / "log"
-    command = arguments(gin_file, sweep.directory, "tune.max_trials = 2", *SLOW)
+    command = arguments(gin_file, sweep.directory, "tune.max_trials = 3", *SLOW)
 
     def pid_of(trial: str) -> int | None:
         return sweep.pid(trial) if sweep.of("trial_reported", trial=trial) else None
@@ -386,16 +368,19 @@ def test_a_sweep_goes_on_after_the_fork_server_was_killed_and_after_ctrl_c(
         assert chief.end() == 1
         assert "The process that starts the trials was killed" in chief.output and "Traceback" not in chief.output
         chief.wait_until_all_gone()
-    with running(command, log) as chief:
-        chief.until(lambda: pid_of("0001"))
-        chief.signal(interrupt)
-        assert chief.end() == (130 if interrupt == signal.SIGINT else 143)
-        assert "Left after the running trials had saved. The same command resumes from there." in chief.output
+    for name, interrupt, status in (("0001", signal.SIGINT, 130), ("0002", signal.SIGHUP, 143)):
+        with running(command, log) as chief:
+            chief.until(lambda name=name: pid_of(name))
+            chief.signal(interrupt)
+            assert chief.end() == status
+            assert "Left after the running trials had saved. The same command resumes from there." in chief.output
     with running(command, log) as chief:
         assert chief.end() == 0, chief.output
-    assert [(e["trial"], e["status"]) for e in sweep.ends] == [("0000", "done"), ("0001", "done")]
-    for name in ("0000", "0001"):
+    names = ["0000", "0001", "0002"]
+    assert [(e["trial"], e["status"]) for e in sweep.ends] == [(name, "done") for name in names]
+    for name in names:
         assert [e["epoch"] for e in sweep.of("trial_reported", trial=name)] == [*range(1, EPOCHS + 1)]
-    interrupted = sweep.of("trial_ended", status="interrupted")
-    assert [e["trial"] for e in interrupted] == ["0000", "0001"]
-    assert json.loads((sweep.directory / "trials/0001/result.json").read_text())["resumed_from_step"] > 0
+    assert [e["trial"] for e in sweep.of("trial_ended", status="interrupted")] == names
+    for name in names[1:]:
+        result = json.loads((sweep.directory / "trials" / name / "result.json").read_text())
+        assert result["resumed_from_step"] > 0

@@ -17,6 +17,7 @@ from tfdist.tuning.schedule.chief import Interruptions
 from tfdist.tuning.schedule.trial import ActiveTrial, TuneObjective
 
 OBJECTIVE = TuneObjective("val_accuracy", "max")
+DISK_FULL = "export/model.keras cannot be used: No space left on device. Make room on that disk."
 
 
 def point(epoch: int, accuracy: Any, split: str = "eval") -> str:
@@ -48,6 +49,7 @@ def result(accuracy: Any) -> dict[str, Any]:
         (1, "retry: CUDA out of memory\nTraceback …\nKeyError: 'x'\n", "failed", "KeyError: 'x'"),
         (2, "MemoryError: smaller now\nerror: no such file\n", "failed", "no such file"),
         (2, "epoch 1\nerror: OOM when allocating a table\n", "infeasible", "OOM when allocating"),
+        (2, f"warning: {DISK_FULL}\nerror: no such file\n", "failed", "no such file"),
     ],
 )
 def test_an_end_without_an_objective_has_its_reason(
@@ -56,16 +58,6 @@ def test_an_end_without_an_objective_has_its_reason(
     run = trial(tmp_path)
     assert run.end(status, log, OBJECTIVE) and run.status == expected and message in run.message
     assert run.objective is None
-
-
-@pytest.mark.parametrize("status", [1, 2])
-def test_a_full_disk_says_nothing_of_the_values(tmp_path: pathlib.Path, status: int) -> None:
-    run = trial(tmp_path, points=1)
-    log = "epoch 1\nerror: runs/export/model.keras cannot be used: No space left on device. Make room on that disk.\n"
-    for _ in range(5):
-        assert not run.end(status, log, OBJECTIVE) and run.status is None
-    assert run.message.startswith("its disk failed: runs/export/model.keras cannot be used: No space left")
-    assert run.end(2, f"warning: No space left on device\n{log.partition(':')[0]}: no such file\n", OBJECTIVE)
 
 
 def test_a_log_that_a_full_disk_could_not_take_says_nothing_of_the_values(
@@ -92,12 +84,22 @@ def test_a_run_that_crashes_again_and_again_is_infeasible_but_not_if_it_gets_fur
     assert run.end(status, log, OBJECTIVE) and run.status == "infeasible" and "died 3 times" in run.message
 
 
-@pytest.mark.parametrize("status", [4, 5, 129, 130, 137, 143])
-def test_interruptions_however_many_say_nothing_of_the_values(tmp_path: pathlib.Path, status: int) -> None:
-    run = trial(tmp_path)
+@pytest.mark.parametrize(
+    ("status", "log", "message"),
+    [
+        *((status, "", f"its process ended with status {status}") for status in (4, 5, 129, 130, 137)),
+        (143, "", ""),  # it has saved
+        *((status, f"epoch 1\nerror: {DISK_FULL}\n", f"its disk failed: {DISK_FULL}") for status in (1, 2)),
+        (EXIT_IN_USE, "error: runs/trials/0001 is in use by a training.\n", "a process of a worker that was lost"),
+    ],
+)
+def test_interruptions_however_many_say_nothing_of_the_values(
+    tmp_path: pathlib.Path, status: int, log: str, message: str
+) -> None:
+    run, lost = trial(tmp_path, points=1), "tuner0 was not heard from for 30 s"
     for _ in range(20):
-        assert not run.end(status, "", OBJECTIVE)
-        assert not run.end(status, "", OBJECTIVE, lost="tuner0 was not heard from for 30 s")
+        assert not run.end(status, log, OBJECTIVE, lost=lost) and run.message == lost
+        assert not run.end(status, log, OBJECTIVE) and run.message.startswith(message)
     assert run.status is None and run.crashes == 0
 
 
@@ -180,14 +182,6 @@ def test_an_objective_that_is_not_reported_is_named_with_what_is(tmp_path: pathl
     run = trial(tmp_path, points=1)
     with pytest.raises(UserError, match=r"Did you mean 'val_accuracy'.*Reported: val_loss, val_accuracy"):
         list(run.new_reports(TuneObjective("val_acuracy", "max")))
-
-
-def test_a_run_that_another_process_still_trains_is_only_interrupted(tmp_path: pathlib.Path) -> None:
-    run = trial(tmp_path)
-    assert not run.end(EXIT_IN_USE, "error: runs/trials/0001 is in use by a training.\n", OBJECTIVE)
-    assert run.status is None and run.crashes == 0
-    assert not run.end(143, "", OBJECTIVE, lost="tuner0 was not heard from for 30 s") and run.crashes == 0
-    assert run.message == "tuner0 was not heard from for 30 s"
 
 
 @pytest.mark.parametrize("line", [b"x", b"[" * 100_000, b"5", b'{"step": "1"}', b'{"step": 1}', b"\xff\xfe"])

@@ -95,7 +95,7 @@ def build_objective(name: str, direction: str | None) -> TuneObjective:
 
 @dataclasses.dataclass
 class ActiveTrial:
-    """A trial in the hands of the chief; `history.Trial` is what became of it.
+    """A trial in the hands of the chief; `journal.Trial` is what became of it.
 
     Attributes:
       name: of its directory, "0007".
