@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from goodput import measure_goodput
-from measuring import Figure, choose_size, format_table, make_ratio, measure_part, report, take_samples, time_call
+from measuring import Figure, choose_size, make_ratio, measure_part, report, take_samples, time_call
 from trainings import build_training
 from workloads import heavy_mlp, loss, metric, optimizer
 
@@ -55,26 +55,18 @@ GOODPUT = {
     ),
 }
 SMOKE_GOODPUT = {"mean_seconds": 1, "num_kills": 1, "alone_seconds": 1, "steps_per_epoch": 4, "goal": 1.0}
+THREADS = [(2,), (1,)]  # beside which a checkpoint is written
 STEPS_BETWEEN = 2  # of training, before a stall is measured
 
 
-def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
-    found = []
+def measure(parts: Sequence[str], *, quick: bool) -> Iterator[list[Figure]]:
     for part in parts:
-        figures = _figures(part, quick=quick)
-        print(format_table(figures), flush=True)  # the whole takes long, and may be cut off
-        found += figures
-    return found
-
-
-def _figures(part: str, *, quick: bool) -> list[Figure]:
-    if part in GOODPUT:
-        return measure_goodput(**choose_size(GOODPUT[part][quick], SMOKE_GOODPUT))
-    rounds = choose_size(ROUNDS[part][quick], 1)
-    if part == "writing":
-        all_threads = choose_size((2, 1), (2,))
-        return [f for threads in all_threads for f in measure_part("checkpoint", part, rounds, threads)]
-    return measure_part("checkpoint", part, rounds)
+        if part in GOODPUT:
+            yield measure_goodput(**choose_size(GOODPUT[part][quick], SMOKE_GOODPUT))
+            continue
+        rounds = choose_size(ROUNDS[part][quick], 1)
+        for threads in choose_size(THREADS, THREADS[:1]) if part == "writing" else [()]:
+            yield measure_part("checkpoint", part, rounds, *threads)
 
 
 class Told:
@@ -206,16 +198,16 @@ def restoring(rounds: str) -> list[Figure]:
 
 def following(rounds: str) -> list[Figure]:
     """Training the digits while an evaluator follows ÷ without one."""
-    epochs = choose_size(300, 4)
     cores = sorted(os.sched_getaffinity(0))
     own, others = cores[: len(cores) // 2] or cores, cores[len(cores) // 2 :]
-    gin = ["--gin_file=tfdist:experiments/digits.gin", "--gin_param=from tfdist.checkpoint import policy"]
-    gin += [f"--gin_param={name}" for name in (f"train.epochs = {epochs}", "train.xla = 'off'")]
-    gin += ["--gin_param=train.checkpoint = @policy.CheckpointPolicy()", "--gin_param=train.eval_data = None"]
-    gin += [
-        "--gin_param=policy.CheckpointPolicy.every_epochs = 20",
-        "--gin_param=evaluate.data = @test/sklearn_sets.load_digits",
-    ]
+    settings = (
+        f"train.epochs = {choose_size(300, 4)}",
+        "train.xla = 'off'",
+        "train.checkpoint = @tfdist.CheckpointPolicy(every_epochs=20)",
+        "train.eval_data = None",
+        "evaluate.data = @test/sklearn_sets.load_digits",
+    )
+    gin = ["--gin_file=tfdist:experiments/digits.gin", *(f"--gin_param={each}" for each in settings)]
 
     def start(run_dir: str, processors: Sequence[int], *flags: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tfdist.main", *gin, f"--run_dir={run_dir}", *flags]

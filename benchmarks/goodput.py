@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import keras
-from measuring import HERE, Figure, choose_size
+from measuring import Figure, build_environment, choose_size
 from workloads import Workload, heavy_mlp, loss, metric, optimizer
 
 from tfdist.checkpoint.policy import CheckpointPolicy
@@ -97,9 +97,8 @@ def _run_life(who: str, scratch: str, seconds: list[float], mean_seconds: float,
     """
     progress = Path(scratch) / "progress"
     progress.unlink(missing_ok=True)
-    paths = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, __file__, who, str(Path(scratch) / "run"), str(progress)]
-    environment = {**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = build_environment(TF_CPP_MIN_LOG_LEVEL="3")
     if who == "tfdist":
         keep_compiled(str(Path(scratch) / "run"), environment)  # as tfdist.main does
     with open(Path(scratch) / "output", "w+") as output:

@@ -63,12 +63,10 @@ COLUMNS = Columns(inputs="image", targets="label")
 Parsed = tuple[tf.Tensor, tf.Tensor]
 
 
-def measure(parts: Sequence[str]) -> list[Figure]:
-    figures = []
+def measure(parts: Sequence[str]) -> Iterator[list[Figure]]:
     for part in parts:
         with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
-            figures += measure_part("input", part, scratch)
-    return figures
+            yield measure_part("input", part, scratch)
 
 
 def memory(scratch: str) -> list[Figure]:

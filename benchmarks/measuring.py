@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -146,6 +146,12 @@ def format_json(figures: Sequence[Figure]) -> str:
     return json.dumps(told, indent=2, ensure_ascii=False) + "\n"
 
 
+def build_environment(**more: str) -> dict[str, str]:
+    """The environment of a process that imports tfdist and modules of this directory."""
+    paths = [str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **more}
+
+
 def measure_part(module: str, part: str, *arguments: object, launch: Sequence[str] = ()) -> list[Figure]:
     """What the function `part` of `module` measures, run by part.py in a process of its own, or in several.
 
@@ -162,8 +168,7 @@ def measure_part(module: str, part: str, *arguments: object, launch: Sequence[st
         path = Path(scratch) / "figures.json"
         start = ["-m", "tfdist.launch", *launch, "--module=part", "--"] if launch else [str(HERE / "part.py")]
         command = [sys.executable, *start, module, part, str(path), *map(str, arguments)]
-        paths = [str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        status = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}).returncode
+        status = subprocess.run(command, env=build_environment()).returncode
         if status == NOT_INSTALLED:
             sys.exit(status)  # the part has printed what is missing
         if status:
@@ -173,17 +178,17 @@ def measure_part(module: str, part: str, *arguments: object, launch: Sequence[st
 
 def report(
     description: str,
-    measure: Callable[..., Sequence[Figure]],
+    measure: Callable[..., Iterable[Sequence[Figure]]],
     *,
     parts: Sequence[str] = (),
     has_quick: bool = False,
     numbers: Mapping[str, int] | None = None,
 ) -> None:
-    """The command of a benchmark: measures, prints the table and writes what --json asks for.
+    """The command of a benchmark: measures, prints each table as it comes and all in one, and writes --json's file.
 
     Args:
       description: for --help.
-      measure: makes the figures; where there are `parts`, of those in the list that it is given.
+      measure: makes the figures, table by table; where there are `parts`, of those in the list that it is given.
       parts: of which --part chooses one.
       has_quick: whether there is --quick, which `measure` then gets as `quick`.
       numbers: options that are whole numbers, with their defaults; `measure` gets them by these names.
@@ -200,7 +205,12 @@ def report(
     given = parser.parse_args()
     chosen = [[given.part] if given.part else parts] if parts else []
     quick = {"quick": given.quick or given.smoke} if has_quick else {}
-    figures = measure(*chosen, **{name: getattr(given, name) for name in numbers or {}}, **quick)
-    print(format_table(figures))
+    tables = []
+    for table in measure(*chosen, **{name: getattr(given, name) for name in numbers or {}}, **quick):
+        print(format_table(table), flush=True)  # the whole takes long, and may be cut off
+        tables.append(table)
+    figures = [figure for table in tables for figure in table]
+    if len(tables) > 1:
+        print(format_table(figures))
     if given.json:
         Path(given.json).write_text(format_json(figures))

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
-from measuring import Figure, choose_size, format_table, make_ratio, measure_part, report, take_samples
+from measuring import Figure, choose_size, make_ratio, measure_part, report, take_samples
 from sizes import NUM_CLASSES, ONE_DEVICE
 from workloads import Workload, build_workload, layers, loss, metric, optimizer
 
@@ -37,13 +37,9 @@ APPLICATIONS = {  # with examples of 64 × 64 pixels an epoch, in batches of 16
 }
 
 
-def measure(*, rounds: int) -> list[Figure]:
-    found = []
-    for name in choose_size([*ONE_DEVICE, *LAYERS, *APPLICATIONS], ["small MLP", "VGG16"]):
-        figures = measure_part("models", "compare_with_fit", name, rounds)
-        print(format_table(figures), flush=True)  # the whole takes long, and may be cut off
-        found += figures
-    return found
+def measure(*, rounds: int) -> Iterator[list[Figure]]:
+    names = choose_size([*ONE_DEVICE, *LAYERS, *APPLICATIONS], ["small MLP", "VGG16"])
+    return (measure_part("models", "compare_with_fit", name, rounds) for name in names)
 
 
 def compare_with_fit(name: str, rounds: str) -> list[Figure]:

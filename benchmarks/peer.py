@@ -21,11 +21,7 @@ from measuring import NOT_INSTALLED, time_call
 
 HERE = Path(__file__).resolve().parent
 PYTHON = HERE.parent / ".venv-peers" / "bin" / "python"  # made by tools/peers.sh
-PACKAGES = {
-    "peers_grain.py": "grain",
-    "peers_jax.py": "jax",
-    "peers_torch.py": "torch",
-}  # what a program needs
+PACKAGES = {"peers_grain.py": "grain", "peers_jax.py": "jax", "peers_torch.py": "torch"}  # what each needs
 
 Seconds = Callable[[int], float]
 

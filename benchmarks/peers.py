@@ -33,9 +33,9 @@ import numpy as np
 import scaling
 import tensorflow as tf
 from input import NUM_IMAGES, SMALL_IMAGE, WARM_BATCHES, Drawn, build_own, decode_photos, make_photos
-from measuring import Figure, choose_size, format_table, make_ratio, measure_part, report, take_samples
+from measuring import Figure, choose_size, make_ratio, measure_part, report, take_samples
 from peer import Peer, Seconds, describe_arrays, require_peer, time_steps
-from scaling import connect, count_steps, keep_chiefs
+from scaling import LAUNCH, connect, count_steps, keep_chiefs
 from sizes import ONE_DEVICE, TWO_WORKERS, Size
 from trainings import build_training
 from workloads import build_workload
@@ -45,13 +45,10 @@ from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.indexed import IndexedSource
 from tfdist.data.sources.source import Source
 from tfdist.data.tables.tables import Table
-from tfdist.strategies.horovod import Horovod
-from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import Strategy
 
 PARTS = ("one_device", "two_workers", "input")
-LAUNCH = ("--workers=2", "--pin_cpus")
 SAMPLE_SECONDS = choose_size(0.5, 0.01)
 ON_JAX = {"Keras on JAX, fit": "fit", "JAX by hand": "step"}
 NUM_PHOTOS = choose_size(1024, 64)
@@ -62,27 +59,16 @@ GRAIN_THREADS = (0, 4)
 BATCHES = {"png": 64, "parquet": 256, "memory": 256}
 
 
-def measure(parts: Sequence[str], *, rounds: int) -> list[Figure]:
-    found = []
-    for part in parts:
-        for figures in _figures(part, rounds):
-            print(format_table(figures), flush=True)  # the whole takes long, and may be cut off
-            found += figures
-    return found
-
-
-def _figures(part: str, rounds: int) -> Iterator[list[Figure]]:
-    if part == "one_device":
+def measure(parts: Sequence[str], *, rounds: int) -> Iterator[list[Figure]]:
+    if "one_device" in parts:
         for name in ONE_DEVICE:
             yield measure_part("peers", "one_device", name, rounds)
-    elif part == "two_workers":
+    if "two_workers" in parts:
         require_peer("peers_torch.py")  # one of two workers that exits fails the other
-        yield measure_part("peers", "two_workers", "multi_worker", rounds, launch=LAUNCH)
-        if importlib.util.find_spec("horovod"):
-            launch = (*LAUNCH, "--launcher=horovod")
-            yield measure_part("peers", "two_workers", "horovod", rounds, launch=launch)
-    else:
-        for kind in ("png", "parquet", "memory"):
+        for strategy in ("multi_worker", *(["horovod"] if importlib.util.find_spec("horovod") else [])):
+            yield measure_part("peers", "two_workers", strategy, rounds, launch=LAUNCH[strategy])
+    if "input" in parts:
+        for kind in WRITERS:
             yield measure_part("peers", "reading", kind, rounds)
 
 
@@ -98,7 +84,7 @@ def one_device(name: str, rounds: str) -> list[Figure]:
 
 
 def two_workers(strategy_name: str, rounds: str) -> list[Figure]:
-    _, strategy = connect({"multi_worker": MultiWorker, "horovod": Horovod}[strategy_name]())
+    _, strategy = connect(strategy_name)
     figures = []
     for name, size in TWO_WORKERS.items():
         tell = print if strategy.topology.is_chief else lambda message: None

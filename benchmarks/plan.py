@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -34,18 +34,17 @@ LEAST, MOST = 0.85, 1.2
 NUM_CLASSES = 10
 
 
-def measure(parts: Sequence[str], quick: bool) -> list[Figure]:
-    figures = []
+def measure(parts: Sequence[str], quick: bool) -> Iterator[list[Figure]]:
     precisions, numbers = (PRECISIONS[:1], (1,)) if quick else (PRECISIONS, (1, 4))
     cells = itertools.product(parts, precisions, numbers, choose_size(("keep", "recompute"), ("recompute",)))
     for cell in cells:
         name = " ".join(map(str, cell))
         told, found = (measure_part("plan", part, *cell)[0].ours for part in ("predict_memory", "measure_memory"))
         value = told / found
-        print(f"{name}: {told:.0f} MB predicted, {found:.0f} MB measured, {value:.2f}", flush=True)
-        figures.append(Figure(f"{name}: not too low", value, LEAST, (value, value), told, found, "MB"))
-        figures.append(Figure(f"{name}: not too high", value, MOST, (value, value), told, found, "MB", at_most=True))
-    return figures
+        yield [
+            Figure(f"{name}: not too low", value, LEAST, (value, value), told, found, "MB"),
+            Figure(f"{name}: not too high", value, MOST, (value, value), told, found, "MB", at_most=True),
+        ]
 
 
 def build_settings(name: str, precision: str, num_microbatches: str, recomputes: str) -> TrainSettings:

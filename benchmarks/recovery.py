@@ -26,7 +26,7 @@ from pathlib import Path
 
 import keras
 import psutil
-from measuring import HERE, Figure, choose_size, make_ratio, report
+from measuring import HERE, Figure, build_environment, choose_size, make_ratio, report
 
 STEPS_FILE = "TFDIST_BENCHMARK_STEPS"  # in the environment of the workers: where to tell of steps
 PARTS = ("tf_config", "horovod")
@@ -63,14 +63,13 @@ class Steps(keras.callbacks.Callback):
             os.write(self._file, f"{time.time():.6f} {step}\n".encode())
 
 
-def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
-    figures = []
+def measure(parts: Sequence[str], *, quick: bool) -> Iterator[list[Figure]]:
     for launcher in parts:
         rounds = [_measure_round(launcher) for _ in range(QUICK_ROUNDS if quick else ROUNDS)]
         cold = [each.cold_start for each in rounds]
         killed, stopped = [each.kill_recovered for each in rounds], [each.stop_recovered for each in rounds]
         told = {"unit": "s", "at_most": True}
-        figures += [
+        yield [
             make_ratio(
                 f"{launcher}: from SIGKILL to a new step ÷ a cold start to the first", killed, cold, 1.3, **told
             ),
@@ -80,7 +79,6 @@ def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
             _make_figure(f"{launcher}: until SIGKILL is noticed", [each.kill_noticed for each in rounds], 1.0),
             _make_figure(f"{launcher}: until SIGSTOP is noticed", [each.stop_noticed for each in rounds], 10.0),
         ]
-    return figures
 
 
 def _make_figure(name: str, samples: Sequence[float], goal: float) -> Figure:
@@ -120,13 +118,13 @@ def _launch(
     launcher: str, scratch: Path, steps: Path
 ) -> Iterator[tuple[subprocess.Popen[str], list[tuple[float, str]]]]:
     """A launcher at work, and what it says of its own accord, with the moments."""
-    gin_files = [str(HERE / "recovery.gin"), f"configs/strategies/{_name_strategy(launcher)}.gin"]
+    strategy = "horovod" if launcher == "horovod" else "multi_worker"
+    gin_files = [str(HERE / "recovery.gin"), f"configs/strategies/{strategy}.gin"]
     worker = [f"--gin_file={name}" for name in gin_files] + [f"--run_dir={scratch / 'run'}"]
     options = ["--workers=2", f"--launcher={launcher}", "--max_restarts=10"]
-    paths = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.Popen(
         [sys.executable, "-m", "tfdist.launch", *options, "--", *worker],
-        env={**os.environ, "PYTHONPATH": paths, STEPS_FILE: str(steps)},
+        env=build_environment(**{STEPS_FILE: str(steps)}),
         cwd=HERE.parent,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -147,10 +145,6 @@ def _launch(
         process.kill()
         process.wait()
         listener.join()
-
-
-def _name_strategy(launcher: str) -> str:
-    return "horovod" if launcher == "horovod" else "multi_worker"
 
 
 def _is_second_worker(process: psutil.Process) -> bool:

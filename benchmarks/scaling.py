@@ -12,7 +12,7 @@ minutes on two cores.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 from measuring import Figure, choose_size, make_ratio, measure_part, report, take_samples, time_call
@@ -33,8 +33,8 @@ SAMPLE_SECONDS = choose_size(0.3, 0.01)
 ROUNDS = choose_size(21, 1)
 
 
-def measure(parts: Sequence[str]) -> list[Figure]:
-    return [figure for part in parts for figure in measure_part("scaling", part, launch=LAUNCH[part])]
+def measure(parts: Sequence[str]) -> Iterator[list[Figure]]:
+    return (measure_part("scaling", part, launch=LAUNCH[part]) for part in parts)
 
 
 def dense(batch: int) -> Workload:
@@ -61,7 +61,7 @@ FIRST_WORKLOAD = choose_size(0, -1)
 
 
 def multi_worker() -> list[Figure]:
-    alone, together = connect(MultiWorker())
+    alone, together = connect("multi_worker")
     figures = compare_all(alone, together)
     _, ours = build_training(together, dense(512))
     peer = build_handwritten(dense(512), together.distribution)
@@ -72,7 +72,7 @@ def multi_worker() -> list[Figure]:
 
 
 def horovod() -> list[Figure]:
-    alone, together = connect(Horovod())
+    alone, together = connect("horovod")
     return keep_chiefs(together, compare_all(alone, together))
 
 
@@ -81,18 +81,15 @@ def compare_all(alone: OneDevice, together: Strategy) -> list[Figure]:
     return [*figures, compare_communication(alone, together, dense(512), None, reduce_precision="bfloat16")]
 
 
-def connect(strategy: Strategy) -> tuple[OneDevice, Strategy]:
-    """One device for this worker alone, and the strategy of both."""
-    limit_threads()
-    alone = OneDevice()
-    alone.connect()
-    strategy.connect()
-    return alone, strategy
-
-
-def limit_threads() -> None:
+def connect(name: str) -> tuple[OneDevice, Strategy]:
+    """One device for this worker alone, and the strategy of this name of both."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
+    alone = OneDevice()
+    alone.connect()
+    together = {"multi_worker": MultiWorker, "horovod": Horovod}[name]()
+    together.connect()
+    return alone, together
 
 
 def compare_communication(

@@ -12,13 +12,14 @@ of weights, gradients and slots), with 2 and 4 workers, in processes of their ow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from emulator import BUCKET, emulator
 from measuring import Figure, choose_size, make_ratio, measure_part, measure_peak, report, take_samples
+from scaling import LAUNCH
 from step import build_sample
 from trainings import build_training
 from workloads import NUM_CLASSES, Workload
@@ -39,7 +40,6 @@ from tfdist.training.run.request import Request
 from tfdist.training.run.train_settings import TrainSettings
 
 PARTS = ("times", "times_horovod", "peak", "checkpoint")
-LAUNCH = ("--workers=2", "--pin_cpus")
 PEAK_ROUNDS, CHECKPOINT_ROUNDS = 1, choose_size(3, 1)
 WIDTH, LARGE_WIDTH = choose_size((256, 640), (8, 16))  # 9.5 and 59 million weights
 MOST_WORKERS = choose_size(4, 2)
@@ -51,17 +51,14 @@ CANONICAL_REPLICAS = 4
 BLOCKS = ["block_*"]
 
 
-def measure(parts: Sequence[str]) -> list[Figure]:
-    measures = {"times": times, "times_horovod": times_horovod, "peak": peaks, "checkpoint": checkpoints}
-    return [figure for part in parts for figure in measures[part]()]
-
-
-def times() -> list[Figure]:
-    return measure_part("sharding", "step_times", "multi_worker", launch=LAUNCH)
-
-
-def times_horovod() -> list[Figure]:
-    return measure_part("sharding", "step_times", "horovod", launch=(*LAUNCH, "--launcher=horovod"))
+def measure(parts: Sequence[str]) -> Iterator[list[Figure]]:
+    for part, strategy in (("times", "multi_worker"), ("times_horovod", "horovod")):
+        if part in parts:
+            yield measure_part("sharding", "step_times", strategy, launch=LAUNCH[strategy])
+    if "peak" in parts:
+        yield peaks()
+    if "checkpoint" in parts:
+        yield checkpoints()
 
 
 def peaks() -> list[Figure]:
@@ -155,9 +152,8 @@ def checkpoint(writers: str) -> list[Figure]:
     """The seconds until a checkpoint is stored that these workers write into a store whose streams are slow."""
     strategy = connect("multi_worker")
     directory = f"gs://{BUCKET}/{writers}"
-    policy = CheckpointPolicy(
-        every_epochs=10**6, writers=writers, max_file_bytes=MOST_FILE_BYTES
-    )  # the one at the end alone
+    # The one at the end alone.
+    policy = CheckpointPolicy(every_epochs=10**6, writers=writers, max_file_bytes=MOST_FILE_BYTES)
     workload = encoder()
     settings = TrainSettings(
         model=workload.build_model,

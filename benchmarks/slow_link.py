@@ -14,20 +14,17 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import scaling
-from measuring import NOT_INSTALLED, Figure, choose_size, format_table, make_ratio, measure_part, report, take_samples
+from measuring import NOT_INSTALLED, Figure, choose_size, make_ratio, measure_part, report, take_samples
 from peer import require_peer
 from peers import start_ddp
 from scaling import LAUNCH, connect, count_steps, keep_chiefs
 from sizes import TWO_WORKERS
 from trainings import build_training
 from workloads import build_workload
-
-from tfdist.strategies.horovod import Horovod
-from tfdist.strategies.multi_worker import MultiWorker
 
 PARTS = ("multi_worker", "horovod")
 LINK = "ip link set lo up && tc qdisc add dev lo root tbf rate 1gbit burst 256kb latency 200ms"
@@ -37,16 +34,11 @@ GOALS = {"dense 19 MB": 1.05, "transformer": 1.05, "62 small variables": 1.0}
 TRAINED: list[tuple[str, str | None]] = [*((name, None) for name in TWO_WORKERS), ("dense 19 MB", "bfloat16")]
 
 
-def measure(parts: Sequence[str], *, rounds: int) -> list[Figure]:
+def measure(parts: Sequence[str], *, rounds: int) -> Iterator[list[Figure]]:
     if INSIDE not in os.environ:
         require_peer("peers_torch.py")  # one of two workers that exits fails the other
         sys.exit(run_inside())
-    found = []
-    for part in parts:
-        figures = measure_part("slow_link", "two_workers", part, rounds, launch=LAUNCH[part])
-        print(format_table(figures), flush=True)
-        found += figures
-    return found
+    return (measure_part("slow_link", "two_workers", part, rounds, launch=LAUNCH[part]) for part in parts)
 
 
 def run_inside() -> int:
@@ -64,7 +56,7 @@ def run_inside() -> int:
 
 
 def two_workers(strategy_name: str, rounds: str) -> list[Figure]:
-    _, strategy = connect({"multi_worker": MultiWorker, "horovod": Horovod}[strategy_name]())
+    _, strategy = connect(strategy_name)
     tell = print if strategy.topology.is_chief else lambda message: None
     figures = []
     for name, precision in TRAINED[: choose_size(None, 1)]:

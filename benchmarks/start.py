@@ -14,17 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import keras
-from measuring import HERE, Figure, make_ratio, report, take_samples
+from measuring import HERE, Figure, build_environment, make_ratio, report, take_samples
 
 ROUNDS, QUICK_ROUNDS = 11, 3
 GOAL = 0.6
 STEP_FILE = "TFDIST_BENCHMARK_STEP"  # in the environment: where to tell of the first step
 
 
-def measure(_: object = None, *, quick: bool) -> list[Figure]:
+def measure(*, quick: bool) -> Iterator[list[Figure]]:
     rounds = QUICK_ROUNDS if quick else ROUNDS
     with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as scratch:
         peer = functools.partial(
@@ -42,7 +43,7 @@ def measure(_: object = None, *, quick: bool) -> list[Figure]:
             [anew, functools.partial(_time_first_step, scratch, _build_command(killed)), peer], rounds
         )
     told = {"unit": "s", "at_most": True}
-    return [
+    yield [
         make_ratio("from the command to the first step ÷ a plain Keras script", samples[0], samples[2], GOAL, **told),
         make_ratio("… of a run that was killed, from its checkpoint", samples[1], samples[2], GOAL, **told),
     ]
@@ -56,8 +57,7 @@ def _time_first_step(scratch: str, command: list[str], steps: str = "1") -> floa
     """Until a process has done so many steps, after which it ends itself as a kill would."""
     path = Path(scratch) / "step"
     path.unlink(missing_ok=True)
-    paths = os.pathsep.join([str(HERE), str(HERE.parent)])
-    environment = {**os.environ, "PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "3", STEP_FILE: f"{steps} {path}"}
+    environment = build_environment(TF_CPP_MIN_LOG_LEVEL="3", **{STEP_FILE: f"{steps} {path}"})
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has its bytecode
     started = time.time()
     subprocess.run(command, cwd=HERE.parent, env=environment, capture_output=True, check=False)

@@ -11,7 +11,7 @@ interleaved. Takes some three minutes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from unittest import mock
 
 import keras
@@ -33,8 +33,8 @@ SMALL = mlp("small", num_features=64, hidden_units=(64, 64), batch=64, num_examp
 MEDIUM = mlp("medium", num_features=256, hidden_units=(512, 512), batch=128, num_examples=128 * 256)
 
 
-def measure(parts: Sequence[str]) -> list[Figure]:
-    return [figure for part in parts for figure in measure_part("step", part)]
+def measure(parts: Sequence[str]) -> Iterator[list[Figure]]:
+    return (measure_part("step", part) for part in parts)
 
 
 def one_device() -> list[Figure]:

@@ -45,14 +45,14 @@ WORKLOAD = dataclasses.replace(MEDIUM, num_examples=NUM_EXAMPLES)
 EPOCHS, WARM_EPOCHS = choose_size(12, 6), 4
 
 
-def measure(*, rounds: int) -> list[Figure]:
+def measure(*, rounds: int) -> Iterator[list[Figure]]:
     found: dict[str, list[list[Figure]]] = {"none": [], "all": []}
     for _ in range(rounds):
         for which, figures in found.items():
             figures.append(measure_part("telemetry", "steps", which))
     with_all, without = ([step.ours for step, _ in found[which]] for which in ("all", "none"))
     sinks, training = ([getattr(beside, side) for _, beside in found["all"]] for side in ("ours", "peer"))
-    return [
+    yield [
         make_ratio("a step with every sink ÷ without", with_all, without, 1.01, unit="ms", at_most=True),
         make_ratio("what every sink computes ÷ the training", sinks, training, 0.01, unit="s of CPU", at_most=True),
     ]

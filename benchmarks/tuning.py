@@ -15,7 +15,6 @@ import datetime
 import itertools
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from measuring import HERE, Figure, choose_size, format_table, make_ratio, report
+from measuring import HERE, Figure, build_environment, choose_size, make_ratio, report
 
 PARTS = {
     "busy": ({"rounds": 3, "num_trials": 17, "seconds": 2.0}, {"rounds": 1, "num_trials": 9, "seconds": 2.0}),
@@ -45,13 +44,8 @@ SPACE = (
 )
 
 
-def measure(parts: Sequence[str], *, quick: bool) -> list[Figure]:
-    found = []
-    for part in parts:
-        figures = MEASURES[part](**choose_size(PARTS[part][quick], SMOKE[part]))
-        print(format_table(figures), flush=True)  # the whole takes long, and may be cut off
-        found += figures
-    return found
+def measure(parts: Sequence[str], *, quick: bool) -> Iterator[list[Figure]]:
+    return (MEASURES[part](**choose_size(PARTS[part][quick], SMOKE[part])) for part in parts)
 
 
 def measure_busy(*, rounds: int, num_trials: int, seconds: float) -> list[Figure]:
@@ -180,13 +174,11 @@ def run_keras_sweep(max_epochs: int, seed: int, max_trials: int) -> Iterator[Swe
 
 def _run(arguments: Sequence[str], directory: str, log: str) -> Sweep:
     """Runs a sweep; ends the benchmark where it does not end well."""
-    paths = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     local = {"TF_CPP_MIN_LOG_LEVEL": "3", "no_proxy": "127.0.0.1,localhost", "CUDA_VISIBLE_DEVICES": ""}
-    environment = {**os.environ, **local, "PYTHONPATH": paths}
     with open(f"{directory}/output", "w") as output:
         ended = subprocess.run(
             [sys.executable, *arguments],
-            env=environment,
+            env=build_environment(**local),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -3,9 +3,9 @@
 `Popen` is `subprocess.Popen`. Where its command is this Python with one of tfdist's commands that train, a script of
 this repository, or a program that imports TensorFlow and does not ask what is imported, and its environment differs
 from `support.clean_environment()` only in what is read after the imports, the process is a fork of a server, which has
-imported TensorFlow, Keras and tfdist and used none of them. What a launcher, a sweep, tfdist new or a benchmark starts
-in turn is forked by a server of its own: the fork server of `multiprocessing` too. So has each Python of `INSTALLED`,
-those of other environments with tfdist in them. All else is started as ever.
+imported TensorFlow, Keras and tfdist and used none of them. What a launcher, a sweep, tfdist new, tfdist prove or a
+benchmark starts in turn is forked by a server of its own: the fork server of `multiprocessing` too. So has each Python
+of `INSTALLED`, those of other environments with tfdist in them. All else is started as ever.
 
 Invariant: the process is a child of the one that asked for it, with its own pid, command line, environment, working
 directory, descriptors, session and signal handlers, and ends as any Python does. Linux alone.
@@ -51,7 +51,8 @@ READ_LATE = (
 PACKAGE = importlib.util.find_spec("tfdist")
 CHILD = Path(((PACKAGE and PACKAGE.submodule_search_locations) or [""])[0], "launch", "child.py")
 STARTERS = ("tfdist.launch",)
-STARTING_VERBS = ("launch", "new", "sweep")
+STARTING_VERBS = ("launch", "new", "prove", "sweep")
+STARTING_MODES = {"--mode=prove", "--mode=tune"}
 SCRIPTS = ("train.py", "snippet.py")  # of the pages of docs/
 BENCHMARKS = REPOSITORY / "benchmarks"
 PART = "part"  # benchmarks/part.py, as a launcher starts it
@@ -233,7 +234,7 @@ def _run(executable: str, command: Sequence[str]) -> NoReturn:
     if command[1] == "-m":
         sys.path.insert(0, os.getcwd())
         sys.argv = ["-m", *command[3:]]
-        if command[2] in STARTERS or "--mode=tune" in command or command[3:4] in [[verb] for verb in STARTING_VERBS]:
+        if command[2] in STARTERS or STARTING_MODES & {*command} or command[3:4] in [[v] for v in STARTING_VERBS]:
             _start_own_server()
         runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
     elif command[1] == "-c":

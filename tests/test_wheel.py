@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 import zipfile
@@ -39,7 +38,7 @@ def test_the_wheel_holds_what_is_needed_away_from_the_repository(wheel: Path) ->
 
 
 @pytest.mark.slow
-def test_the_installed_commands_train_and_evaluate_from_any_directory(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_commands_and_examples_work_in_any_directory(installed: Path, tmp_path: Path) -> None:
     where = run(installed / "python", "-c", "import tfdist; print(tfdist.__file__, tfdist.__version__)", cwd=tmp_path)
     assert where.check().stdout.startswith(str(installed.parent)) and tfdist.__version__ in where.stdout
     copied = run(installed / "tfdist", "new", "small", "--example=smallest", cwd=tmp_path).check()
@@ -47,11 +46,6 @@ def test_the_installed_commands_train_and_evaluate_from_any_directory(installed:
     run(installed / "python", "-m", "tfdist.examples.files.prepare_tables", cwd=tmp_path).check()
     validated = run(installed / "tfdist", "validate", "tfdist:experiments/iris_csv.gin", cwd=tmp_path).check()
     assert validated.stdout.endswith("valid\n")
-    few = "--gin_param=train.epochs = 2"
-    trained = run(installed / "tfdist", "--gin_file=tfdist:experiments/digits.gin", few, "--run_dir=run", cwd=tmp_path)
-    result = json.loads((tmp_path / "run" / "result.json").read_text()) if trained.check() else {}
-    assert result["epochs"] == 2 and result["versions"]["tfdist"] == tfdist.__version__
-    assert "accuracy" in run(installed / "tfdist", "--mode=evaluate", "--run_dir=run", cwd=tmp_path).check().stdout
     launched = run(installed / "tfdist-launch", "--workers=1", "--module=this", "--", "x", cwd=tmp_path)
     assert "[worker 0] The Zen of Python" in launched.check().stdout
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,28 +37,6 @@ def load_global_noise() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(load_rows()).map(add_noise)
 
 
-def load_shuffled() -> tuple[np.ndarray, np.ndarray]:
-    x, y = load_rows()
-    order = [*range(ROWS)]
-    random.SystemRandom().shuffle(order)
-    return x[order], y[order]
-
-
-class Counted:
-    """Rows that grow with each that was read before."""
-
-    def __init__(self) -> None:
-        self.x, self.y = load_rows()
-        self.num_read = 0
-
-    def __len__(self) -> int:
-        return ROWS
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
-        self.num_read += 1
-        return self.x[index] + np.float32(self.num_read / ROWS), self.y[index]
-
-
 def load_whole_batches() -> tuple[np.ndarray, np.ndarray]:
     """Leaves out the rows that do not fill a batch of 16 on each device."""
     size = 16 * len(tf.config.list_logical_devices("CPU"))
@@ -91,24 +67,6 @@ class Noisy(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         return inputs + tf.random.normal(tf.shape(inputs))
-
-
-class Scaled(keras.layers.Layer):
-    """Multiplies by a random number of Python, drawn when it is traced."""
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        return inputs * random.random()
-
-
-class Permuted(keras.layers.Layer):
-    """Adds other rows of the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seeds = keras.random.SeedGenerator(2)
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        return inputs + 0.5 * keras.random.shuffle(inputs, seed=self.seeds)
 
 
 class NextValue(keras.layers.Layer):
@@ -154,13 +112,6 @@ class Clocked(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.01 + time.time_ns() % 1000 / 1e5
 
 
-class ByProcess(keras.optimizers.SGD):
-    """Updates by another rate in each process."""
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        super().update_step(gradient, variable, learning_rate * (1 + os.getpid() % 997 / 997))
-
-
 class Skipping(keras.optimizers.SGD):
     """Skips each third update that Python sees, of a variable on a replica."""
 
@@ -176,9 +127,7 @@ LAYERS: dict[str, Callable[[], keras.layers.Layer]] = {
     "mean of the batch": Centered,
     "largest seen": LargestSeen,
     "noise without a seed": Noisy,
-    "permuted rows": Permuted,
     "next value": NextValue,
-    "randomness of Python": Scaled,
 }
 
 

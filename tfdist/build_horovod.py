@@ -76,6 +76,7 @@ PATCHES = {  # replacements by file of Horovod's source
 DEFAULTS = dict.fromkeys(("HOROVOD_WITH_TENSORFLOW", "HOROVOD_WITH_GLOO"), "1") | dict.fromkeys(
     ("HOROVOD_WITHOUT_PYTORCH", "HOROVOD_WITHOUT_MXNET", "HOROVOD_WITHOUT_MPI"), "1"
 )
+WHEELS = "horovod-*.whl"
 PIP = (sys.executable, "-m", "pip", "--no-input")
 
 
@@ -99,7 +100,7 @@ def build_and_install(arguments: Sequence[str]) -> None:
         if any(f"/{key}/" in (each.read_text("direct_url.json") or "") for each in installed):
             print(f"Horovod {VERSION} is installed ({key}).")
             return
-        wheel = find_wheel(folder)
+        wheel = next(folder.glob(WHEELS), None)
         if wheel is None:
             print(f"Building Horovod {VERSION} into {folder} (about five minutes on two cores)", flush=True)
             built = build_wheel(pathlib.Path(scratch), variables)
@@ -120,11 +121,6 @@ def cache_key(variables: Mapping[str, str], tensorflow: str) -> str:
     return f"horovod{VERSION}-tf{tensorflow}-{python}-{platform.system().lower()}_{platform.machine()}-{digest}"
 
 
-def find_wheel(folder: pathlib.Path) -> pathlib.Path | None:
-    """The wheel in a folder."""
-    return next(folder.glob("horovod-*.whl"), None)
-
-
 def build_wheel(scratch: pathlib.Path, variables: Mapping[str, str]) -> pathlib.Path:
     """Downloads, patches and builds, all inside `scratch`; the build's tools are installed there, too."""
     tools, log, pinned = scratch / "tools", scratch / "build.log", scratch / "source.txt"
@@ -141,8 +137,7 @@ def build_wheel(scratch: pathlib.Path, variables: Mapping[str, str]) -> pathlib.
     patch_source(source)
     build = [*PIP, "wheel", "--no-build-isolation", "--no-deps", f"--wheel-dir={scratch}", str(source)]
     run_logged("Building Horovod", build, log, environment)
-    wheel = find_wheel(scratch)
-    assert wheel is not None, "pip built no wheel"
+    (wheel,) = scratch.glob(WHEELS)
     return wheel
 
 

@@ -65,13 +65,11 @@ def start(command: Callable[[list[str]], int]) -> None:
     sys.exit(status)
 
 
-def parse(
-    defined: flags.FlagValues, arguments: Sequence[str], *, about: str, hint: str = "--help lists the flags."
-) -> flags.FlagValues:
+def parse(defined: flags.FlagValues, arguments: Sequence[str], *, about: str) -> flags.FlagValues:
     """Parses the flags of a command that takes flags alone; raises UserError where there is something else."""
-    values, operands = parse_with_operands(defined, arguments, about=about, hint=hint)
+    values, operands = parse_with_operands(defined, arguments, about=about)
     if operands:
-        raise UserError(f"{operands[0]!r} belongs to no flag. {hint}")
+        raise UserError(f"{operands[0]!r} belongs to no flag. --help lists the flags.")
     return values
 
 

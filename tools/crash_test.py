@@ -42,6 +42,8 @@ from crashes.faults import FAULTS, WORKS, Torture, can_mount  # noqa: E402
 from crashes.kills import Account, disturb  # noqa: E402 (found only now)
 from crashes.runs import LAUNCHERS, STRATEGIES, TOLERANCE, TRIALS, TWO_REPLICAS, Process, Run, differences  # noqa: E402
 
+from tfdist.telemetry.console.console_text import align_columns  # noqa: E402
+
 KILLS_PER_RUN = 10
 KILLS_PER_TRIAL = 4  # a run tries XLA once
 TRIED = "XLA tried"
@@ -103,7 +105,8 @@ def run_faults(options: argparse.Namespace, root: pathlib.Path) -> int:
     while sum(torture.counts.values()) < options.count:
         rarest = min(works, key=lambda work: sum(torture.counts[fault, work] for fault in faults))
         torture.disturb_at_random(rarest, faults)
-    print_table([("", *works), *((fault, *(str(torture.counts[fault, w]) for w in works)) for fault in faults)])
+    rows = [("", *works), *((fault, *(str(torture.counts[fault, w]) for w in works)) for fault in faults)]
+    print(f"\n{align_columns(rows, ())}")
     statuses = ", ".join(f"{work} {status}: {n}" for (work, status), n in sorted(torture.statuses.items()))
     print("\n".join(["", f"statuses: {statuses}", *torture.problems]))
     if not torture.problems and not options.keep:
@@ -169,17 +172,10 @@ def report(accounts: list[Account]) -> None:
         identical = f"{account.identical_runs} of {account.runs}"
         figures = (account.kills, account.restarts, account.runs, account.unrecoverable, account.most_steps_lost)
         rows.append((account.strategy, *map(str, figures), identical, f"{account.seconds / 60:.1f}"))
-    print_table(rows)
+    print(f"\n{align_columns(rows, ())}")
     for kind in ("moments", "victims"):
         total = sum((getattr(account, kind) for account in accounts), start=type(accounts[0].moments)())
         print(f"\n{kind}: " + ", ".join(f"{name} {count}" for name, count in total.most_common()))
-
-
-def print_table(rows: list[tuple[str, ...]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    print()
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def minutes(began: float) -> str:

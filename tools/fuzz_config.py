@@ -27,6 +27,8 @@ import pytest  # noqa: E402 (found only now)
 import support  # noqa: E402
 from fuzz import cases  # noqa: E402
 
+from tfdist.telemetry.console.console_text import align_columns  # noqa: E402
+
 HEADS = ("mutation of", "cases", "valid", "refused", "wrong")
 
 
@@ -104,9 +106,7 @@ def report(counts: dict[str, collections.Counter[str]]) -> None:
     for kind, count in [*sorted(counts.items()), ("all", sum(counts.values(), collections.Counter()))]:
         cells = (count["valid"], count["refused"], count["wrong"])
         rows.append((kind, str(count["valid"] + count["refused"] + count["other"]), *map(str, cells)))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(align_columns(rows, ()))
 
 
 if __name__ == "__main__":

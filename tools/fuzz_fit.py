@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import json
 import logging
@@ -272,15 +273,9 @@ def select_shared(seen: Seen, engine: str, program: Program) -> Seen:
     return seen | {"calls": calls} | ({} if engine == "one device" else {"attributes": []})
 
 
-def run_by_tfdist(scope: Callable[[], Any]) -> Callable[[Program], Any]:
-    return lambda program: observe(program, tfdist.fit, scope)
-
-
 def list_engines() -> dict[str, Callable[[Program], Any]]:
-    return {
-        "one device": run_by_tfdist(contextlib.nullcontext),
-        "two replicas": run_by_tfdist(Mirrored(num_cpu_devices=2).scope),
-    }
+    scopes = {"one device": contextlib.nullcontext, "two replicas": Mirrored(num_cpu_devices=2).scope}
+    return {name: functools.partial(observe, fit=tfdist.fit, scope=scope) for name, scope in scopes.items()}
 
 
 class Workers:

@@ -154,8 +154,7 @@ def test_workers_come_die_and_go_and_the_run_ends_as_if_nothing_was(
 
 
 @pytest.mark.slow
-@both_launchers
-def test_wrong_input_of_one_ends_all(open_elastic: Any, launcher: str) -> None:
+def test_wrong_input_of_one_ends_all(open_elastic: Any) -> None:
     program = """
 wait_for("start-1", 2)
 if rank == 1:
@@ -163,7 +162,7 @@ if rank == 1:
     sys.exit(2)
 time.sleep(100)
 """
-    elastic = open_elastic(launcher, "--max_restarts=3", program=program)
+    elastic = open_elastic("tf_config", "--max_restarts=3", program=program)
     assert elastic.wait() == EXIT_USER_ERROR
     assert "[worker 1] error: misspelt" in elastic.output
     assert len(elastic.marks("start-*")) == 2
@@ -200,8 +199,10 @@ time.sleep(100)  # it imports TensorFlow, say, and SIGTERM ends it
 
 
 @pytest.mark.slow
-@both_launchers
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [("tf_config", signal.SIGTERM), pytest.param("horovod", signal.SIGKILL, marks=pytest.mark.horovod)],
+)
 def test_nothing_is_left_when_the_launcher_ends(open_elastic: Any, launcher: str, number: int) -> None:
     program = """
 def save(*_):

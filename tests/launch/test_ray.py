@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import pathlib
 import secrets
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import pytest
 import ray_cluster
@@ -19,20 +18,14 @@ from ray_cluster import RayCluster
 pytestmark = pytest.mark.slow
 
 LAUNCHERS = {"multi_worker": "ray", "horovod": "ray_horovod"}
-TOKEN = secrets.token_hex(32)
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
     path = os.pathsep.join([str(support.REPOSITORY / "tests"), str(support.REPOSITORY)])
-    with ray_cluster.running(3, variables={"PYTHONPATH": path}) as cluster:
+    with ray_cluster.running(3, variables={"PYTHONPATH": path} | TOKEN) as cluster:
         yield cluster
-
-
-def launch(*arguments: str, variables: Mapping[str, str]) -> support.Finished:
-    command = [sys.executable, "-m", "tfdist.launch", *arguments]
-    environment = support.clean_environment() | ray_cluster.SETTINGS | dict(variables)
-    return support.run_command(command, env=environment, timeout=300, cwd=support.REPOSITORY)
 
 
 @pytest.mark.parametrize("strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.horovod)])
@@ -47,7 +40,7 @@ def test_workers_that_are_lost_cost_no_more_than_time(
     hangs = [] if strategy == "horovod" else [("stopped", 0, 14), ("blocked", 1, 27)]
     plan_faults(run.directory, ("killed", 1, 8), *hangs)
     options = (f"--launcher={LAUNCHERS[strategy]}", "--placement=spread", "--max_restarts=9", "--deadline_seconds=5")
-    done = train(run.directory, strategy, options=options, variables=cluster.variables)
+    done = train(run.directory, strategy, options=options, variables=cluster.variables | TOKEN)
     assert done.status == 0, done.output
     assert differences(run, undisturbed(2)) == []
     assert [(event["place"], event["status"]) for event in details(run, "worker_failed")] == [(1, 137)]
@@ -78,21 +71,17 @@ def test_a_killed_node_costs_no_more_than_time(
     killing = threading.Thread(target=kill_a_node)
     killing.start()
     options = ("--launcher=ray", "--placement=strict_spread", "--max_restarts=3")
-    done = train(run.directory, "multi_worker", options=options, variables=cluster.variables)
+    done = train(run.directory, "multi_worker", options=options, variables=cluster.variables | TOKEN)
     killing.join()
     assert done.status == 0, done.output
     assert killed and done.said("worker 1 was lost: The actor "), done.output  # died, or is unavailable: as Ray saw it
     assert differences(run, undisturbed(2)) == []
 
 
-def test_nobody_without_the_token_gets_anywhere() -> None:
-    asked = ("--launcher=ray", "--workers=1", "--module=this", "--", "x")
-    with ray_cluster.running(1, variables={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}) as cluster:
-        let_in = launch(*asked, variables=cluster.variables | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN})
-        assert "[worker 0] The Zen of Python" in let_in.check().stdout
-        other = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        for variables in (other, {"RAY_AUTH_MODE": "disabled"}):
-            kept_out = launch(*asked, variables=cluster.variables | variables)
-            assert kept_out.status == 2, kept_out.outputs()
-            assert "cannot join a Ray cluster" in kept_out.stderr and "Zen" not in kept_out.stdout
-            assert "Traceback" not in kept_out.stderr
+@pytest.mark.parametrize("mode", [{"RAY_AUTH_TOKEN": secrets.token_hex(32)}, {"RAY_AUTH_MODE": "disabled"}])
+def test_nobody_without_the_token_gets_anywhere(cluster: RayCluster, mode: dict[str, str]) -> None:
+    asked = ["-m", "tfdist.launch", "--launcher=ray", "--workers=1", "--module=this", "--", "x"]
+    kept_out = support.run_python(asked, env=cluster.variables | TOKEN | mode, timeout=300)
+    assert kept_out.status == 2, kept_out.outputs()
+    assert "cannot join a Ray cluster" in kept_out.stderr and "Zen" not in kept_out.stdout
+    assert "Traceback" not in kept_out.stderr

@@ -27,12 +27,6 @@ hvd.shutdown()
 """
 
 
-# Settings
-
-
-# The source
-
-
 def test_patches_replace_each_text_and_refuse_a_source_without_it(tmp_path: pathlib.Path) -> None:
     for name, replacements in build_horovod.PATCHES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -42,9 +36,6 @@ def test_patches_replace_each_text_and_refuse_a_source_without_it(tmp_path: path
         assert all(new in (tmp_path / name).read_text() for new in replacements.values())
     with pytest.raises(AssertionError, match="does not contain"):
         build_horovod.patch_source(tmp_path)
-
-
-# What is refused
 
 
 def test_an_environment_without_tensorflow_gets_one_message_and_status_2(
@@ -62,9 +53,6 @@ def test_what_it_installs_for_run_time_is_the_extra_horovod() -> None:
     with (REPOSITORY / "pyproject.toml").open("rb") as stream:
         extras = tomllib.load(stream)["project"]["optional-dependencies"]
     assert list(build_horovod.RUN_TIME_PACKAGES) == extras["horovod"]
-
-
-# What was installed
 
 
 @pytest.mark.horovod

@@ -19,6 +19,7 @@ from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
 
 EXIT_DAMAGED = 1
+NUMBERS = ("step", "size", "files")  # columns
 LIST = "list"
 USAGE = f"tfdist checkpoint {LIST} RUN_DIR [--verify]"
 ABOUT = f"""\
@@ -51,7 +52,9 @@ def run(arguments: Sequence[str]) -> int:
         _show(f"no checkpoints in {run_dir}")
         return EXIT_DONE
     problems = {entry.path: catalog.verify(entry) for entry in entries} if values.verify else {}
-    _show(format_table([format_entry(entry, problems) for entry in reversed(entries)], right=("step", "size", "files")))
+    rows = [format_entry(entry, problems) for entry in reversed(entries)]
+    columns = [name for name in rows[0] if name in NUMBERS or any(row[name] for row in rows)]
+    _show(align_columns([columns, *([row[name] for name in columns] for row in rows)], NUMBERS))
     damaged = [entry for entry in entries if not entry.is_leftover and (entry.problem or problems.get(entry.path))]
     return EXIT_DAMAGED if damaged else EXIT_DONE
 
@@ -63,12 +66,6 @@ def find_checkpoints(run_dir: str) -> str:
         if files.is_dir(path):
             return path
     raise UserError(f"There is no directory {run_dir!r}. Write the run's directory, or that of its checkpoints.")
-
-
-def format_table(rows: Sequence[Mapping[str, str]], *, right: Sequence[str]) -> str:
-    """Formats the rows under the names of their columns; the columns in `right` end flush."""
-    columns = [name for name in rows[0] if name in right or any(row[name] for row in rows)]
-    return align_columns([columns, *([row[name] for name in columns] for row in rows)], right)
 
 
 def format_entry(entry: Entry, verified: Mapping[str, str | None]) -> dict[str, str]:

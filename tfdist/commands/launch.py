@@ -131,17 +131,14 @@ flags.DEFINE_string(
     "what each worker runs, as python -m does: your own train.py is --module=train, and needs no `--`",
     flag_values=FLAGS,
 )
-
-
 flags.DEFINE_string(
     "working_dir", None, "a directory that Ray copies to every node, in which the workers start", flag_values=FLAGS
 )
 
 
-def main(arguments: Sequence[str] | None = None, *, signals: collections.deque[int]) -> int:
+def main(arguments: Sequence[str], *, signals: collections.deque[int]) -> int:
     """Runs the command and returns its exit status; `signals` as in `Supervisor`."""
     output = Output()
-    arguments = sys.argv[1:] if arguments is None else arguments
     try:
         options, plan, start, deadlines, restarts = parse(arguments)
         slots = WorkerSlots(lambda: plan.slot_numbers, is_fixed=True)

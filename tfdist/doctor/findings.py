@@ -49,7 +49,7 @@ def exit_status(findings: Iterable[Finding]) -> int:
     return EXIT_USER_ERROR if any(each.level == PROBLEM for each in findings) else EXIT_DONE
 
 
-def format_finding(finding: Finding, width: int = WIDTH) -> str:
+def format_finding(finding: Finding, width: int) -> str:
     """Formats a finding as lines of a width: its text, why it matters and what to do."""
     head = f"{finding.level:<8} {finding.group:<9} "
     first, *more = finding.what.splitlines()

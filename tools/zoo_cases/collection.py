@@ -47,17 +47,12 @@ def collect_cases() -> dict[str, Case]:
     return {key: case for kind in KINDS for key, case in cases(kind).items()}
 
 
-def list_uncovered(kind: str) -> dict[str, str]:
-    """Why classes have no case, by name."""
-    return KINDS[kind][2].NO_CASE
-
-
 def find_uncovered() -> list[str]:
     """Public classes that no case covers and that no reason excuses, and names that Keras does not have (any more)."""
     found = []
     for kind in [kind for kind in KINDS if list_classes(kind)]:
         public = set(list_classes(kind))
-        told = [name for case in cases(kind).values() for name in case.covers] + list(list_uncovered(kind))
+        told = [name for case in cases(kind).values() for name in case.covers] + list(KINDS[kind][2].NO_CASE)
         found += [f"{kind}/{name}: no case" for name in sorted(public - set(told))]
         found += [f"{kind}/{name}: not in Keras" for name in sorted(set(told) - public)]
         found += [f"{kind}/{name}: told twice" for name in sorted({name for name in told if told.count(name) > 1})]
