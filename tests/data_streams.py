@@ -14,9 +14,6 @@ from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources.source import Source
 from tfdist.strategies.strategy import Topology
 
-# (workers, replicas of each)
-TOPOLOGIES = [(1, 2), (3, 1), (2, 2)]
-
 
 def global_batches(
     make: Callable[[], Source],

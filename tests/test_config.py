@@ -84,7 +84,6 @@ FILES = {
     "other_data.gin": "import other as data",
     "model.gin": "import library\ninclude 'data.gin'\ntrain.model = @library.build_mlp",
     "without.gin": "train.model = @library.build_mlp",
-    **{f"deep{i}.gin": f"include 'deep{i + 1}.gin'" for i in range(110)},
 }
 
 
@@ -126,6 +125,20 @@ EXPERIMENT = """
     train.data = @train/library.load_digits
     train/library.load_digits.shuffle = True
 """
+
+RICH = (
+    EXPERIMENT
+    + """
+    import os.path as paths
+    train.callbacks = [
+        @library.build_head, @a/library.build_head(), 'text that is long enough to need more than one line of its own',
+        {'z': 1e-7, 'a': (None, True, -2.5), 'nested': [%MODEL, %SIZES, @paths.basename]},
+    ]
+    SIZES = (1,)
+    library.build_convnet.name = 'it\\'s "quoted" %MODEL @x \\n'
+    a/library.build_head.classes = 1e400
+    """
+)
 
 
 # What holds.
@@ -202,6 +215,7 @@ EXPERIMENT = """
             (),
             {"model": ("convnet", [64], ("head", 3), "wide")},
         ),
+        ([RICH], (), {"epochs": 10}),
         # what an override has made idle is left alone
         ([EXPERIMENT], ("MODEL = @library.build_head", "train.data = None"), {"model": ("head", 10), "data": None}),
     ],
@@ -211,7 +225,8 @@ def test_what_holds_also_holds_for_what_is_written(texts: list[str], params: tup
     found = loaded.run("train")
     assert {name: found[name] for name in expected} == expected
     again = load(loaded.text())
-    assert again.run("train") == found and again.settings() == loaded.settings()
+    assert again.run("train") == found
+    assert (again.text(), again.settings()) == (loaded.text(), loaded.settings())
     operative = load(loaded.operative_text())
     assert operative.run("train") == found and operative.settings() == loaded.settings()
 
@@ -357,7 +372,6 @@ MISTAKES = [  # a text, and what the message begins with and holds
             ("%N = 3", "without the '%'"),
             ("train.options = {'a', 'b'}", "pairs"),
             ("train.options = {[]: 1}", "key of a dict is a text"),
-            ("train.options = {({},): 1}", "key of a dict is a text"),
             ("train.options = {1: 2, 1: 3}", "1 stands there twice"),
             ("train.options = f'{1}'", "cannot read th"),
             ("train.options = 'a' b'b'", "cannot mix bytes"),
@@ -370,18 +384,12 @@ MISTAKES = [  # a text, and what the message begins with and holds
     ),
     *(
         (f"train.seed = 1\n\n# A comment.\n{line}\n", "0.gin:4: ", "not closed", line)
-        for line in ("a = [1,", "a = (", "a = '''")
+        for line in ("a = [1,", "a = '''")
     ),
     ("train:\n    seed = 1\n  epochs = 2\n", "0.gin:3: "),
     ("train.options = " + "{1: " * 60 + "1" + "}" * 60, "0.gin:1: ", "More than 50"),
     ("include 'inner.gin'", "inner.gin:2: train has no parameter 'epoch'"),
-    ("include 'deep0.gin'", "deep", "more than 100 gin files"),
     # macros
-    (
-        "\n".join(f"A{i} = %A{i + 1}" for i in range(600)) + "\nA600 = 3\ntrain.epochs = %A0",
-        "0.gin:1: ",
-        "more than 100",
-    ),
     ("A = []\ntrain.options = {%A: 1}\ntrain.model = 1", "0.gin:2: ", "key of a dict is a text"),
     ("train.model = %MODLE\nMODEL = 3", "0.gin:1: ", "%MODLE", "Did you mean 'MODEL'"),
     ("import library\ntrain.model = %SOMETHING", "0.gin:2: ", "%SOMETHING is defined nowhere"),
@@ -427,7 +435,6 @@ MISTAKES = [  # a text, and what the message begins with and holds
         "0.gin:1: ",
         "base any more. Write `from tfdist.tasks.task import",
     ),
-    ("from tfdist.tuning.places import executor\ntune.seed = 1", "0.gin:1: ", "from tfdist.tuning.execution import"),
     (
         "train.model = 1\nimport outdated",
         "0.gin:2: 'import outdated' failed: ",
@@ -494,36 +501,30 @@ def test_a_mistake_is_one_message_that_names_the_line_and_what_to_write(case: tu
     assert "Traceback" not in found and "In call to configurable" not in found and len(found) < 1000
 
 
-@pytest.mark.parametrize(
-    ("text", "params"),
-    [
-        ("include 'missing.gin'", []),
-        ("import keras\ntrain.model = [", []),
-        ("import keras\ntrain.model = %NOWHERE", []),
-        ("import keras\ntrain.model = 1", ["train.epochs"]),
-    ],
-)
-def test_plain_mistakes_are_reported_without_importing_tensorflow(text: str, params: list[str]):
-    write("0.gin", text)
-    program = f"""
+def test_plain_mistakes_are_reported_without_importing_tensorflow():
+    program = """
         import sys
         from tfdist import errors
         from tfdist.config import loading
         def roots():
             raise AssertionError("called too early")
-        try:
-            loading.load(gin_files=["0.gin"], gin_params={params!r}, roots=roots)
-        except errors.UserError:
-            sys.exit("tensorflow" in sys.modules or "keras" in sys.modules)
-        sys.exit(3)
+        texts = ["include 'missing.gin'", "import keras\\nA = [", "import keras\\nA = %NOWHERE", "import keras\\nA = 1"]
+        for text in texts:
+            open("0.gin", "w").write(text)
+            try:
+                loading.load(gin_files=["0.gin"], gin_params=["A"] if text == texts[-1] else [], roots=roots)
+            except errors.UserError:
+                assert not {"tensorflow", "keras"} & set(sys.modules)
+            else:
+                raise AssertionError(text)
     """
     environment = {"PYTHONPATH": str(Path(loading.__file__).parents[2])}
-    assert subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=environment).returncode == 0
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=environment, check=True)
 
 
 def test_an_unset_required_value_that_the_root_does_not_reach_is_left_alone():
     loaded = load("train.model = 1\nevaluate.model = %gin.REQUIRED")
-    assert loaded.run("train")["model"] == 1
+    assert loaded.run("train")["model"] == 1 and "evaluate.model = %gin.REQUIRED" in loaded.text()
     with pytest.raises(UserError, match=r"0.gin:2: evaluate.model must be set"):
         loaded.check("evaluate")
 
@@ -562,29 +563,6 @@ def test_an_exception_from_called_code_keeps_type_message_and_traceback():
 
 
 # What is written.
-
-
-RICH = (
-    EXPERIMENT
-    + """
-    import os.path as paths
-    train.callbacks = [
-        @library.build_head, @a/library.build_head(), 'text that is long enough to need more than one line of its own',
-        {'z': 1e-7, 'a': (None, True, -2.5), 'nested': [%MODEL, %SIZES, @paths.basename]},
-    ]
-    SIZES = (1,)
-    library.build_convnet.name = 'it\\'s "quoted" %MODEL @x \\n'
-    a/library.build_head.classes = 1e400
-    train.seed = %gin.REQUIRED
-    """
-)
-
-
-def test_the_written_configuration_loads_to_the_same_one():
-    loaded = load(RICH, params=("train.epochs = 3",))
-    again = load(loaded.text())
-    assert (again.text(), again.settings()) == (loaded.text(), loaded.settings())
-    assert again._gin_bindings.keys() == loaded._gin_bindings.keys()
 
 
 def test_the_operative_configuration_adds_the_defaults_that_were_used():

@@ -6,8 +6,11 @@ import pathlib
 
 import numpy as np
 import pytest
-from data.every_source import CASES, EXAMPLES, STEPS
-from data_streams import TOPOLOGIES, column, global_batches, same
+from data.every_source import CASES, STEPS
+from data.squares import EXAMPLES
+from data_streams import column, global_batches, same
+
+TOPOLOGIES = [(3, 1), (2, 2)]  # workers, and replicas of each
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 import pathlib
 import shutil
 
-import numpy as np
 import pytest
 from support import REPOSITORY, Finished, run_python
 
@@ -19,13 +18,12 @@ PREPARED_BY = {
     "digits_dataset": [],
     "digits_tfrecord": ["prepare_digits.py", "--what=tfrecord"],
     "digits_tfds": ["prepare_digits.py", "--what=tfds"],
-    "digits_tfds array_record": ["prepare_digits.py", "--what=tfds", "--format=array_record"],
     "wine_parquet": ["prepare_tables.py"],
     "iris_csv": ["prepare_tables.py"],
     "sentences_text": ["prepare_text.py"],
 }
 LEAST_ACCURACY = {"digits_images": 0.96, "digits_npz": 0.96, "digits_mixture": 0.96, "sentences_text": 0.7}
-FITTED = ("wine_parquet", "iris_csv", "sentences_text")
+FITTED = ("wine_parquet", "sentences_text")
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +36,12 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def prepare(place: pathlib.Path, name: str) -> None:
+    """Makes the data of an example, which others may have made for theirs."""
     tool, *args = PREPARED_BY[name] or [""]
-    if tool:
-        shutil.rmtree(place / "data", ignore_errors=True)
+    made = place / " ".join(["made by", tool, *args])
+    if tool and not made.exists():
         run_python([REPOSITORY / "examples/files" / tool, *args, f"--out={place}/data"]).check()
+        made.touch()
 
 
 def call(place: pathlib.Path, name: str, run: str, *args: str) -> Finished:
@@ -52,9 +52,9 @@ def call(place: pathlib.Path, name: str, run: str, *args: str) -> Finished:
 @pytest.mark.parametrize("name", PREPARED_BY)
 def test_the_example_trains_and_is_evaluated_alike(workplace: pathlib.Path, name: str) -> None:
     prepare(workplace, name)
-    config, run = name.split()[0], workplace / "runs" / name
+    run = workplace / "runs" / name
     short = ["--gin_param=train.epochs = 3"] if "tf" in name else []
-    call(workplace, config, name, *short).check()
+    call(workplace, name, name, *short).check()
     result = json.loads((run / "result.json").read_text())
     assert result["eval_metrics"]["accuracy"] > LEAST_ACCURACY.get(name, 0.9)
     if "digits" in name:
@@ -62,22 +62,13 @@ def test_the_example_trains_and_is_evaluated_alike(workplace: pathlib.Path, name
     if name in FITTED:
         (fitted,) = (run / "fitted").iterdir()
         kept = fitted.read_text()
-        call(workplace, config, name, "--mode=evaluate").check()
+        call(workplace, name, name, "--mode=evaluate").check()
         evaluated = json.loads((run / "evaluation.json").read_text())
         assert evaluated["accuracy"] == result["eval_metrics"]["accuracy"] and fitted.read_text() == kept
 
 
-def test_augmented_training_is_the_same_on_two_replicas_and_a_corrupt_image_ends_a_run(workplace: pathlib.Path) -> None:
+def test_a_corrupt_image_ends_a_run(workplace: pathlib.Path) -> None:
     prepare(workplace, "digits_images")
-    short = ("train.epochs = 2", "train.steps_per_call = 10")
-    mirrored = ("from tfdist.strategies import mirrored", "train.strategy = @mirrored.Mirrored()")
-    two = (*short, *mirrored, "mirrored.Mirrored.num_cpu_devices = 2")
-    losses = []
-    for run, params in {"alone": short, "two": two}.items():
-        call(workplace, "digits_images", run, *(f"--gin_param={param}" for param in params)).check()
-        result = json.loads((workplace / "runs" / run / "result.json").read_text())
-        losses.append([result["train_metrics"]["loss"], result["eval_metrics"]["loss"]])
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
     (workplace / "data" / "digits_images" / "test" / "3" / "bad.png").write_bytes(b"no image")
     finished = call(workplace, "digits_images", "corrupt", "--gin_param=train.epochs = 1")
     assert finished.status == 2, finished.outputs()

@@ -20,7 +20,6 @@ from tfdist.errors import UserError
 
 pytest.importorskip("tensorflow_datasets")
 TOOL = REPOSITORY / "examples/files" / "prepare_digits.py"
-SPLITS = ("train", "test", "train[:80%]", "train[10:20]", "train+test", "train[20%:]+test[:5]")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def theirs(directory: str, split: str) -> list[tuple[bytes, int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", ["train[10:20]", "train[20%:]+test[:5]"])
 def test_a_split_holds_what_tfds_finds_in_it(prepared: dict[str, str], file_format: str, split: str) -> None:
     source = load_tfds(name="digits", split=split, data_dir=prepared[file_format])
     image, label = source.structure

@@ -36,8 +36,7 @@ def read(source: TFRecordSource) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [2, 4, 8])
-@pytest.mark.parametrize("sizes", [[900, 100, 1500, 0, 711], [3203]], ids=str)  # 11 or 3 left over
+@pytest.mark.parametrize(("num_workers", "sizes"), [(2, [3203]), (8, [900, 100, 1500, 0, 711])])  # 3 or 11 left over
 def test_a_worker_reads_its_own_bytes_and_no_others(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, num_workers: int, sizes: list[int]
 ) -> None:
@@ -209,12 +208,10 @@ def test_a_corrupt_record_is_named_by_file_and_number(tmp_path: pathlib.Path) ->
     ("later", "message"),
     [
         (example(number=1), "input pipeline failed: .*Feature: x .*is required but could not be found"),
-        (example(number=1, x=[1.0]), "input pipeline failed: .*Key: x, .*Number of float values"),
-        (example(number=1, x=[1, 2]), "input pipeline failed: .*Key: x, .*int64 but expected type: float"),
         (b"\xff\xff\xff\xff", "is not a tf.train.Example"),
         (example(number=1, x=[1.0, 2.0], tags=[7], weight=[1.0]), "input pipeline failed: .*indices.*out of bounds"),
     ],
-    ids=["no_x", "one_value", "integers", "no_example", "too_large"],  # the bytes differ from run to run
+    ids=["no_x", "no_example", "too_large"],  # the bytes differ from run to run
 )
 def test_a_later_record_that_does_not_fit_is_one_message(tmp_path: pathlib.Path, later: bytes, message: str) -> None:
     path = write_records(tmp_path / "f", [example(number=0, x=[1.0, 2.0], tags=[1], weight=[1.0]), later])

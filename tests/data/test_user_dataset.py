@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from data.every_source import EXAMPLES, STEPS, pair, plain, shuffled
+from data.every_source import STEPS, pair, shuffled
+from data.squares import EXAMPLES
 from data_streams import column, global_batches, same
 from mistakes import each_is_refused
 
@@ -19,6 +20,10 @@ from tfdist.data.sources import failures
 from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.user_dataset import DatasetFunction, _global_seed
 from tfdist.errors import UserError
+
+
+def plain() -> tf.data.Dataset:
+    return tf.data.Dataset.range(EXAMPLES).map(pair)
 
 
 @pytest.mark.slow
@@ -129,8 +134,7 @@ def test_fewer_examples_than_said_end_the_stream_with_an_error() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "later"), [(40, 60), (60, 40)])
-@pytest.mark.parametrize("knows", [True, False])
+@pytest.mark.parametrize(("first", "later", "knows"), [(40, 60, True), (60, 40, False)])
 def test_epochs_of_other_lengths_than_the_first_are_refused(first: int, later: int, knows: bool) -> None:
     def make(epoch: int) -> tf.data.Dataset:
         dataset = tf.data.Dataset.range(later if epoch else first).map(pair)

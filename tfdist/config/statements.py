@@ -5,6 +5,7 @@ Invariant: statements come in the order in which they apply, an included file's 
 
 from __future__ import annotations
 
+import graphlib
 import itertools
 import re
 import tokenize
@@ -21,7 +22,6 @@ from tfdist.config.syntax import Assignment, parse
 from tfdist.errors import UserError, suggest
 
 _MAX_WORD = 60  # characters of a value in a message
-_MAX_CHAIN = 100  # macros that need each other, files that include each other
 _MAX_PARAM = 200  # characters of a --gin_param in a message
 MODULES_IN = "# modules in: "  # begins a line that names a directory in which a written configuration's modules lie
 PARAMS = 0  # the `file` of all statements that came as a --gin_param
@@ -91,8 +91,6 @@ class Reader:
             if shown in self._open:
                 circle = [*self._open[self._open.index(shown) :], shown]
                 raise UserError(f"gin files include each other in a circle: {' → '.join(circle)}.")
-            if len(self._open) > _MAX_CHAIN:
-                raise UserError(f"more than {_MAX_CHAIN} gin files include each other, one the other.")
         self.included[file].append(self._num_files + 1)
         self._add_file(text, shown, path)
 
@@ -189,16 +187,12 @@ def check_macros(statements: Sequence[Statement], *, is_constant: Callable[[str]
                 strategy = " Remove the line: without it the strategy is what fits." if name[-1] == "STRATEGY" else ""
                 advice = near or strategy or define
                 raise statement.source.error(f"the macro %{'/'.join(name)} is defined nowhere.{advice}")
-    too_long: Statement | None = None
-    for macro, definition in definitions.items():
-        needed = {macro}
-        for _ in range(_MAX_CHAIN):
-            needed = {name for each in needed for name in _macros_in(definitions[each]) if name in definitions}
-            if macro in needed:
-                raise definition.source.error(f"the macro {'/'.join(macro)} is defined by way of itself.")
-        too_long = definition if needed and too_long is None else too_long
-    if too_long is not None:
-        raise too_long.source.error(f"this macro needs more than {_MAX_CHAIN} others, one by way of the other.")
+    try:
+        graphlib.TopologicalSorter({macro: _macros_in(each) for macro, each in definitions.items()}).prepare()
+    except graphlib.CycleError as error:
+        macro = next(each for each in definitions if each in error.args[1])
+        source = definitions[macro].source
+        raise source.error(f"the macro {'/'.join(macro)} is defined by way of itself.") from None
 
 
 def _macros_in(statement: Statement) -> list[tuple[str, ...]]:
