@@ -43,7 +43,6 @@ CLUSTER_VARIABLES = (
     "OMPI_",
     "PMI_",
     "PMIX_",
-    "SLURM_",
     "TPU_",
     "COLAB_TPU_ADDR",
     "KERASTUNER_",

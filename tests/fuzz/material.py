@@ -101,43 +101,15 @@ IMPORTS = (
 
 VALUES = (
     *("None", "True", "False", "0", "1", "2", "-1", "7", "2.5", "-0.0", "1e999", "-1e999", "1e-9", "3j", "65537"),
-    *("2147483648", "9223372036854775808", "1" + "0" * 30, "''", "' '", "'a'", "'auto'", "'3'", "'val_loss'"),
-    *(
-        "b'a'",
-        "'a\\0b'",
-        "'/'",
-        "'gs://'",
-        "'" + "a" * 400 + "'",
-        "'\\n'",
-        "'ä'",
-        "[]",
-        "()",
-        "{}",
-        "[None]",
-        "[1, 'a']",
-    ),
+    *("2147483648", "9223372036854775808", "1" + "0" * 30, "''", "' '", "'a'", "'auto'", "'3'", "'val_loss'", "b'a'"),
+    *("'a\\0b'", "'/'", "'gs://'", "'" + "a" * 400 + "'", "'\\n'", "'ä'", "[]", "()", "{}", "[None]", "[1, 'a']"),
     *("(1,)", "{'a': 1}", "{1: 2}", "{None: None}", "[[]]", "[[[[1]]]]", "@keras.optimizers.SGD", "@mine.images"),
     *("@mine.images()", "@mine.flat", "@mine.raises", "@mine.raises()", "@mine.exits()", "@mine.Own", "@mine.loss"),
     *("@mine.Watcher()", "[@mine.Watcher()]", "[@mine.Watcher]", "[@keras.callbacks.TerminateOnNaN()]", "%MODEL"),
-    *(
-        "%gin.REQUIRED",
-        "@keras.losses.MeanSquaredError()",
-        "@keras.losses.MeanSquaredError",
-        "@supervised.Supervised()",
-    ),
-    *(
-        "@supervised.Supervised(loss=@mine.loss)",
-        "@keras.optimizers.schedules.CosineDecay()",
-        "@one_device.OneDevice()",
-    ),
-    *(
-        "@policy.CheckpointPolicy()",
-        "@policy.CheckpointPolicy(keep_last=0)",
-        "@train",
-        "@train()",
-        "@mine.NUMBER",
-        "@mine",
-    ),
+    *("%gin.REQUIRED", "@keras.losses.MeanSquaredError()", "@keras.losses.MeanSquaredError"),
+    *("@supervised.Supervised()", "@supervised.Supervised(loss=@mine.loss)"),
+    *("@keras.optimizers.schedules.CosineDecay()", "@one_device.OneDevice()", "@policy.CheckpointPolicy()"),
+    *("@policy.CheckpointPolicy(keep_last=0)", "@train", "@train()", "@mine.NUMBER", "@mine"),
     *("@space.choice(values=[1, 2])", "@gin.singleton()", "@mirrored.Mirrored(num_cpu_devices=-1)", "@scope/mine.rows"),
 )
 SMALL_VALUES = tuple(v for v in VALUES if not v[:4].isdigit())
@@ -175,12 +147,7 @@ NEEDED = {
 
 PARTS = {
     "model": (
-        "@mine.flat",
-        "@mine.flat",
-        "@mine.Own",
-        "@mine.compiled",
-        "@mine.two_outputs",
-        "@mine.frozen",
+        *("@mine.flat", "@mine.flat", "@mine.Own", "@mine.compiled", "@mine.two_outputs", "@mine.frozen"),
         "@mine.images",
     ),
     "train_data": (

@@ -9,8 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -132,17 +130,6 @@ class Around(keras.Model):
         return super().get_config() | {"inner": keras.saving.serialize_keras_object(self.inner)}
 
 
-class CompiledByItself(Subclassed):
-    """Takes its loss in a compile() with other arguments than Keras's."""
-
-    def compile(self, optimizer: Any, measure: Any) -> None:
-        super().compile(optimizer=optimizer)
-        self.measure = measure
-
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return keras.ops.mean(self.measure(y, y_pred))
-
-
 class Drawing(keras.Model):
     """Makes its weights when it is called, with seeds that it draws then."""
 
@@ -230,6 +217,7 @@ class AddIfGiven(keras.layers.Layer):
 def seen(model: keras.Model, history: keras.callbacks.History, **more: Any) -> Seen:
     return {
         "history": history.history,
+        "is the model's": history is model.history,
         "epochs": history.epoch,
         "weights": [np.asarray(w) for w in model.get_weights()],
         "optimizer": [np.asarray(v) for v in model.optimizer.variables],
@@ -289,31 +277,27 @@ row("arrays with a smaller last batch", epochs=3)
 row("a feature in an array of one axis", x=X[:, 0], model=lambda: layered([keras.Input((1,)), out()]))
 row("TensorFlow tensors", x=lambda: tf.constant(X), y=lambda: tf.constant(Y))
 row("float64, integers, booleans", x=lambda: X.astype(np.float64) > 0, y=lambda: Y.astype(np.int8), batch_size=20)
-row("a list of inputs", x=lambda: list(HALVES), model=two_inputs)
 row(
     "a dict of inputs",
     x=lambda: dict(zip(("left", "right"), HALVES, strict=True)),
     model=lambda: two_inputs(names=True),
 )
-row("a list of outputs", y=[Y, X[:, :1]], model=two_outputs, batch_size=10)
 
 
 @behavior("an output without a loss")
 def _(fit: Fit) -> Seen:
-    found = []
-    for losses in (["sparse_categorical_crossentropy", None], [None, "mse"]):
-        for weights in (None, [WEIGHTS, WEIGHTS]):
-            model = two_outputs(loss=losses)
-            found.append(simply(fit, X, [Y, X[:, :1]], sample_weight=weights, model=model, batch_size=10))
-    listed = {"loss": ["sparse_categorical_crossentropy", None], "metrics": [[], ["mae"]], "loss_weights": [0.5, 0.0]}
-    found.append(simply(fit, X, [Y, X[:, :1]], model=two_outputs(**listed), batch_size=10))
-    y = {"kind": Y, "size": X[:, :1]}
-    for weights in (None, {"kind": WEIGHTS, "size": WEIGHTS}):
-        model = two_outputs(names=True, loss={"size": "mse"}, metrics={"kind": ["accuracy"]})
-        found.append(simply(fit, X, y, sample_weight=weights, model=model, batch_size=10))
-        model = compiled_as(Around(two_outputs(names=True)), loss={"kind": None, "size": "mse"}, metrics=None)
-        found.append(simply(fit, X, y, sample_weight=weights, model=model, batch_size=10))
-    return found
+    listed, named = [Y, X[:, :1]], {"kind": Y, "size": X[:, :1]}
+    compiled = {"loss": [CROSSENTROPY, None], "metrics": [[], ["mae"]], "loss_weights": [0.5, 0.0]}
+    by_name = {"loss": {"size": "mse"}, "metrics": {"kind": ["accuracy"]}}
+    subclassed = compiled_as(Around(two_outputs(names=True)), loss={"kind": None, "size": "mse"}, metrics=None)
+    calls = [
+        (two_outputs(loss=[CROSSENTROPY, None]), listed, None),
+        (two_outputs(loss=[None, "mse"]), listed, [WEIGHTS, WEIGHTS]),
+        (two_outputs(**compiled), listed, None),
+        (two_outputs(names=True, **by_name), named, None),
+        (subclassed, named, {"kind": WEIGHTS, "size": WEIGHTS}),
+    ]
+    return [simply(fit, X, y, sample_weight=w, model=model, batch_size=10) for model, y, w in calls]
 
 
 row(
@@ -419,8 +403,7 @@ row(
     epochs=2,
 )
 row("a keras.utils.PyDataset, with its on_epoch_end", x=Numbered, y=None, epochs=3)
-row("a PyDataset with several workers", x=lambda: Endless(workers=2), y=None, epochs=2, steps_per_epoch=3)
-row("a PyDataset without end, with steps_per_epoch", x=Endless, y=None, epochs=2, steps_per_epoch=3)
+row("a PyDataset without end, with several workers", x=lambda: Endless(workers=2), y=None, epochs=2, steps_per_epoch=3)
 row("ragged tensors", holds=REFUSED, note="pad them", refusal="dense tensors", x=ragged, y=None)
 row(
     "None for an input that is optional",
@@ -446,11 +429,6 @@ row("y, for a model that adds its loss itself", model=itself)
 AREAS.append("Weights of examples")
 row("sample_weight", sample_weight=WEIGHTS, epochs=2)
 row(
-    "sample_weight with weighted_metrics",
-    sample_weight=WEIGHTS,
-    model=lambda: classifier(metrics=None, weighted_metrics=["accuracy"]),
-)
-row(
     "a metric in metrics and weighted_metrics",
     sample_weight=WEIGHTS,
     model=lambda: classifier(metrics=["accuracy"] * 2, weighted_metrics=["accuracy"]),
@@ -475,13 +453,6 @@ row("class_weight with a PyDataset", x=Numbered, y=None, class_weight={0: 2.0, 1
 
 
 AREAS.append("Epochs, steps, validation")
-row("batch_size", batch_size=7, epochs=2)
-
-
-@behavior("initial_epoch")
-def _(fit: Fit) -> Seen:
-    told = Told()
-    return simply(fit, X, Y, epochs=4, initial_epoch=2, callbacks=[told]) | {"told": told.epochs}
 
 
 @behavior("epochs up to initial_epoch")
@@ -514,7 +485,6 @@ def _(fit: Fit) -> Seen:
         keras.config.set_max_steps_per_epoch(None)
 
 
-row("validation_data: arrays", epochs=2, validation_data=(X[:20], Y[:20]))
 row(
     "arrays with weights and validation_batch_size",
     validation_data=(X[:20], Y[:20], WEIGHTS[:20]),
@@ -534,13 +504,12 @@ row(
 )
 row("validation_split", epochs=2, validation_split=0.3)
 row(
-    "validation_split of several inputs with sample_weight",
+    "validation_split of a list of inputs with sample_weight",
     x=lambda: list(HALVES),
     sample_weight=WEIGHTS,
     validation_split=0.2,
     model=two_inputs,
 )
-row("validation_freq as a number", epochs=5, validation_data=(X, Y), validation_freq=2)
 row("validation_freq as a list of epochs", epochs=4, validation_data=(X, Y), validation_freq=[1, 3])
 row(
     "shuffle=True",
@@ -554,20 +523,6 @@ row(
 AREAS.append("Callbacks")
 
 
-class Told(keras.callbacks.Callback):
-    """Notes the epochs, the names of their logs, and its params."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.epochs: list[Any] = []
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.epochs.append(("begin", epoch))
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.epochs.append(("end", epoch, sorted(logs), self.params["epochs"], self.params["steps"]))
-
-
 @behavior("a metric of several numbers")
 def _(fit: Fit) -> Seen:
     means: list[float] = []
@@ -577,41 +532,11 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, labels, model=model, epochs=2, validation_data=(X, labels), callbacks=notes), means
 
 
-@behavior("one callback, without a list")
-def _(fit: Fit) -> Seen:
-    told = Told()
-    return simply(fit, X, Y, epochs=2, callbacks=told) | {"told": told.epochs}
-
-
-@behavior("a CallbackList with its own History")
-def _(fit: Fit) -> Seen:
-    stopping, model = keras.callbacks.EarlyStopping("loss", mode="max", patience=0), classifier()
-    listed = keras.callbacks.CallbackList([stopping], add_history=True, model=model)
-    history = fit(model, X, Y, epochs=5, shuffle=False, callbacks=listed)
-    return seen(model, history, own=history is model.history)
-
-
-@behavior("model.history")
-def _(fit: Fit) -> Seen:
-    model = classifier()
-    return fit(model, X, Y) is model.history
-
-
 @behavior("hooks of batches, with steps_per_execution", holds=DIFFERS, note="called for every batch")
 def _(fit: Fit) -> Seen:
     spy = BatchSpy()
     model = classifier(steps_per_execution=3)
     return simply(fit, X, Y, model=model, batch_size=9, callbacks=spy) | {"calls": spy.calls}
-
-
-@behavior("stop_training at the end of an epoch")
-def _(fit: Fit) -> Seen:
-    model = classifier()
-
-    def stop(epoch: int, logs: Any) -> None:
-        model.stop_training = epoch == 1
-
-    return simply(fit, X, Y, epochs=5, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=stop), model=model)
 
 
 @behavior("stop_training, set within an epoch that validation_freq leaves out")
@@ -637,14 +562,6 @@ behavior("exceptions of callbacks", lambda fit: interrupted(fit, KeyError("mine"
 behavior("KeyboardInterrupt", lambda fit: interrupted(fit, KeyboardInterrupt()))
 
 
-@behavior("keras.callbacks.BackupAndRestore", note="a killed call continues with its next batch")
-def _(fit: Fit) -> Seen:
-    with tempfile.TemporaryDirectory() as directory:
-        backup = os.path.join(directory, "backup")
-        found = simply(fit, X, Y, epochs=2, callbacks=keras.callbacks.BackupAndRestore(backup))
-        return [found, os.path.exists(backup)]
-
-
 def interrupted(fit: Fit, error: BaseException) -> Seen:
     model = classifier()
 
@@ -662,27 +579,21 @@ def interrupted(fit: Fit, error: BaseException) -> Seen:
 AREAS.append("The model")
 
 
-@behavior("a second call")
+@behavior("a second call, and the model's own fit afterwards")
 def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False)
-    return simply(fit, X, Y, epochs=2, model=model)
+    again = simply(fit, X, Y, epochs=2, model=model)
+    return again, seen(model, model.fit(X, Y, shuffle=False, verbose=0))
 
 
-@behavior("evaluate and predict afterwards")
-def _(fit: Fit) -> Seen:
-    model = classifier()
-    fit(model, X, Y, shuffle=False, validation_data=(X, Y))
-    names = [metric.name for metric in model.metrics]
-    return [model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0), names, model.loss, model.compiled]
-
-
-@behavior("metrics and metrics_names afterwards")
+@behavior("evaluate, predict and the names of metrics afterwards")
 def _(fit: Fit) -> Seen:
     model, y = two_outputs(metrics=[["accuracy"], ["mae"]]), [Y, X[:, :1]]
-    fit(model, X, y, shuffle=False)
-    names = [model.metrics_names, [metric.name for metric in model.metrics[1].metrics]]
-    return [names, model.evaluate(X, y, verbose=0, return_dict=True), model.metrics_names]
+    fit(model, X, y, shuffle=False, validation_data=(X, y))
+    names = [model.metrics_names, [metric.name for metric in model.metrics], model.loss, model.compiled]
+    names.append([metric.name for metric in model.metrics[1].metrics])
+    return [names, model.evaluate(X, y, verbose=0, return_dict=True), model.predict(X, verbose=0), model.metrics_names]
 
 
 @behavior("get_metrics_result afterwards", holds=DIFFERS, note="the metrics are empty; the History has the results")
@@ -690,13 +601,6 @@ def _(fit: Fit) -> Seen:
     model = classifier()
     fit(model, X, Y, shuffle=False)
     return model.get_metrics_result()
-
-
-@behavior("the model's own fit afterwards")
-def _(fit: Fit) -> Seen:
-    model = classifier()
-    fit(model, X, Y, shuffle=False)
-    return seen(model, model.fit(X, Y, shuffle=False, verbose=0))
 
 
 @behavior("compile again between two calls")
@@ -753,14 +657,6 @@ def _(fit: Fit) -> Seen:
     return found, simply(fit, X, X[:, :1], sample_weight=WEIGHTS, model=model, batch_size=10)
 
 
-@behavior("the model's own compute_loss and compile")
-def _(fit: Fit) -> Seen:
-    keras.utils.set_random_seed(3)
-    model = CompiledByItself()
-    model.compile("sgd", keras.losses.sparse_categorical_crossentropy)
-    return simply(fit, X, Y, model=model)
-
-
 row("seeds of weights that the call creates", model=lambda: compiled_as(Drawing()))
 row(
     "an Embedding under an optimizer with a state, such as Adam",
@@ -772,19 +668,6 @@ row(
         [keras.Input((1,), dtype="int32"), keras.layers.Embedding(3, 2), keras.layers.Flatten(), out()]
     ),
 )
-
-
-@behavior("the model's own train_step and test_step")
-def _(fit: Fit) -> Seen:
-    class Steps(Subclassed):
-        def train_step(self, data: Any) -> Any:
-            return super().train_step(data) | {"rows": tf.shape(data[0])[0]}
-
-        def test_step(self, data: Any) -> Any:
-            return {f"own_{name}": value for name, value in super().test_step(data).items()}
-
-    keras.utils.set_random_seed(1)
-    return simply(fit, X, Y, model=compiled_as(Steps()), validation_data=(X[:20], Y[:20]))
 
 
 @behavior("the model's own fit, which prepares the data, such as KerasHub's")
@@ -855,7 +738,8 @@ row("a loss that is not finite", holds=REFUSED, note="ends with DivergedError", 
 
 AREAS.append(MISTAKES)
 mistake("a model that is not compiled", "Call model.compile", model=lambda: keras.Sequential([keras.layers.Dense(3)]))
-mistake("a misspelt argument", "Did you mean 'batch_size'", batch_sise=3)
+mistake("a misspelt argument", r"Did you mean 'epochs'\? \[unknown-setting\]$", epoch=2)
+mistake("no targets", r"the data gives no y\. Give y\.$", y=None)
 mistake("sharding, which experiments have", "'sharding', which neither", sharding="optimizer")
 mistake("x and y of different lengths", "same number of samples", y=Y[:20])
 mistake("class_weight and sample_weight", "at the same time", class_weight={0: 1.0}, sample_weight=WEIGHTS)
@@ -886,6 +770,11 @@ mistake(
     y=lambda: np.eye(3, dtype=np.float32)[Y],
     model=lambda: classifier(loss="categorical_crossentropy", metrics=[keras.metrics.F1Score(name="f1_score")]),
     callbacks=keras.callbacks.EarlyStopping("f1_score"),
+)
+mistake(
+    "a callback that monitors an evaluation that there is not",
+    "Write validation_data, or",
+    callbacks=keras.callbacks.EarlyStopping("val_acc"),
 )
 mistake("something that is no callback", "no keras.callbacks.Callback", callbacks=[3])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,17 +26,13 @@ SIZES = {
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def build_classifier(*, prepares: bool) -> keras.Model:
+def build_text_classifier() -> keras.Model:
     keras.utils.set_random_seed(2)
+    tokenizer = keras_hub.models.BertTokenizer(WORDS)
+    preprocessor = keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=8)
     backbone = keras_hub.models.BertBackbone(**SIZES)
-    preprocessor = prepare_texts() if prepares else None
     model = keras_hub.models.BertTextClassifier(backbone, num_classes=2, preprocessor=preprocessor, dropout=0.0)
     return compiled(model)
-
-
-def prepare_texts() -> Any:
-    tokenizer = keras_hub.models.BertTokenizer(WORDS)
-    return keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=8)
 
 
 def build_language_model() -> keras.Model:
@@ -76,11 +71,7 @@ def load_tokens() -> tuple[Any, Any]:
 
 
 MODELS: dict[str, tuple[Callable[[], keras.Model], tuple[Any, Any]]] = {
-    "BERT, its preprocessor within": (functools.partial(build_classifier, prepares=True), (TEXTS, LABELS)),
-    "BERT, its preprocessor before": (
-        functools.partial(build_classifier, prepares=False),
-        (prepare_texts()(TEXTS), LABELS),
-    ),
+    "BERT, its preprocessor within": (build_text_classifier, (TEXTS, LABELS)),
     "GPT-2 with LoRA": (build_language_model, load_tokens()),
     "ResNet, its preprocessor within": (build_image_classifier, (IMAGES, LABELS)),
 }

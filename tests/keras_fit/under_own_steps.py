@@ -1,7 +1,8 @@
 """Trains each kind of keras_fit/own_steps.py by `tfdist.fit` under one engine, and writes what comes out of it.
 
-Arguments: the engine, a directory for the files KIND.npz, and perhaps kinds. With KILLED_AT in the environment the
-process is killed at the end of so many batches of each kind; the run directories stay beside the files.
+Arguments: a strategy of equivalence/cases.py, a directory for the files KIND.npz, and perhaps kinds. With KILLED_AT in
+the environment the process is killed at the end of so many batches of each kind; the run directories stay beside the
+files.
 """
 
 from __future__ import annotations
@@ -16,24 +17,14 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from equivalence.cases import STRATEGIES
 from keras_fit.own_steps import DATASET, KINDS
 
 import tfdist
-from tfdist.strategies.horovod import Horovod
-from tfdist.strategies.mirrored import Mirrored
-from tfdist.strategies.multi_worker import MultiWorker
-from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import Strategy
 
 EPOCHS, BATCH_SIZE = 6, 7
-ENGINES = {
-    "one_device": OneDevice,
-    "mirrored2": lambda: Mirrored(num_cpu_devices=2),
-    "moved2": lambda: Mirrored(num_cpu_devices=2),  # of models that were made in no scope
-    "mirrored3": lambda: Mirrored(num_cpu_devices=3),
-    "multi_worker": MultiWorker,
-    "horovod": Horovod,
-}
+MOVED = "mirrored3"  # whose models are made in no scope
 
 
 def find_kind(name: str) -> tuple[Any, Any]:
@@ -53,7 +44,7 @@ def arguments_of(kind: str) -> dict[str, Any]:
         x, y = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH_SIZE), None
         return {"x": x, "epochs": EPOCHS, "verbose": 0, "validation_data": x}
     epochs = EPOCHS if kind in KINDS else 2  # in six, rounding grows to 3e-3 in a ResNet with batches of 3
-    evaluates = kind in ("a step with clipping", "compute_loss", "compute_metrics and compute_loss")
+    evaluates = kind in ("a step with clipping", "compute_metrics and compute_loss")
     held = {"validation_data": (x, y)} if evaluates else {}
     return {"x": x, "y": y, "batch_size": BATCH_SIZE, "epochs": epochs, "shuffle": False, "verbose": 0, **held}
 
@@ -84,15 +75,14 @@ class Killed(keras.callbacks.Callback):
 
 
 def main(engine: str, directory: str, *kinds: str) -> None:
-    strategy = ENGINES[engine]()
+    strategy = STRATEGIES[engine]()
     strategy.connect()
-    is_moved = engine == "moved2"
     for kind in kinds or KINDS:
         how: dict[str, Any] = {}
         if batches := int(os.environ.get("KILLED_AT", "0")):
             how = {"run_dir": f"{directory}/run", "checkpoint": tfdist.CheckpointPolicy(every_steps=2)}
             how |= {"callbacks": [Killed(batches)]} if batches > 0 else {}
-        found = train(kind, strategy, is_moved=is_moved, **how)
+        found = train(kind, strategy, is_moved=engine == MOVED, **how)
         if strategy.topology.is_chief:
             np.savez(pathlib.Path(directory) / f"{kind}.npz", **found)
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 import support
+from mistakes import each_is_refused
+from tpu_compiler import models
 
+from tfdist.strategies.one_device import OneDevice
+from tfdist.tasks.supervised import Supervised
 from tfdist.tpu_compiler.compile_program import find_collectives
+from tfdist.tpu_compiler.compile_report import CompiledStep
+from tfdist.tpu_compiler.compiling import compile_programs
+from tfdist.tpu_compiler.devices import parse_slice
+from tfdist.tpu_compiler.toolchain import Compiler, open_compiler
+from tfdist.training.run.train_settings import TrainSettings
 
 SHIPPED = sorted(file.stem for file in (support.REPOSITORY / "configs" / "experiments").glob("*.gin"))
 # Their steps differ from others in the loss or in what reads the examples alone; all compiled when they were added.
@@ -20,31 +31,11 @@ ALIKE = (
 )
 OF_WHOLE_BATCHES = "digits_contrastive"  # whose rows no TPU can gather
 ON_FOUR_KINDS = "digits"
-GIN = """
-from __gin__ import dynamic_registration
-import keras
-import models
-from tfdist.strategies import one_device
-from tfdist.tasks import supervised
-
-train.model = @models.of
-train.strategy = @one_device.OneDevice()
-train.task = @supervised.Supervised()
-supervised.Supervised.loss = @keras.losses.SparseCategoricalCrossentropy()
-keras.losses.SparseCategoricalCrossentropy.from_logits = True
-train.optimizer = @keras.optimizers.Adam
-train.train_data = @models.digits
-train.epochs = 1
-train.global_batch_size = 1024
-"""
+WIDE = (  # parameters of a model of 67 million weights
+    *("import models", "train.model = @models.dense", "models.dense.units = 8192"),
+    *("train.train_data = @models.digits", "train.eval_data = None", "train.epochs = 1"),
+)
 LANES = 128  # a TPU's tiles are of 8 × 128 numbers
-
-
-@pytest.fixture(scope="module")
-def gin_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("gin") / "models.gin"
-    file.write_text(GIN)
-    return file
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +50,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compile_for(
-    slices: str,
-    gin_file: str | Path,
-    *parameters: str,
-    more: tuple[str, ...] = (),
-    cwd: Path = support.REPOSITORY,
+    slices: str, experiment: str, *parameters: str, more: tuple[str, ...] = (), cwd: Path = support.REPOSITORY
 ) -> support.Finished:
-    given = [f"--gin_file={gin_file}", *(f"--gin_param={each}" for each in parameters), f"--compile_for={slices}"]
-    path = str(support.REPOSITORY / "tests" / "tpu_compiler")
-    environment = {"PYTHONPATH": f"{support.REPOSITORY}:{path}"}
-    return support.run_python(["-m", "tfdist.doctor", *given, *more], env=environment, cwd=cwd, timeout=600)
+    given = [f"--gin_file=tfdist:experiments/{experiment}.gin", *(f"--gin_param={each}" for each in parameters)]
+    environment = {"PYTHONPATH": f"{support.REPOSITORY}:{support.REPOSITORY / 'tests' / 'tpu_compiler'}"}
+    command = ["-m", "tfdist.doctor", *given, f"--compile_for={slices}", *more]
+    return support.run_python(command, env=environment, cwd=cwd, timeout=600)
 
 
 def found(done: support.Finished) -> list[dict[str, Any]]:
@@ -80,7 +67,7 @@ def found(done: support.Finished) -> list[dict[str, Any]]:
 def test_each_shipped_experiment_compiles_with_one_reduction_of_its_gradients(name: str, prepared: Path) -> None:
     slices = "v5e:2x2,v6e:2x4,v4:2x2x1,v5p:2x2x1" if name == ON_FOUR_KINDS else "v5e:2x2"
     fixed = ["text.TextLines.pad_to_max = True"] if name == "sentences_text" else []  # a TPU's shapes are fixed
-    steps = found(compile_for(slices, f"tfdist:experiments/{name}.gin", *fixed, more=("--json",), cwd=prepared))
+    steps = found(compile_for(slices, name, *fixed, more=("--json",), cwd=prepared))
     done = [each for each in steps if each["step"] == "train"]
     evaluations = [each for each in steps if each["step"] == "evaluate"]
     assert [each["num_cores"] for each in done] == [each["num_cores"] for each in evaluations]
@@ -95,10 +82,10 @@ def test_each_shipped_experiment_compiles_with_one_reduction_of_its_gradients(na
 
 @pytest.mark.slow
 def test_a_plan_takes_a_tpus_figures_from_its_compiler(prepared: Path, tmp_path: Path) -> None:
-    digits, bfloat16 = "tfdist:experiments/digits.gin", "train.precision = 'bfloat16'"
-    steps = found(compile_for("v5e:2x2", digits, bfloat16, more=("--json",), cwd=prepared))
+    bfloat16 = "train.precision = 'bfloat16'"
+    steps = found(compile_for("v5e:2x2", "digits", bfloat16, more=("--json",), cwd=prepared))
     (trained,) = [each for each in steps if each["step"] == "train"]
-    planning = ["--mode=plan", f"--gin_file={digits}", f"--gin_param={bfloat16}", "--devices=v5e:4"]
+    planning = ["--mode=plan", "--gin_file=tfdist:experiments/digits.gin", f"--gin_param={bfloat16}", "--devices=v5e:4"]
     path = {"PYTHONPATH": str(support.REPOSITORY)}
     told = support.run_python(["-m", "tfdist.main", *planning, f"--run_dir={tmp_path}"], env=path, cwd=prepared).check()
     plan = json.loads((tmp_path / "plan.json").read_text())
@@ -111,89 +98,91 @@ def test_a_plan_takes_a_tpus_figures_from_its_compiler(prepared: Path, tmp_path:
 
 @pytest.mark.slow
 def test_a_loss_of_the_whole_batch_is_refused(prepared: Path) -> None:
-    refused = compile_for("v5e:2x2", f"tfdist:experiments/{OF_WHOLE_BATCHES}.gin", cwd=prepared)
+    refused = compile_for("v5e:2x2", OF_WHOLE_BATCHES, cwd=prepared)
     assert refused.status == 2 and "'nt_xent' is computed from the whole batch" in refused.stderr
 
 
 @pytest.mark.slow
-def test_the_compilers_flops_are_those_counted_by_hand(gin_file: Path) -> None:
-    (each,) = found(compile_for("v5e:2x2", gin_file, "train.model = @models.dense", more=("--json",)))
-    forward, of_examples = 2 * (64 * 256 + 256 * 256 + 256 * 10), 2 * 64 * 256  # whose gradient nobody asks for
-    assert each["flops"] == pytest.approx(each["local_batch_size"] * (3 * forward - of_examples), rel=0.05)
-
-
-@pytest.mark.slow
-def test_memory_of_parameters_and_slots_is_that_of_their_tiles(gin_file: Path) -> None:
-    wide = ("train.model = @models.dense", "models.dense.units = 4096")
-    (each,) = found(compile_for("v5e:2x2", gin_file, *wide, more=("--json",)))
-    parameters = 64 * 4096 + 4096 * 4096 + 4096 * 10
-    assert each["num_parameters"] == parameters and each["parameter_bytes"] == 4 * parameters
-    assert each["slot_bytes"] == pytest.approx(8 * parameters, abs=64)  # and the counts of steps, the learning rate
-    tiled = 4 * (64 * 4096 + 4096 * 4096 + 4096 * 16)  # ten columns lie transposed, in two tiles' rows of eight
-    batch = 4 * each["local_batch_size"] * LANES  # 64 columns in tiles of 128
-    assert each["argument_bytes"] == pytest.approx(3 * tiled + batch, rel=0.001)
-
-
-@pytest.mark.slow
-def test_statistics_over_padded_batches_cost_reductions_of_their_own(gin_file: Path) -> None:
-    normalized = ("train.model = @models.normalized", "train.num_microbatches = 2")
-    (each,) = found(compile_for("v5e:2x2", gin_file, *normalized, more=("--json",)))
-    sums = [collective["bytes"] for collective in each["collectives"]]
-    assert {collective["kind"] for collective in each["collectives"]} == {"all-reduce"}
-    assert sum(size > each["parameter_bytes"] / 2 for size in sums) == 1  # all gradients at once
-    # Of two microbatches at once: squared distances, sums and counts; on the way back both, of 256 channels.
-    assert sorted(sums)[:-1] == [2 * 4 * 256, 2 * 4 * 257, 2 * 4 * (256 + 257)]
-
-
-@pytest.mark.slow
-def test_the_largest_batch_fits_and_a_larger_one_does_not(gin_file: Path) -> None:
-    wide = ("train.model = @models.dense", "models.dense.units = 8192", f"train.global_batch_size = {2**20}")
-    (each,) = found(compile_for("v5e:2x2", gin_file, *wide, more=("--json", "--largest_batch")))
+def test_the_largest_batch_fits_and_a_larger_one_does_not() -> None:
+    wide = (*WIDE, f"train.global_batch_size = {2**20}")
+    (each,) = found(compile_for("v5e:2x2", "digits", *wide, more=("--json", "--largest_batch")))
     assert each["local_batch_size"] == 2**18 <= each["largest_local_batch_size"] < 2**19
     per_example = each["temporary_bytes"] / each["local_batch_size"]  # outputs that are kept for the way back
     free = each["chip_bytes"] - each["argument_bytes"]
     assert 0.75 < each["largest_local_batch_size"] * per_example / free <= 1.0
+    refused = compile_for("v5e:2x2", "digits", *WIDE, f"train.global_batch_size = {2**21}")
+    assert refused.status == 2 and "does not fit into the memory of a core" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    with open_compiler(print) as compiler:
+        yield compiler
+
+
+def compile_model(compiler: Compiler, build: Callable[[], keras.Model], **changes: Any) -> CompiledStep:
+    """Compiles a training of the digits for a slice of four cores."""
+    settings: dict[str, Any] = {"train_data": models.digits, "global_batch_size": 1024} | changes
+    training = TrainSettings(
+        model=build,
+        optimizer=keras.optimizers.Adam,
+        task=Supervised(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+        strategy=OneDevice(),
+        epochs=1,
+        **settings,
+    )
+    (compiled,) = compile_programs(training, parse_slice("v5e:2x2"), compiler)
+    return compiled
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        (("train.model = @models.of_words", "train.train_data = @models.words"), "it holds text"),
-        (("models.of.layer = @models.Python()",), "EagerPyFunc of the layer 'python' (models.py:"),
-        (("models.of.layer = @models.Ragged()",), "RaggedTensorToTensor of the layer 'ragged' (models.py:"),
-        (("models.of.layer = @models.Growing()",), "a loop of the layer 'growing' (models.py:"),
-        (
-            ("train.model = @models.dense", "models.dense.units = 8192", f"train.global_batch_size = {2**21}"),
-            "does not fit into the memory of a core",
-        ),
-    ],
+def test_the_compilers_flops_are_those_counted_by_hand(compiler: Compiler) -> None:
+    step = compile_model(compiler, models.dense)
+    forward, of_examples = 2 * (64 * 256 + 256 * 256 + 256 * 10), 2 * 64 * 256  # whose gradient nobody asks for
+    assert step.flops == pytest.approx(step.local_batch_size * (3 * forward - of_examples), rel=0.05)
+
+
+@pytest.mark.slow
+def test_memory_of_parameters_and_slots_is_that_of_their_tiles(compiler: Compiler) -> None:
+    step = compile_model(compiler, lambda: models.dense(4096))
+    parameters = 64 * 4096 + 4096 * 4096 + 4096 * 10
+    assert step.num_parameters == parameters and step.parameter_bytes == 4 * parameters
+    assert step.slot_bytes == pytest.approx(8 * parameters, abs=64)  # and the counts of steps, the learning rate
+    tiled = 4 * (64 * 4096 + 4096 * 4096 + 4096 * 16)  # ten columns lie transposed, in two tiles' rows of eight
+    batch = 4 * step.local_batch_size * LANES  # 64 columns in tiles of 128
+    assert step.argument_bytes == pytest.approx(3 * tiled + batch, rel=0.001)
+
+
+@pytest.mark.slow
+def test_statistics_over_padded_batches_cost_reductions_of_their_own(compiler: Compiler) -> None:
+    step = compile_model(compiler, models.normalized, num_microbatches=2)
+    sums = [collective["bytes"] for collective in step.collectives]
+    assert {collective["kind"] for collective in step.collectives} == {"all-reduce"}
+    assert sum(size > step.parameter_bytes / 2 for size in sums) == 1  # all gradients at once
+    # Of two microbatches at once: squared distances, sums and counts; on the way back both, of 256 channels.
+    assert sorted(sums)[:-1] == [2 * 4 * 256, 2 * 4 * 257, 2 * 4 * (256 + 257)]
+
+
+test_what_a_tpu_cannot_run_is_one_message = pytest.mark.slow(
+    each_is_refused(
+        lambda build, changes, compiler: compile_model(compiler, build, **changes),
+        (models.of_words, {"train_data": models.words}, "it holds text"),
+        (lambda: models.of(models.Python()), {}, "EagerPyFunc of the layer 'python' (models.py:"),
+        (lambda: models.of(models.Ragged()), {}, "RaggedTensorToTensor of the layer 'ragged' (models.py:"),
+        (lambda: models.of(models.Growing()), {}, "a loop of the layer 'growing' (models.py:"),
+        (models.of, {"global_batch_size": 30}, "30 cannot be split evenly among 4 replicas"),
+    )
 )
-def test_what_a_tpu_cannot_run_is_one_message(gin_file: Path, parameters: tuple[str, ...], message: str) -> None:
-    done = compile_for("v5e:2x2", gin_file, *parameters)
-    assert done.status == 2 and message in done.stderr and "Traceback" not in done.stderr, done.outputs()
 
-
-@pytest.mark.parametrize(
-    ("slices", "message"),
-    [
-        ("v9:2x2", "names no TPU that the compiler knows: v4, v5e, v5p, v6e"),
-        ("v5e:2", "a slice of v5e has 2 sizes"),
-        ("v4:2x2", "--compile_for=v4:2x2x1"),
-    ],
+test_a_slice_that_is_none_is_refused = each_is_refused(
+    parse_slice,
+    ("v9:2x2", "names no TPU that the compiler knows: v4, v5e, v5p, v6e"),
+    ("v5e:2", "a slice of v5e has 2 sizes"),
+    ("v4:2x2", "--compile_for=v4:2x2x1"),
 )
-def test_a_slice_that_is_none_is_refused(slices: str, message: str, gin_file: Path) -> None:
-    done = compile_for(slices, gin_file)
-    assert done.status == 2 and message in done.stderr, done.outputs()
 
 
-@pytest.mark.slow
-def test_a_batch_that_the_cores_cannot_share_is_refused(gin_file: Path) -> None:
-    done = compile_for("v5e:2x2", gin_file, "train.global_batch_size = 30")
-    assert done.status == 2 and "30 cannot be split evenly among 4 replicas" in done.stderr, done.outputs()
-
-
-@pytest.mark.slow
 def test_collectives_are_read_from_a_program() -> None:
     program = """
       %a = (f32[3,4]{1,0:T(8,128)}, bf16[5]{0}) all-reduce(%x, %y), replica_groups={{0,1}}

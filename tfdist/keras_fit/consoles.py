@@ -9,8 +9,8 @@ from typing import Any
 import keras
 
 from tfdist.errors import UserError
-from tfdist.telemetry.console.console import Console, PlainConsole
-from tfdist.telemetry.console.console_text import EpochSummary, Progress, TrainingPlan, epoch_line
+from tfdist.telemetry.console.console import Console, write_line
+from tfdist.telemetry.console.console_text import EpochSummary, TrainingPlan, epoch_line
 from tfdist.telemetry.console.progress_bar import open_console
 from tfdist.telemetry.facts import Level
 
@@ -30,33 +30,27 @@ def console_for(verbose: Any) -> Callable[[bool], Console]:
     def make_console(is_chief: bool) -> Console:
         if not is_chief or level == 1:
             return open_console(is_chief=is_chief)
-        return EpochLines(sys.stdout, sys.stderr) if level == 2 else WarningsOnly(sys.stdout, sys.stderr)
+        return EpochLines() if level == 2 else WarningsOnly()
 
     return make_console
 
 
-class WarningsOnly(PlainConsole):
+class WarningsOnly(Console):
     """A `Console` that shows warnings and errors alone."""
-
-    def start(self, plan: TrainingPlan) -> None:
-        self._plan = plan
-
-    def update(self, progress: Progress) -> None:
-        pass
-
-    def end_epoch(self, summary: EpochSummary) -> None:
-        pass
 
     def message(self, text: str, level: Level = "info") -> None:
         if level != "info":
-            super().message(text, level)
+            write_line(self._stderr, text, level)
 
 
 class EpochLines(WarningsOnly):
     """`Console` that has a line for each epoch besides, however short epochs are: that is what was asked for."""
 
+    def start(self, plan: TrainingPlan) -> None:
+        self._plan = plan
+
     def end_epoch(self, summary: EpochSummary) -> None:
-        PlainConsole.message(self, epoch_line(self._plan, summary))
+        write_line(sys.stdout, epoch_line(self._plan, summary))
 
 
 def flatten_callbacks(callbacks: Any) -> tuple[list[keras.callbacks.Callback], bool]:

@@ -2,7 +2,7 @@
 
 Invariant: a batch holds the examples that fit's would, with the same weights; arrays and a PyDataset come in another
 order where they are shuffled. Keras's own adapters read the data, so what they take and refuse is what fit takes and
-refuses; they are private to Keras and used here alone. tests/keras_fit/test_data.py fails when they change.
+refuses; they are private to Keras and used here alone. tests/keras_fit/test_behaviors.py fails when they change.
 """
 
 from __future__ import annotations

@@ -163,6 +163,8 @@ def fit(
         parts = {"batch_size": data.batch_size, "steps_per_epoch": data.steps_per_epoch, "shuffle": bool(shuffle)}
         known_by = values | {f"fit.{name}": repr(value) for name, value in (parts | {"seed": seed}).items()}
         known_by |= identity_of(model, data.source) if resumes else {}
+        defaults = {"precision": precision_of(model), "recovery": "off"}  # Keras's fit has no recovery
+        defaults |= {} if resumes else {"checkpoint": "off"}
         trained = TrainSettings(
             model=lambda: model,
             train_data=lambda: data.source,
@@ -175,7 +177,7 @@ def fit(
             shuffle=bool(shuffle),
             seed=seed,
             callbacks=given if histories else [*given, history],
-            **({"precision": precision_of(model)} | ({} if resumes else {"checkpoint": "off"}) | RECOVERY | settings),
+            **(defaults | settings),
         )
         _train(model, trained, kept, known_by, console_for(verbose if shows else 0), initial_epoch)
         if not uses_own_steps(model):
@@ -253,9 +255,6 @@ class TfdistFit:
 
 # Settings that the call makes itself, or (sharding) whose optimizer would not be the model's own.
 OMITTED = ("model", "train_data", "eval_data", "optimizer", "task", "hyperparameters", "steps", "callbacks", "sharding")
-
-
-RECOVERY = {"recovery": "off"}  # as Keras's fit has none
 
 
 @contextlib.contextmanager
