@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -32,7 +32,7 @@ from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.own_step import OwnTrainStep, find_whole_rows
 from tfdist.training.step.stacked import StackedSteps, stack_size
 from tfdist.training.step.state import Learner
-from tfdist.training.step.step import TrainStep
+from tfdist.training.step.step import Totals, TrainStep
 
 Train = Callable[[int], None]
 SHUFFLE_BUFFER = 10_000  # examples
@@ -82,12 +82,16 @@ def build_training(
     def build_step(xla: str) -> TrainStep:
         compiles_pass, compiles_update = COMPILED[xla]
         local = LocalGradients(strategy, learner, task, plan, jit_compile=compiles_pass)
-        build = functools.partial(StackedSteps, size=size) if xla == LOOP else TrainStep
+        build = functools.partial(StackedSteps, size=size, source=source) if xla == LOOP else TrainStep
         return build(strategy, learner, local, compiles_update=compiles_update, **step_settings)
 
+    steps_done = 0
+
     def train(step: TrainStep, num_steps: int) -> None:
+        nonlocal steps_done
         with keep_arithmetic() if num_parts else contextlib.nullcontext():
-            totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Vote().tensor(), tf.zeros([3], tf.float64))
+            totals, metrics = run_call(step, iterator, steps_done, num_steps)
+        steps_done += num_steps
         _copy_to_host(totals.steps, totals.sums, *metrics.values())
 
     step = build_step(UNCOMPILED)
@@ -96,6 +100,15 @@ def build_training(
         names = xla_variants(strategy, learner, stacks=size > 1)[: choose_size(None, 1)]
         step = choose_step(strategy, names, step, build_step, train, tell)
     return learner, functools.partial(train, step)
+
+
+def run_call(
+    step: TrainStep, iterator: Iterator[Any], first_step: int, num_steps: int
+) -> tuple[Totals, Mapping[str, Any]]:
+    """Runs steps of the run from number `first_step` on; returns the totals and the metrics."""
+    span = tf.constant(first_step, tf.int64), tf.constant(num_steps)
+    totals, metrics, _ = step.run(iterator, *span, Vote().tensor(), tf.zeros([3], tf.float64))
+    return totals, metrics
 
 
 def plan_batches(strategy: Strategy, workload: Workload, batch: int, **settings: Any) -> tuple[ArraySource, BatchPlan]:
@@ -135,7 +148,7 @@ def build_own_training(strategy: Strategy, workload: Workload) -> Train:
     iterator = strategy.distribute(lambda topology: build_pipeline(source, plan, topology))
 
     def train(num_steps: int) -> None:
-        totals, metrics, _ = step.run(iterator, tf.constant(num_steps), Vote().tensor(), tf.zeros([3], tf.float64))
+        totals, metrics = run_call(step, iterator, 0, num_steps)
         _copy_to_host(totals.steps, totals.sums, *metrics.values())
 
     return train

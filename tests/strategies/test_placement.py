@@ -44,7 +44,7 @@ PROGRAM = """
                 step = assembly.build_step(training)
                 iterator = assembly.stream(run, training.source, training.plan)
                 context.context().enable_graph_collection()
-                step.run(iterator, tf.constant(3), Vote().tensor(), tf.zeros([3], tf.float64))
+                step.run(iterator, tf.constant(0, tf.int64), tf.constant(3), Vote().tensor(), tf.zeros([3], tf.float64))
         learner = training.learner
         variables = [*learner.model.variables, *learner.optimizer.variables, *learner.train_metrics.variables]
         found = {"variables": sorted({v.value.device[-5:] for v in variables}), "operations": {}, "constants": 0}

@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.pipeline import dispose
 from tfdist.data.sources import failures
 from tfdist.errors import DivergedError, OutOfMemoryError, UserError, shorten_list
 from tfdist.telemetry import heartbeat
@@ -31,7 +32,7 @@ from tfdist.training.loop.boundaries import NUM_VOTES, Outcome, Pace, Vote, mean
 from tfdist.training.loop.callbacks import Callbacks
 from tfdist.training.loop.evaluation import EvaluatorGroup, to_python
 from tfdist.training.recovery.recovery import Checkpoint, RecoveryStart, version_error
-from tfdist.training.run.assembly import Training, xla_trial
+from tfdist.training.run.assembly import Training, stream, xla_trial
 from tfdist.training.step.layer_state import ReplicaStates
 from tfdist.training.step.optimizer import learning_rate
 from tfdist.training.step.step import TrainStep
@@ -61,7 +62,6 @@ class Loop:
       opened: where it begins or resumes, and what saves it.
       step: runs K steps.
       evaluator: None trains without evaluation.
-      iterator: local batches, from the step on where it begins.
       callbacks: the user's.
       profiler: entered; may have calls end, and sees each.
     """
@@ -72,7 +72,6 @@ class Loop:
         opened: RecoveryStart,
         step: TrainStep,
         evaluator: EvaluatorGroup | None,
-        iterator: Iterator[Any],
         callbacks: Callbacks,
         profiler: Profiler,
     ) -> None:
@@ -89,7 +88,9 @@ class Loop:
         self._saves_at_begin = settings.rollback is not None and training.run.request.repeats_end
         self._step = step
         self._xla_trial = xla_trial(training, step)
-        self._iterator = iterator
+        self._iterator: Iterator[Any] | None = None
+        self._iterator_step = 0  # of its next batch
+        self._open_iterator = functools.partial(stream, training.run, source, plan)
         self._evaluator = evaluator
         self._callbacks = callbacks
         self._pace = Pace(strategy, 1 if callbacks.act_on_batches else settings.steps_per_call)
@@ -277,12 +278,14 @@ class Loop:
         self._profiler.before_call(self._outcome.step)
         compiles = self._xla_trial is not None and self._xla_trial.compiles_next
         heartbeat.beat(heartbeat.BUILDING if compiles else heartbeat.TRAINING, self._outcome.step)
+        iterator = self._find_iterator()
         started = time.perf_counter()
         votes = self._votes(last_step).tensor(self._wait_times.news())
         sums = np.array(self._sums)
         try:
             with failures.raise_recorded_errors(), self._profiler.trace_call(last_step, steps):
-                totals, metrics, answers = self._step.run(self._iterator, np.array(steps, np.int32), votes, sums)
+                span = np.array(self._outcome.step, np.int64), np.array(steps, np.int32)
+                totals, metrics, answers = self._step.run(iterator, *span, votes, sums)
                 done, overflowed = int(totals.steps), int(totals.overflowed)  # waits for the device
         except tf.errors.ResourceExhaustedError as error:
             told = out_of_memory(self._outcome.step, error)
@@ -294,6 +297,8 @@ class Loop:
         weightless_before, self._sums = self._sums[2], totals.sums.numpy().tolist()
         weightless = int(self._sums[2] - weightless_before)
         self._outcome.step += done
+        if self._step.reads_iterator:
+            self._iterator_step = self._outcome.step
         if weightless and not self._outcome.weightless:
             self._events.warning(
                 "weightless_step",
@@ -339,6 +344,22 @@ class Loop:
         )
         if self._recovery is not None:
             self._recovery.check()
+
+    def _find_iterator(self) -> Iterator[Any] | None:
+        """The local batches from the next step on; None for a step that reads its rows without them."""
+        if not self._step.reads_iterator:
+            return None
+        if self._iterator is not None and self._iterator_step != self._outcome.step:
+            self.close()
+        if self._iterator is None:
+            self._iterator = self._open_iterator(first_step=self._outcome.step)
+        return self._iterator
+
+    def close(self) -> None:
+        """Lets the input go, which the model's evaluation and export do not need."""
+        if self._iterator is not None:
+            dispose(self._iterator)
+        self._iterator = None
 
     def _report_unused(self, variables: Sequence[str]) -> None:
         shown = ", ".join(shorten_list(variables, SHOWN_VARIABLES))

@@ -152,7 +152,7 @@ def assemble(
         run.note(
             "single_steps",
             "train.xla = 'loop' acts as 'on': steps run together on one device alone, without sharding, on small "
-            "batches of numbers in one shape, which tfdist reads by position.",
+            "batches of numbers that are held in memory.",
         )
     return training
 
@@ -313,7 +313,7 @@ def build_step(training: Training, xla: str | None = None) -> TrainStep:
     if settings.canonical_replicas is not None:
         _check_canonical(learner.model, settings, xla)
     size = training.stack_size if xla == LOOP else 1
-    build = functools.partial(StackedSteps, size=size) if size > 1 else TrainStep
+    build = functools.partial(StackedSteps, size=size, source=training.source) if size > 1 else TrainStep
     return build(
         run.strategy,
         learner,

@@ -66,10 +66,9 @@ class Trainer:
         with open_recovery(training) as opened:
             first_step = opened.start.step if opened.start else 0
             profiler = Profiler(run, training.boundaries.total_steps)
-            iterator = assembly.stream(run, training.source, training.plan, first_step=first_step)
             callbacks = self._build_callbacks(first_step if opened.start is not None and opened.start.values else None)
             self._record_start(opened, first_step)
-            loop = Loop(training, opened, step, evaluator, iterator, callbacks, profiler)
+            loop = Loop(training, opened, step, evaluator, callbacks, profiler)
             started = time.perf_counter()
             try:
                 with profiler:
@@ -77,8 +76,8 @@ class Trainer:
             finally:
                 run.console.close()  # the last epoch is shown before what ended the training is said
             seconds, learning_rate = time.perf_counter() - started, loop.learning_rate
-            dispose(iterator)
-            del loop, iterator  # the pipeline goes before the model is evaluated and exported
+            loop.close()  # before the model is evaluated and exported
+            del loop
             stopped_by = self._report_stop(outcome)
             if not outcome.paused:
                 self._log_weightless_steps(outcome)

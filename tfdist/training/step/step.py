@@ -72,6 +72,10 @@ class StepResult(NamedTuple):
     gradient_norm: tf.Tensor
 
 
+Repeated = Callable[[Totals], tuple[Totals]]
+"""Advances the totals by the steps of one turn of a call's loop."""
+
+
 class TrainStep:
     """Runs training steps under a strategy.
 
@@ -96,9 +100,11 @@ class TrainStep:
       unused: trainable variables that the loss does not depend on, known after the first call.
       on_batch: one step on local batches, and what it came to. In cross-replica context.
       reports_loss: whether the loss is reported, beside the metrics.
+      reads_iterator: whether a call takes its batches from the iterator, which stands at the call's first step then.
     """
 
     reports_loss = True
+    reads_iterator = True
 
     def __init__(
         self,
@@ -143,12 +149,13 @@ class TrainStep:
         self.reset_metrics = as_tf_function(lambda: strategy.run(learner.train_metrics.reset))
 
     def _run(
-        self, iterator: Iterator[Any], num_steps: tf.Tensor, votes: tf.Tensor, sums: tf.Tensor
+        self, iterator: Iterator[Any], first_step: tf.Tensor, num_steps: tf.Tensor, votes: tf.Tensor, sums: tf.Tensor
     ) -> tuple[Totals, dict[str, tf.Tensor], tf.Tensor]:
         """Some steps.
 
         Args:
           iterator: local batches.
+          first_step: int64 scalar, how many steps of the run are done.
           num_steps: int32 scalar.
           votes: float32 vector, this worker's; and whatever else the workers should tell each other.
           sums: as in `Totals`, what the epoch's earlier calls came to. Every step is added to them one by one, so that
@@ -166,7 +173,8 @@ class TrainStep:
         none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
         begin = Totals(sums, none, none, tf.constant(math.nan), seconds, seconds)
         proceeds = functools.partial(self._proceeds, until=num_steps)
-        (totals,) = tf.while_loop(proceeds, self._build_step(iterator, num_steps), [begin], parallel_iterations=1)
+        repeated = self._build_step(iterator, first_step, num_steps)
+        (totals,) = tf.while_loop(proceeds, repeated, [begin], parallel_iterations=1)
         metrics, votes = self._strategy.first_local(self._strategy.run(read, args=(votes,)))
         return totals, metrics, votes
 
@@ -175,7 +183,7 @@ class TrainStep:
         going = totals.steps < until
         return going if self._learner.loss_scale is not None else going & tf.equal(totals.overflowed, 0)
 
-    def _build_step(self, iterator: Iterator[Any], num_steps: tf.Tensor) -> Callable[[Totals], tuple[Totals]]:
+    def _build_step(self, iterator: Iterator[Any], first_step: tf.Tensor, num_steps: tf.Tensor) -> Repeated:
         """Returns what the loop of a call repeats."""
 
         def step(totals: Totals) -> tuple[Totals]:
