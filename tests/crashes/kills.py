@@ -1,7 +1,7 @@
 """Kills a run again and again until it ends, each time at a moment of another kind, and keeps the account.
 
 A moment is chosen by what the run directory shows (an event, a checkpoint that is being written, a step), then a random
-delay; so kills land in every phase however fast the machine is. Used by tools/crash_test.py and test_kills.py.
+delay; so kills land in every phase however fast the machine is. Used by tools/crash_test.py and test_crash.py.
 """
 
 from __future__ import annotations

@@ -433,7 +433,7 @@ def random_model() -> keras.Model:
     x = keras.layers.SpatialDropout2D(0.3)(keras.layers.Conv2D(6, 3, activation="tanh")(x))
     x = keras.layers.LSTM(8, dropout=0.2, recurrent_dropout=0.2)(keras.layers.Reshape((6, 36))(x))
     x = keras.layers.AlphaDropout(0.2)(keras.layers.GaussianDropout(0.2)(keras.layers.Dense(48, "selu")(x)))
-    return keras.Model(inputs, NoisyDense()(x))
+    return keras.Model(inputs, NoisyDense()(keras.layers.Dropout(0.2)(x)))
 
 
 def float8_model() -> keras.Model:
@@ -497,6 +497,11 @@ def staged_model() -> keras.Model:
     x = keras.layers.Reshape((8, 8))(keras.layers.Activation("tanh")(x))
     x = TransformerBlock(2, causal=True, dropout=0.1, name="second")(x)
     return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Flatten()(x)))
+
+
+def constrained_model() -> keras.Model:
+    inputs = keras.Input((64,))
+    return keras.Model(inputs, keras.layers.Dense(10, kernel_constraint=keras.constraints.MaxNorm(0.4))(inputs))
 
 
 def named_model(first: str = "hidden", last: str = "head") -> keras.Model:
@@ -610,12 +615,6 @@ CASES: dict[str, dict[str, Any]] = {
     "fewer_examples_than_replicas": {"train_data": lambda: digits(257), "model": convnet_model},
     "sample_weights": {"train_data": weighted_digits, "eval_data": weighted_digits},
     "weightless": {"train_data": with_weightless_batch, "shuffle": False, "optimizer": clipped_adam},
-    "embedding": {
-        "model": lambda: embedding_model(64),
-        "train_data": lambda: words(64),
-        "eval_data": None,
-        "optimizer": clipped_adam,
-    },
     "large_embedding": {
         "model": lambda: embedding_model(70_016),
         "train_data": lambda: words(70_016),
@@ -626,7 +625,6 @@ CASES: dict[str, dict[str, Any]] = {
     "batch_norm": {"model": lambda: dense_model(batch_norm=True), "train_data": lambda: digits(501)},
     "batch_norm_masked": {"model": masked_batch_norm_model, "train_data": padded_words, "eval_data": None},
     "batch_norm_convolution": {"model": convnet_model, "num_microbatches": 2, "train_data": lambda: digits(501)},
-    "regularized": {"model": lambda: dense_model(regularizer="l2"), "train_data": lambda: digits(501)},
     "ema": {"optimizer": ema_sgd},
     "two_outputs": {
         "model": two_output_model,
@@ -671,7 +669,10 @@ CASES: dict[str, dict[str, Any]] = {
     "float64": {"model": float64_model, "train_data": lambda: digits(501), "task": counting},
     "ema_overwriting": {"optimizer": overwriting_sgd},
     "two_optimizers": {"optimizer": two_optimizers},
-    "loss_scale_factor": {"optimizer": lambda: keras.optimizers.SGD(0.2, loss_scale_factor=100.0)},
+    "settings_of_an_optimizer": {
+        "model": constrained_model,
+        "optimizer": lambda: keras.optimizers.SGD(0.2, loss_scale_factor=100.0, clipvalue=0.01, weight_decay=0.05),
+    },
     "added_losses": {"model": adding_model, "train_data": weighted_in_part, "shuffle": False},
     "added_losses_mean_of_weights": {
         "model": adding_model,
@@ -680,7 +681,6 @@ CASES: dict[str, dict[str, Any]] = {
         "num_microbatches": 2,
     },
     "counts": {"model": counting_model, "train_data": lambda: digits(453), "shuffle": False},
-    "dropout_uneven": {"model": dropout_model, "train_data": lambda: digits(501), "num_microbatches": 3},
     "float8": {"model": float8_model, "train_data": lambda: digits(257), "log_gradient_norm": True},
     "float8_weighted": {
         "model": float8_model,
@@ -693,11 +693,9 @@ CASES: dict[str, dict[str, Any]] = {
     "random_layers": SHORT | {"model": random_model, "train_data": digits, "optimizer": clipped_adam},
     "random_layers_uneven": SHORT
     | {"model": random_model, "train_data": lambda: digits(501), "optimizer": clipped_adam, "num_microbatches": 2},
-    "clipvalue": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipvalue=0.01)},
     "clipnorm": {"optimizer": lambda: keras.optimizers.SGD(0.2, clipnorm=0.05), "log_gradient_norm": True},
     "overflow": OVERFLOW | {"train_data": overflowing_digits},
     "overflow_left_out": OVERFLOW | {"train_data": lambda: digits(128)},
-    "weight_decay": {"optimizer": lambda: keras.optimizers.AdamW(3e-3, weight_decay=0.05)},
     "optimizers": SHORT | {"model": model_of_optimizers, "optimizer": each_optimizer},
     "rolled_back": DIVERGING,
     "renewed_statistics": SHORT
@@ -739,17 +737,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 # Others show what evaluation does.
 for _name in (
-    *(
-        "adam_clipped",
-        "accumulation",
-        "weightless",
-        "batch_norm_convolution",
-        "summed",
-        "own_methods",
-        "two_optimizers",
-    ),
-    *("loss_scale_factor", "added_losses_mean_of_weights", "clipvalue", "clipnorm", "weight_decay", "reduced_float16"),
-    *("float8", "float8_weighted", "quantized"),
+    *("sgd", "adam_clipped", "accumulation", "weightless", "batch_norm", "batch_norm_convolution", "summed"),
+    *("own_methods", "two_optimizers", "settings_of_an_optimizer", "added_losses_mean_of_weights", "clipnorm"),
+    *("reduced_bfloat16", "reduced_float16", "float8", "float8_weighted", "quantized"),
 ):
     CASES[_name] = CASES[_name] | {"eval_data": None}
 
@@ -801,11 +791,11 @@ SHARDED |= {
 
 # The same steps in one stage and in several.
 STAGED: dict[str, dict[str, Any]] = {
-    f"staged_{name}": BASE | {"model": staged_model, "num_microbatches": 4} | case
+    f"staged_{name}": {"model": staged_model, "num_microbatches": 4, "eval_data": None} | case
     for name, case in {
         "adam": {"optimizer": clipped_adam},
         "whole": {"num_microbatches": 1},
-        "ema": {"optimizer": overwriting_sgd},
+        "ema": {"optimizer": overwriting_sgd, "eval_data": lambda: digits(101)},
         "float16": {"precision": "float16"},
         "groups": {"optimizer": grouped_adamw},
     }.items()

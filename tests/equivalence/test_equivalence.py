@@ -44,8 +44,8 @@ OF_TWO_PROCESSES = of_two_processes(
     ),
     with_either=(
         *("adam_clipped", "uneven", "batch_norm", "added_losses", "masked_and_summed", "two_optimizers"),
-        *("optimizers", "sample_weights", "embedding", "own_methods", "distillation", "adversarial"),
-        *("reduced_rows_bfloat16", "reduced_float16", "learned_losses", "groups", "float8_weighted"),
+        *("optimizers", "sample_weights", "float8_weighted", "own_methods", "distillation", "adversarial"),
+        *("reduced_rows_bfloat16", "reduced_float16", "learned_losses", "groups"),
     ),
 )
 pytestmark = pytest.mark.slow

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
+import support
 from equivalence.cases import CANONICAL, SHARDED, STAGED
 from equivalence.runs import Run, Runs, assert_close, assert_same_bits, of_two_processes, runs_of
 
@@ -40,9 +41,14 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     def compared_with(strategy: str, case: str) -> list[Run]:
         if case in STAGED or (case in CANONICAL and strategy != "one_device"):
             return [("one_device", case)]
-        return [(strategy, case.partition("_")[2])]
+        return [unsharded(strategy, case)]
 
     return runs_of(request, tmp_path_factory, compared_with)
+
+
+def unsharded(strategy: str, case: str) -> Run:
+    """The run with all of the state on every replica. Two replicas give the same bits wherever they are."""
+    return "mirrored2" if strategy in support.LAUNCH else strategy, case.partition("_")[2]
 
 
 def _with_strategies(cases: Collection[str]) -> list[Any]:
@@ -58,9 +64,8 @@ def _with_strategies(cases: Collection[str]) -> list[Any]:
 
 @pytest.mark.parametrize(("strategy", "case"), _with_strategies(SHARDED))
 def test_where_the_optimizers_state_is_changes_nothing(runs: Runs, strategy: str, case: str) -> None:
-    sharding, _, plain = case.partition("_")
-    ours, theirs = runs.weights(strategy, case), runs.weights(strategy, plain)
-    if sharding in ("optimizer", "host"):
+    ours, theirs = runs.weights(strategy, case), runs.weights(*unsharded(strategy, case))
+    if case.startswith(("optimizer_", "host_")):
         assert_same_bits(ours, theirs)
     else:  # blocks have batch normalization
         assert_close(ours, theirs, tolerance=TOLERANCE if case.endswith("_blocks") else SCATTERED_TOLERANCE)

@@ -28,7 +28,7 @@ THREADS = 300 * 2**20  # bytes
 
 def marked_digits(step: int) -> tuple[np.ndarray, np.ndarray]:
     """One example of the step's batch has a bright corner, which is dark in all others."""
-    images, labels = digits()
+    images, labels = digits(384)
     images = images.copy()
     images[64 * (step - 1) + 40, 0] = 1.0
     return images, labels

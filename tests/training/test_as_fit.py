@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 from equivalence.cases import (
     classification_by,
+    constrained_model,
     dense_model,
     digits,
     overwriting_sgd,
@@ -24,7 +25,7 @@ from equivalence.cases import (
     weighted_digits,
 )
 from equivalence.runs import assert_close
-from training.trainings import constrained_model, run
+from training.trainings import run
 
 from tfdist.tasks.supervised import Supervised
 
@@ -34,24 +35,30 @@ BATCH, EPOCHS, SEED = 64, 2, 5
 
 
 def fitted(
-    build: Callable[[], keras.Model],
-    data: Any,
-    optimizer: Any,
-    class_weight: dict[int, float] | None = None,
-    **settings: Any,
+    build: Callable[[], keras.Model], data: Any, optimizer: Any, epochs: int = EPOCHS, **settings: Any
 ) -> tuple[list[Any], Any]:
     """Weights and history of `fit` from the weights that a run with this seed begins with."""
     keras.utils.set_random_seed(SEED)
     model = build()
     model.compile(optimizer=optimizer, **settings)
-    weights = {"sample_weight": dict(enumerate(data)).get(2), "class_weight": class_weight}
-    history = model.fit(*data[:2], BATCH, EPOCHS, shuffle=False, verbose=0, **weights)
+    weights = dict(enumerate(data)).get(2)
+    history = model.fit(*data[:2], BATCH, epochs, shuffle=False, verbose=0, sample_weight=weights)
     return model.get_weights(), history.history
 
 
-def agrees(directory: pathlib.Path, model: Any, data: Any, optimizer: Any, task: Any, weights: Any, logs: Any) -> None:
+def agrees(
+    directory: pathlib.Path,
+    model: Any,
+    data: Any,
+    optimizer: Any,
+    task: Any,
+    weights: Any,
+    logs: Any,
+    **changes: Any,
+) -> None:
     settings = {"shuffle": False, "seed": SEED, "eval_data": None, "epochs": EPOCHS, "global_batch_size": BATCH}
-    trained = run(directory, model=model, train_data=lambda: data, optimizer=optimizer, task=task, **settings)
+    settings |= {"model": model, "train_data": lambda: data, "optimizer": optimizer, "task": task}
+    trained = run(directory, **settings | changes)
     assert_close(trained.weights(), weights, tolerance=2e-6)
     for name in [n for n in logs if not n.endswith("_loss")]:  # of which fit counts a short batch as a whole one
         values = logs[name]
@@ -93,7 +100,7 @@ def test_masks_and_ignored_classes_beside_another_output(tmp_path: pathlib.Path)
 @pytest.mark.parametrize(
     ("optimizer", "model"),
     [
-        (overwriting_sgd, lambda: constrained_model(0.4)),
+        (overwriting_sgd, constrained_model),
         (two_optimizers, dense_model),
         (lambda: keras.optimizers.SGD(0.2, loss_scale_factor=100.0, clipvalue=0.01), dense_model),
     ],

@@ -9,7 +9,7 @@ import keras
 import pytest
 from checkpoint.checkpoints import Listener
 from mistakes import each_is_refused
-from training.test_resume import BASE, assert_same, memories
+from training.test_resume import BASE, Once, assert_same, fail, memories
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
 from tfdist.checkpoint.catalog import list_checkpoints
@@ -27,14 +27,9 @@ pytestmark = pytest.mark.slow
 STEPS = 4 * STEPS_PER_EPOCH
 
 
-class FailsAt(keras.callbacks.Callback):
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.step = step
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if int(self.model.optimizer.iterations) == self.step:
-            raise RuntimeError("as if killed")
+def fails_at(step: int) -> Once:
+    """By the count of the steps of one start."""
+    return Once("on_train_batch_end", step, fail)
 
 
 def backed_up(directory: pathlib.Path, *callbacks: keras.callbacks.Callback, **said: Any) -> Trained:
@@ -51,8 +46,8 @@ def steps(directory: pathlib.Path) -> list[int]:
 def test_an_interrupted_run_goes_on_from_there_and_leaves_nothing_at_its_end(
     tmp_path: pathlib.Path, undisturbed: Trained
 ) -> None:
-    for step, newest in ((5, 4), (16, 14)):
-        ended = backed_up(tmp_path, FailsAt(step), save_freq=2)
+    for step, newest in ((5, 4), (12, 14)):
+        ended = backed_up(tmp_path, fails_at(step), save_freq=2)
         assert ended.error is not None
         assert steps(tmp_path / "backup") == [newest]
     names = {path.name.split("-")[0] for path in (tmp_path / "backup").iterdir()}
@@ -65,7 +60,7 @@ def test_an_interrupted_run_goes_on_from_there_and_leaves_nothing_at_its_end(
 
 
 @pytest.mark.parametrize(("double", "kept"), [(False, [STEPS]), (True, [STEPS - STEPS_PER_EPOCH, STEPS])])
-def test_each_epoch_is_saved_and_one_or_two_checkpoints_stay_where_they_are_not_deleted(
+def test_each_epoch_is_saved_and_one_or_two_checkpoints_stay_until_a_start_that_deletes_them(
     tmp_path: pathlib.Path, double: bool, kept: list[int]
 ) -> None:
     trained = backed_up(tmp_path, double_checkpoint=double, delete_checkpoint=False)
@@ -76,12 +71,7 @@ def test_each_epoch_is_saved_and_one_or_two_checkpoints_stay_where_they_are_not_
     for looked_at in ("run", "backup"):
         assert verbs.run(["checkpoint", "list", str(tmp_path / looked_at), "--verify"]) == 0
         assert find_by_path(str(tmp_path / looked_at), "train.start_from", tell=Listener()).step == STEPS
-
-
-def test_what_a_kill_left_after_the_end_goes_with_the_next_start(tmp_path: pathlib.Path) -> None:
-    backed_up(tmp_path, delete_checkpoint=False)
-    assert steps(tmp_path / "backup") == [STEPS]
-    again = backed_up(tmp_path)
+    again = backed_up(tmp_path, double_checkpoint=double)  # finds what a kill after the end would have left
     assert again.result is None and again.events("already_finished")
     assert not (tmp_path / "backup").exists()
 
@@ -92,8 +82,13 @@ def test_a_paused_run_and_one_that_failed_keep_theirs(tmp_path: pathlib.Path) ->
     assert steps(tmp_path / "backup") == [2 * STEPS_PER_EPOCH]
 
 
-def test_a_run_that_is_saved_elsewhere_now_does_not_begin_again(tmp_path: pathlib.Path) -> None:
-    backed_up(tmp_path, FailsAt(5), save_freq=2)
+def test_a_fast_check_leaves_them_alone_and_a_run_that_is_saved_elsewhere_now_does_not_begin_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    backed_up(tmp_path, fails_at(5), save_freq=2)
+    backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+    run(tmp_path / "run", **BASE | {"checkpoint": "auto", "callbacks": [backup], "fast_check": True})
+    assert steps(tmp_path / "backup") == [4]
     for callbacks in ([], [keras.callbacks.BackupAndRestore(str(tmp_path / "other"))]):
         with pytest.raises(UserError, match=f"are in {tmp_path}/backup, and this start looks for them in {tmp_path}"):
             run(tmp_path / "run", **BASE | {"checkpoint": "auto", "callbacks": callbacks})
@@ -113,13 +108,6 @@ def test_the_run_directory_itself_may_hold_them(tmp_path: pathlib.Path, undistur
     backup = keras.callbacks.BackupAndRestore(str(tmp_path))
     assert_same(run(tmp_path, **BASE | {"checkpoint": "auto", "callbacks": [*memories(), backup]}), undisturbed)
     assert not steps(tmp_path) and (tmp_path / "result.json").exists()
-
-
-def test_a_fast_check_leaves_them_alone(tmp_path: pathlib.Path) -> None:
-    backed_up(tmp_path, FailsAt(5), save_freq=2)
-    backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
-    run(tmp_path / "run", **BASE | {"checkpoint": "auto", "callbacks": [backup], "fast_check": True})
-    assert steps(tmp_path / "backup") == [4]
 
 
 def test_what_keras_has_saved_is_not_taken_for_a_checkpoint(tmp_path: pathlib.Path) -> None:

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from mistakes import each_is_refused
 
 import tfdist
 from tfdist.errors import UserError
@@ -137,45 +138,37 @@ def test_fit_takes_sets_by_name() -> None:
     assert (both["val_loss"], both["val_far_loss"]) == (near["val_loss"], far["val_loss"])
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"eval_data": {}}, "train.eval_data is {}; write a function"),
-        ({"eval_data": {"a b": first_set}}, "or several by name, {'test': @my_module.test}"),
-        ({"eval_data": {"a": 3}}, "train.eval_data is {'a': 3}"),
-        (
-            {"eval_data": {"a": first_set, "sparse": first_set}, "task": "named"},
-            "A set of train.eval_data would have the metric 'sparse_loss', as another has. Rename the set.",
-        ),
-        (
-            {"eval_data": {"a": first_set, "b": EvalSet(lambda: stream(), num_batches=2)}},
-            "The evaluation (b) data is a stream, of which num_batches cannot be taken. Return dataset.take(64)",
-        ),
-        (
-            {
-                "eval_data": {"a": first_set, "b": second_set},
-                "callbacks": [keras.callbacks.EarlyStopping("val_a_loss")],
-            },
-            "EarlyStopping monitors 'val_a_loss', which is not reported",
-        ),
-        (
-            {"eval_data": {"a": first_set, "b": lambda: (np.zeros((4, 3)), np.zeros(4))}},
-            "batches of ('float32[None, 3]'",
-        ),
-    ],
-)
-def test_a_mistake_is_one_message(tmp_path: pathlib.Path, changes: dict[str, Any], words: str) -> None:
-    if changes.get("task") == "named":
-        accuracy = lambda: keras.metrics.SparseCategoricalAccuracy(name="sparse_loss")  # noqa: E731
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        changes = changes | {"task": Supervised(loss=loss, metrics=[accuracy])}
-    with pytest.raises(UserError) as caught:
-        train(settings(**changes), Request(run_dir=str(tmp_path)))
-    assert words in str(caught.value)
+def named_after_a_set() -> Supervised:
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return Supervised(loss=loss, metrics=[lambda: keras.metrics.SparseCategoricalAccuracy(name="sparse_loss")])
 
 
 def stream() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(first_set())
+
+
+test_a_mistake_is_one_message = each_is_refused(
+    lambda changes, tmp_path: train(settings(**changes), Request(run_dir=str(tmp_path))),
+    ({"eval_data": {}}, "train.eval_data is {}; write a function"),
+    ({"eval_data": {"a b": first_set}}, "or several by name, {'test': @my_module.test}"),
+    ({"eval_data": {"a": 3}}, "train.eval_data is {'a': 3}"),
+    (
+        {"eval_data": {"a": first_set, "sparse": first_set}, "task": named_after_a_set()},
+        "A set of train.eval_data would have the metric 'sparse_loss', as another has. Rename the set.",
+    ),
+    (
+        {"eval_data": {"a": first_set, "b": EvalSet(stream, num_batches=2)}},
+        "The evaluation (b) data is a stream, of which num_batches cannot be taken. Return dataset.take(64)",
+    ),
+    (
+        {"eval_data": {"a": first_set, "b": second_set}, "callbacks": [keras.callbacks.EarlyStopping("val_a_loss")]},
+        "EarlyStopping monitors 'val_a_loss', which is not reported",
+    ),
+    (
+        {"eval_data": {"a": first_set, "b": lambda: (np.zeros((4, 3)), np.zeros(4))}},
+        "batches of ('float32[None, 3]'",
+    ),
+)
 
 
 def test_a_set_checks_what_it_is_given() -> None:

@@ -1,7 +1,7 @@
 """float8 layers train as under `fit` on one device, however a batch is cut.
 
-tests/equivalence has float8 on every engine, tests/tasks/test_own_methods.py a variable of another kind that is
-overwritten.
+tests/equivalence has float8 on every engine, test_resume.py resumes it, and tests/tasks/test_own_methods.py has a
+variable of another kind that is overwritten.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import pathlib
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
-from equivalence.cases import digits, float8_model, sparse_loss, weighted_digits
-from equivalence.runs import assert_close
-from training.trainings import Trained, run
+from equivalence.cases import classification, digits, float8_model, sgd, sparse_loss, weighted_digits
+from training.test_as_fit import agrees, fitted
 
 from tfdist.errors import UserError
 from tfdist.strategies.mirrored import Mirrored
@@ -23,41 +21,15 @@ from tfdist.training.loop.learner import check_divisible
 from tfdist.training.sharding.shards import Shards
 
 pytestmark = pytest.mark.slow
-SETTINGS: dict[str, Any] = {
-    "model": float8_model,
-    "train_data": lambda: digits(101),
-    "eval_data": None,
-    "shuffle": False,
-    "seed": 5,
-    "epochs": 8,
-}
 
 
-def fitted(
-    data: Any, model: Any, loss: keras.losses.Loss, rate: float = 0.2, epochs: int = 8, **settings: Any
-) -> tuple[list[np.ndarray], list[float]]:
-    """Weights and losses of Keras's `fit`, from the weights that `SETTINGS` begin with."""
-    keras.utils.set_random_seed(SETTINGS["seed"])
-    built = model()
-    built.compile(keras.optimizers.SGD(rate), loss, **settings)
-    weights = dict(enumerate(data)).get(2)
-    history = built.fit(*data[:2], 64, epochs, shuffle=False, verbose=0, sample_weight=weights)
-    return built.get_weights(), history.history["loss"]
-
-
-def assert_as_fit(trained: Trained, weights: list[np.ndarray], losses: list[float]) -> None:
-    assert [point["loss"] for point in trained.points("train")] == pytest.approx(losses, rel=3e-6)
-    assert_close(trained.weights(), weights, tolerance=2e-6)
-
-
-@pytest.mark.parametrize(
-    "cut",
-    [{}, {"num_microbatches": 2}, {"num_microbatches": 3}, {"xla": "on"}, {"xla": "on", "num_microbatches": 2}],
-    ids=str,
-)
-def test_as_fit(tmp_path: pathlib.Path, cut: dict[str, Any]) -> None:
-    expected = fitted(digits(101), float8_model, sparse_loss(), jit_compile="xla" in cut)
-    assert_as_fit(run(tmp_path, **SETTINGS | cut), *expected)
+@pytest.mark.parametrize(("xla", "parts"), [("off", (1, 3)), ("on", (1, 2))])
+def test_as_fit(tmp_path: pathlib.Path, xla: str, parts: tuple[int, ...]) -> None:
+    data = digits(101)
+    theirs = fitted(float8_model, data, sgd(), epochs=8, loss=sparse_loss(), jit_compile=xla == "on")
+    for num_parts in parts:
+        cut = {"num_microbatches": num_parts, "xla": xla, "epochs": 8}
+        agrees(tmp_path / str(num_parts), float8_model, data, sgd, classification, *theirs, **cut)
 
 
 @pytest.mark.parametrize("cut", [{"num_microbatches": 3}, {"deterministic": 4}], ids=str)
@@ -76,17 +48,12 @@ def test_by_what_a_loss_divides(tmp_path: pathlib.Path, reduction: str, rate: fl
     def loss() -> keras.losses.Loss:
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
 
+    def optimizer() -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(rate)
+
     data = tuple(each[:128] for each in weighted_digits())
-    changes = {"model": model, "task": lambda: Supervised(loss=loss()), "train_data": lambda: data}
-    changes["optimizer"] = lambda: keras.optimizers.SGD(rate)
-    trained = run(tmp_path, **SETTINGS | cut | changes | {"epochs": 3})
-    assert_as_fit(trained, *fitted(data, model, loss(), rate, epochs=3))
-
-
-def test_a_resumed_run_gives_the_same_bits(tmp_path: pathlib.Path) -> None:
-    settings = SETTINGS | {"num_microbatches": 2, "deterministic": True}
-    run(tmp_path / "resumed", **settings | {"epochs": 3})
-    assert run(tmp_path / "resumed", **settings).bits() == run(tmp_path / "whole", **settings).bits()
+    theirs = fitted(model, data, optimizer(), epochs=3, loss=loss())
+    agrees(tmp_path, model, data, optimizer, lambda: Supervised(loss=loss()), *theirs, **cut | {"epochs": 3})
 
 
 def test_what_combines_no_next_values_refuses_them() -> None:

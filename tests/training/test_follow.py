@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import pathlib
+import shutil
 import signal
 import sys
 from typing import Any
@@ -50,6 +51,19 @@ def has_points(run_dir: str, count: int) -> bool:
     return len(read_followed(run_dir)) >= count
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A run of three epochs that evaluated nothing and kept all checkpoints."""
+    directory = tmp_path_factory.mktemp("trained")
+    train(settings(None, checkpoint=ALL), Request(run_dir=str(directory)))
+    return directory
+
+
+@pytest.fixture
+def copied(tmp_path: pathlib.Path, trained: pathlib.Path) -> pathlib.Path:
+    return pathlib.Path(shutil.copytree(trained, tmp_path / "run"))
+
+
 def test_each_checkpoint_has_the_bits_of_the_evaluation_within_the_training(tmp_path: pathlib.Path) -> None:
     request = Request(run_dir=str(tmp_path))
     train(settings({"near": first_set, "far": second_set}, checkpoint=ALL), request)
@@ -64,45 +78,32 @@ def test_each_checkpoint_has_the_bits_of_the_evaluation_within_the_training(tmp_
     assert json.loads((tmp_path / "evaluation.json").read_text())["far_loss"] == inline[-1]["far_loss"]
 
 
-def test_the_best_checkpoint_of_a_set_outlives_the_run_s_own(tmp_path: pathlib.Path) -> None:
-    request, policy = Request(run_dir=str(tmp_path)), CheckpointPolicy(keep_best="val_far_loss", best_mode="max")
-    train(settings(None, checkpoint=ALL), request)
-    follow(evaluation(checkpoint=policy), request)
-    remove_all(RunDirectory(str(tmp_path)).checkpoints)
-    first = read_followed(tmp_path)[0]  # the loss falls from there
-    found = evaluate(evaluation(weights="best", checkpoint=policy), request)
-    assert found == {name: first[name] for name in found}
-    assert len(list_checkpoints(RunDirectory(str(tmp_path)).best)) == 1
+def test_the_best_checkpoint_of_a_set_outlives_the_run_s_own_and_the_report_has_all(copied: pathlib.Path) -> None:
+    request, policy = Request(run_dir=str(copied)), CheckpointPolicy(keep_best="val_far_loss", best_mode="max")
     with pytest.raises(UserError, match="'val_near', which is not reported"):
-        other = Request(run_dir=str(tmp_path / "other"))
-        train(settings(None, checkpoint=ALL, epochs=1), other)
-        follow(evaluation(checkpoint=CheckpointPolicy(keep_best="val_near", best_mode="min")), other)
+        follow(evaluation(checkpoint=CheckpointPolicy(keep_best="val_near", best_mode="min")), request)
+    follow(evaluation(checkpoint=policy), request)
+    remove_all(RunDirectory(str(copied)).checkpoints)
+    followed = read_followed(copied)
+    found = evaluate(evaluation(weights="best", checkpoint=policy), request)
+    assert found == {name: followed[0][name] for name in found}  # the loss falls from there
+    assert len(list_checkpoints(RunDirectory(str(copied)).best)) == 1
+    curve = read_run(str(copied)).curves["far_loss", "eval"]
+    assert curve.values.tolist() == [point["far_loss"] for point in followed]
 
 
-def test_a_report_shows_what_an_evaluator_found(tmp_path: pathlib.Path) -> None:
-    request = Request(run_dir=str(tmp_path))
-    train(settings(None, checkpoint=ALL), request)
-    follow(evaluation(), request)
-    curve = read_run(str(tmp_path)).curves["far_loss", "eval"]
-    assert curve.values.tolist() == [point["far_loss"] for point in read_followed(tmp_path)]
+def test_the_newest_alone_is_evaluated_where_that_is_asked_for(copied: pathlib.Path) -> None:
+    follow(evaluation(only_newest=True), Request(run_dir=str(copied)))
+    assert [point["step"] for point in read_followed(copied)] == [21]
 
 
-def test_the_newest_alone_is_evaluated_where_that_is_asked_for(tmp_path: pathlib.Path) -> None:
-    request = Request(run_dir=str(tmp_path))
-    train(settings(None, checkpoint=ALL), request)
-    follow(evaluation(only_newest=True), request)
-    assert [point["step"] for point in read_followed(tmp_path)] == [21]
-
-
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: pathlib.Path) -> None:
-    request = Request(run_dir=str(tmp_path))
-    train(settings(None, checkpoint=ALL), request)
-    first = next(pathlib.Path(RunDirectory(str(tmp_path)).checkpoints).iterdir())
+def test_a_damaged_checkpoint_is_passed_over(copied: pathlib.Path) -> None:
+    first = next(pathlib.Path(RunDirectory(str(copied)).checkpoints).iterdir())
     data = next(path for path in first.iterdir() if path.name != "manifest.json")
     data.write_bytes(data.read_bytes()[:-1] + b"\0\0")
-    follow(evaluation(), request)
-    assert len(read_followed(tmp_path)) == 2
-    assert "Passed over the checkpoint" in (tmp_path / "events-follow.jsonl").read_text()
+    follow(evaluation(), Request(run_dir=str(copied)))
+    assert len(read_followed(copied)) == 2
+    assert "Passed over the checkpoint" in (copied / "events-follow.jsonl").read_text()
 
 
 @pytest.mark.parametrize(

@@ -59,16 +59,13 @@ def test_a_run_that_waits_tells_each_epochs_share_and_warns_once_with_the_cure(
 
 
 @pytest.mark.slow
-def test_a_run_that_does_not_wait_is_not_warned(tmp_path: pathlib.Path) -> None:
-    trained = run(tmp_path, epochs=3, steps_per_call=1)
+def test_a_run_that_does_not_wait_is_not_warned_and_a_deterministic_one_of_the_process_not_measured(
+    tmp_path: pathlib.Path,
+) -> None:
+    deterministic = run(tmp_path / "deterministic", deterministic=True, epochs=2, eval_data=None)
+    assert not deterministic.events("input_wait") and deterministic.result.steps == 14
+    trained = run(tmp_path / "next", epochs=3, steps_per_call=1)
     told = trained.events("input_wait")
     assert [event["details"]["epoch"] for event in told] == [1, 2, 3]
     assert all(0 <= event["details"]["share"] < 1 and "message" not in event["details"] for event in told)
     assert not trained.events("input_bound")
-
-
-@pytest.mark.slow
-def test_a_deterministic_run_is_not_measured_and_the_next_of_the_process_is(tmp_path: pathlib.Path) -> None:
-    deterministic = run(tmp_path / "deterministic", deterministic=True, epochs=2, eval_data=None)
-    assert not deterministic.events("input_wait") and deterministic.result.steps == 14
-    assert run(tmp_path / "next", epochs=2, eval_data=None).events("input_wait")

@@ -21,7 +21,7 @@ RARE = CheckpointPolicy(every_steps=1000)
 
 
 def left(directory: pathlib.Path, number: int, **changes: Any) -> Trained:
-    """A run that gets a signal at the end of its fourth batch, and so leaves after the fifth."""
+    """A start that gets a signal at the end of its fourth batch, and so leaves after the fifth."""
     callbacks = [*memories(), Once("on_train_batch_end", 4, send(number))]
     return run(directory, may_fail=True, **BASE | {"callbacks": callbacks, "checkpoint": RARE} | changes)
 
@@ -32,17 +32,19 @@ def without_a_store(directory: pathlib.Path) -> pathlib.Path:
     return directory
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_costs_no_step(tmp_path: pathlib.Path, undisturbed: Trained, number: int) -> None:
-    ended = left(tmp_path, number)
-    status = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
-    assert isinstance(ended.error, PreemptedError) and ended.error.exit_status == status
-    said = f"Left at step 5 after saving, because {signal.Signals(number).name} was received"
-    assert said in str(ended.error) and said in ended.events("preempted")[0]["details"]["reason"]
-    hint = "A second Ctrl-C ends at once" in ended.events("preemption_noticed")[0]["details"]["message"]
-    assert hint == (number == signal.SIGINT)
+def test_a_signal_costs_no_step(tmp_path: pathlib.Path, undisturbed: Trained) -> None:
+    # Each comes in a start's fourth step. All agree to leave in the call after it, or at the end of the epoch.
+    steps = {signal.SIGTERM: 5, signal.SIGUSR1: 10, signal.SIGHUP: 14, signal.SIGINT: 19}
+    for number, step in steps.items():
+        ended = left(tmp_path, number)
+        status = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_PREEMPTED
+        assert isinstance(ended.error, PreemptedError) and ended.error.exit_status == status
+        said = f"Left at step {step} after saving, because {signal.Signals(number).name} was received"
+        assert said in str(ended.error) and said in ended.events("preempted")[-1]["details"]["reason"]
+        hint = "A second Ctrl-C ends at once" in ended.events("preemption_noticed")[-1]["details"]["message"]
+        assert hint == (number == signal.SIGINT)
     trained = interrupted(tmp_path, checkpoint=RARE)
-    assert [event["step"] for event in trained.events("resumed")] == [5]  # all agree to leave in the call after it
+    assert [event["step"] for event in trained.events("resumed")] == list(steps.values())
     assert_same(trained, undisturbed)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import tensorflow as tf
 from equivalence.cases import one_hot_digits
 from training.checks import MANY_METRICS
-from training.trainings import run
+from training.trainings import Trained, run
 
 from tfdist.errors import UserError
 from tfdist.tasks.supervised import Supervised
@@ -21,17 +20,20 @@ from tfdist.training.loop.learner import check_metric_sums
 pytestmark = pytest.mark.slow
 
 
-def test_two_replicas_report_what_one_device_does(tmp_path: pathlib.Path, mirrored: Callable[[str], Any]) -> None:
-    expected = run(tmp_path, **MANY_METRICS).result
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return run(tmp_path_factory.mktemp("trained"), **MANY_METRICS)
+
+
+def test_two_replicas_report_what_one_device_does(trained: Trained, mirrored: Callable[[str], Any]) -> None:
     found = mirrored("metrics")
-    for split, metrics in (("train", expected.train_metrics), ("eval", expected.eval_metrics)):
+    for split, metrics in (("train", trained.result.train_metrics), ("eval", trained.result.eval_metrics)):
         assert list(found[split]) == list(metrics)
         for name, value in metrics.items():
             np.testing.assert_allclose(found[split][name], value, atol=2e-6, err_msg=f"{split} {name}")
 
 
-def test_evaluation_is_keras_own_over_all_examples(tmp_path: pathlib.Path) -> None:
-    trained = run(tmp_path, **MANY_METRICS)
+def test_evaluation_is_keras_own_over_all_examples(trained: Trained) -> None:
     model = trained.exported()
     model.compile(
         loss=MANY_METRICS["task"]()._losses["output"],

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 from equivalence.cases import dense_model
 from training.checks import differ, moments_data
-from training.trainings import constrained_model, run
+from training.trainings import run
 
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.one_device import OneDevice
@@ -35,21 +35,13 @@ def replicas(count: int) -> OneDevice:
 
 
 @pytest.mark.slow
-def test_constraints_are_one_devices(tmp_path: pathlib.Path, mirrored: Callable[[str], Any]) -> None:
-    assert differ(mirrored("constraint"), run(tmp_path, model=constrained_model, epochs=1).weights()) < 1e-5
-
-
-@pytest.mark.slow
-def test_frozen_layers_stay_and_the_others_learn_as_on_one_device(
-    tmp_path: pathlib.Path, mirrored: Callable[[str], Any]
-) -> None:
+def test_frozen_layers_stay_and_the_others_learn(tmp_path: pathlib.Path) -> None:
     def model() -> Any:
         made = dense_model()
         made.layers[1].trainable = False
         return made
 
     trained = run(tmp_path, model=model, epochs=1)
-    assert differ(mirrored("frozen"), trained.weights()) < 1e-5
     untrained = run(tmp_path / "none", model=dense_model, steps=1).weights()
     assert differ(trained.weights()[:1], untrained[:1]) > 0.0  # the first step of a model that is not frozen moves it
     fresh = run(tmp_path / "one", model=model, steps=1).weights()

@@ -5,6 +5,7 @@ Here it ends by an exception or a signal that a callback causes in this process;
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import signal
@@ -14,9 +15,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from equivalence.cases import digits, ema_sgd, named_model, one_hot_digits
+from equivalence.cases import digits, ema_sgd, float8_model, named_model, one_hot_digits
 from equivalence.runs import assert_same_bits
 from metadata_support import MetadataServer
+from mistakes import each_is_refused
 from support import wait_until
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
@@ -57,17 +59,17 @@ BASE: dict[str, Any] = {
 
 
 class Once(keras.callbacks.Callback):
-    """Does something at the n-th call of a hook, counted from 1, and never again."""
+    """Does something at the n-th call of a hook, counted from 1 in this start, and never again."""
 
     def __init__(self, hook: str, number: int, act: Callable[[], None]) -> None:
         super().__init__()
-        self._left, self._act = [number], act
-        setattr(self, hook, self._count)
+        calls = itertools.count(1)  # an attribute would come back from a checkpoint
 
-    def _count(self, *_: Any, **__: Any) -> None:
-        self._left[0] -= 1
-        if self._left[0] == 0:
-            self._act()
+        def count(*_: Any, **__: Any) -> None:
+            if next(calls) == number:
+                act()
+
+        setattr(self, hook, count)
 
 
 def fail() -> None:
@@ -96,28 +98,20 @@ def assert_same(ours: Trained, theirs: Trained) -> None:
         assert ours.points(split) == theirs.points(split)
 
 
-@pytest.mark.parametrize(
-    ("hook", "number"),
-    [
-        ("on_train_batch_end", 3),  # within an epoch
-        ("on_train_batch_end", 7),  # at its last step, before the evaluation
-        ("on_test_begin", 2),
-        ("on_epoch_end", 2),  # after it, before the checkpoint
-        ("on_epoch_begin", 3),
-        ("on_train_end", 1),
-    ],
-)
-def test_a_run_that_was_interrupted_ends_as_if_it_was_not(
-    tmp_path: pathlib.Path, undisturbed: Trained, hook: str, number: int
+def test_a_run_that_is_interrupted_again_and_again_ends_as_if_it_was_not(
+    tmp_path: pathlib.Path, undisturbed: Trained
 ) -> None:
-    trained = interrupted(tmp_path, Once(hook, number, fail))
-    assert trained.events("resumed")
+    ends = [
+        Once("on_train_batch_end", 3, fail),  # within an epoch
+        Once("on_train_batch_end", 5, fail),  # at its last step, before the evaluation
+        Once("on_test_begin", 2, fail),  # of the second epoch
+        Once("on_epoch_end", 1, fail),  # after it, before the checkpoint
+        Once("on_epoch_begin", 1, fail),  # of the third epoch
+        Once("on_train_end", 1, fail),
+    ]
+    trained = interrupted(tmp_path, *ends)
+    assert [event["step"] for event in trained.events("resumed")] == [2, 6, 13, 13, 14, 28]
     assert_same(trained, undisturbed)
-
-
-def test_it_may_be_interrupted_again_and_again(tmp_path: pathlib.Path, undisturbed: Trained) -> None:
-    ends = [Once("on_train_batch_end", 2, fail) for _ in range(3)]
-    assert_same(interrupted(tmp_path, *ends, Once("on_epoch_end", 1, fail)), undisturbed)
 
 
 @pytest.mark.parametrize(
@@ -135,13 +129,13 @@ def test_checkpoints_that_are_rare_cost_what_was_done_since_and_points_stand_the
 @pytest.mark.parametrize(
     "changes",
     [
-        {"precision": "float16"},
-        {"optimizer": ema_sgd},
-        {"num_microbatches": 2},
-        {"train_data": lambda: one_hot_digits(447), "eval_data": lambda: one_hot_digits(101)}
+        {"precision": "float16", "train_data": lambda: one_hot_digits(447), "eval_data": lambda: one_hot_digits(101)}
         | {"task": lambda: Supervised(loss=soft_loss(), metrics=[lambda: keras.metrics.AUC(from_logits=True)])},
+        {"optimizer": ema_sgd, "num_microbatches": 2},
+        {"optimizer": lambda: keras.optimizers.SGD(0.2, use_ema=True), "swa_start": 4},
+        {"model": float8_model, "num_microbatches": 2},
     ],
-    ids=["loss_scale", "average", "microbatches", "metric_of_vectors"],
+    ids=["loss_scale, metric_of_vectors", "average, microbatches", "plain_mean", "float8"],
 )
 def test_every_kind_of_state_goes_on(tmp_path: pathlib.Path, changes: dict[str, Any]) -> None:
     whole = run(tmp_path / "whole", callbacks=memories(), **BASE | changes)
@@ -381,22 +375,15 @@ def test_weights_may_have_other_names_there(tmp_path: pathlib.Path) -> None:
     assert "head/kernel" in str(found.events("partially_restored"))
 
 
-@pytest.mark.parametrize(
-    ("path", "names", "words"),
-    [
-        ("export/model.keras", NAMES, "'body/kernel', which is not there. There are layers/batch_normalization/vars/0"),
-        ("", {"encoding/(.*)": "body"}, "'encoding/(.*)', which no variable of the model matches"),
-        ("", {"encoder/(.*)": r"bodies/\1"}, "calls 'encoder/kernel' 'bodies/kernel'"),
-        ("", {"(": "body"}, "or a pair, ('runs/a', {'encoder/(.*)'"),
-    ],
+test_wrong_names_are_one_message = each_is_refused(
+    lambda path, names, tmp_path, source: run(
+        tmp_path / "run", **NAMED | {"start_from": (str(source.directory / path), names)}
+    ),
+    ("export/model.keras", NAMES, "'body/kernel', which is not there. There are layers/batch_normalization/vars/0"),
+    ("", {"encoding/(.*)": "body"}, "'encoding/(.*)', which no variable of the model matches"),
+    ("", {"encoder/(.*)": r"bodies/\1"}, "calls 'encoder/kernel' 'bodies/kernel'"),
+    ("", {"(": "body"}, "or a pair, ('runs/a', {'encoder/(.*)'"),
 )
-def test_wrong_names_are_one_message(
-    tmp_path: pathlib.Path, source: Trained, path: str, names: dict[str, str], words: str
-) -> None:
-    given = {"start_from": (str(source.directory / path), names)}
-    with pytest.raises(UserError) as caught:
-        raise run(tmp_path / "run", may_fail=True, **NAMED | given).error or AssertionError
-    assert words in str(caught.value)
 
 
 class SetsUp(keras.callbacks.Callback):
@@ -416,15 +403,13 @@ class SetsUp(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) * 0.5 + self.base / 100
 
 
-@pytest.mark.parametrize("ending", [fail, send(signal.SIGTERM)], ids=["killed", "preempted"])
-def test_what_the_first_hooks_read_and_assign_is_as_in_a_run_that_never_stopped(
-    tmp_path: pathlib.Path, ending: Callable[[], None]
-) -> None:
+def test_what_the_first_hooks_read_and_assign_is_as_in_a_run_that_never_stopped(tmp_path: pathlib.Path) -> None:
     changes = BASE | {"checkpoint": CheckpointPolicy(every_steps=3), "deterministic": True}
     whole = run(tmp_path / "whole", **changes | {"callbacks": [SetsUp()]})
-    ends = Once("on_train_batch_end", 16, ending)
-    assert run(tmp_path / "run", may_fail=True, **changes | {"callbacks": [SetsUp(), ends]}).error is not None
+    for ends in (Once("on_train_batch_end", 16, fail), Once("on_train_batch_end", 4, send(signal.SIGTERM))):
+        assert run(tmp_path / "run", may_fail=True, **changes | {"callbacks": [SetsUp(), ends]}).error is not None
     resumed = run(tmp_path / "run", **changes | {"callbacks": [SetsUp()]})
+    assert len(resumed.events("resumed")) == 2
     assert resumed.result.resumed_from_step
     assert resumed.bits() == whole.bits()
     assert float(resumed.optimizer.learning_rate) == float(whole.optimizer.learning_rate)

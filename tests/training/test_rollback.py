@@ -12,10 +12,11 @@ import pytest
 import support
 from equivalence.cases import DIVERGING
 from equivalence.runs import assert_close, assert_same_bits, load_weights
-from training.trainings import run
+from mistakes import each_is_refused
+from training.trainings import Trained, run
 
 from tfdist.checkpoint.policy import CheckpointPolicy
-from tfdist.errors import DivergedError, UserError
+from tfdist.errors import DivergedError
 from tfdist.training.recovery.rollback import Rollback
 
 ONCE = [{"step": 9, "rate": 1e-14, "microbatches": 1}]  # from the checkpoint at step 6
@@ -34,12 +35,18 @@ class Raises(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def test_the_learning_rate_falls_for_good_and_the_run_ends_well(tmp_path: pathlib.Path) -> None:
-    found = run(tmp_path / "diverging", **DIVERGING)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The run on one device that nobody kills."""
+    return run(tmp_path_factory.mktemp("whole"), **DIVERGING, callbacks=[Raises(10**6)])
+
+
+def test_the_learning_rate_falls_for_good_and_the_run_ends_well(tmp_path: pathlib.Path, whole: Trained) -> None:
+    found = whole
     slow = {"optimizer": lambda: keras.optimizers.SGD(0.01), "recovery": "off"}
-    clean = run(tmp_path / "clean", **(DIVERGING | slow))
+    clean = run(tmp_path, **(DIVERGING | slow))
     assert_close(found.weights(), clean.weights(), tolerance=1e-6)
-    assert json.loads((tmp_path / "diverging" / "rollbacks.json").read_text()) == ONCE
+    assert json.loads((found.directory / "rollbacks.json").read_text()) == ONCE
     (note,) = found.result.notes
     assert note.startswith(
         "The result was reached with 1e-14 times the learning rate that is set: the loss or a gradient"
@@ -57,14 +64,14 @@ def test_the_learning_rate_falls_for_good_and_the_run_ends_well(tmp_path: pathli
 
 
 @pytest.mark.parametrize("killed_after", [8, 10, 12])
-def test_a_run_that_is_killed_around_it_ends_with_the_same_bits(tmp_path: pathlib.Path, killed_after: int) -> None:
-    expected = run(tmp_path / "whole", **DIVERGING, callbacks=[Raises(10**6)])
-    cut = tmp_path / "cut"
+def test_a_run_that_is_killed_around_it_ends_with_the_same_bits(
+    tmp_path: pathlib.Path, whole: Trained, killed_after: int
+) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run(cut, **DIVERGING, callbacks=[Raises(killed_after)])
-    found = run(cut, **DIVERGING, callbacks=[Raises(10**6)])
-    assert found.bits() == expected.bits() and found.result.notes == expected.result.notes
-    assert json.loads((cut / "rollbacks.json").read_text()) == ONCE
+        run(tmp_path, **DIVERGING, callbacks=[Raises(killed_after)])
+    found = run(tmp_path, **DIVERGING, callbacks=[Raises(10**6)])
+    assert found.bits() == whole.bits() and found.result.notes == whole.result.notes
+    assert json.loads((tmp_path / "rollbacks.json").read_text()) == ONCE
 
 
 class Spoils(keras.callbacks.Callback):
@@ -137,15 +144,8 @@ def test_too_many_failures_end_the_run(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "result.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rate": 2.0}, "Rollback.rate is 2.0; write a factor between 0 and 1"),
-        ({"rate": 1.0}, "Rollback.rate is 1.0; write a factor between 0 and 1"),
-        ({"most_failures": 0}, "Rollback.most_failures is 0; write a whole number of at least 1."),
-    ],
+test_a_mistake_is_one_message = each_is_refused(
+    lambda settings: Rollback(**settings),
+    ({"rate": 1.0}, "Rollback.rate is 1.0; write a factor between 0 and 1"),
+    ({"most_failures": 0}, "Rollback.most_failures is 0; write a whole number of at least 1."),
 )
-def test_a_mistake_is_one_message(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        Rollback(**settings)
-    assert message in str(caught.value)

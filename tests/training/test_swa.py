@@ -1,4 +1,7 @@
-"""Stochastic weight averaging: the average is the plain mean of the last weights, and a resumed run has the same."""
+"""Stochastic weight averaging: the average is the plain mean of the last weights.
+
+test_resume.py holds that a resumed run has the same.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from equivalence.cases import dense_model, digits
+from equivalence.cases import dense_model, digits, sgd
+from mistakes import each_is_refused
 from training.trainings import run
-
-from tfdist.errors import UserError
 
 
 class Weights(keras.callbacks.Callback):
@@ -25,29 +27,17 @@ class Weights(keras.callbacks.Callback):
         self.after.append([np.array(w) for w in self.model.get_weights()])
 
 
-def averaging() -> keras.optimizers.Optimizer:
-    return keras.optimizers.SGD(0.2, use_ema=True)
-
-
 @pytest.mark.slow
 def test_a_run_ends_with_the_mean_of_the_last_weights(tmp_path: pathlib.Path) -> None:
     seen = Weights()
-    trained = run(tmp_path, optimizer=averaging, epochs=4, swa_start="0.5 of run", callbacks=[seen])
+    averaging = {"optimizer": lambda: keras.optimizers.SGD(0.2, use_ema=True), "swa_start": "0.5 of run"}
+    trained = run(tmp_path, **averaging, epochs=4, callbacks=[seen])
     half = len(seen.after) // 2
     assert len(seen.after) == 28
     for i, average in enumerate(trained.weights()):
         mean = np.mean([weights[i] for weights in seen.after[half:]], axis=0)
         np.testing.assert_allclose(average, mean, rtol=1e-5, atol=1e-6)
         assert np.abs(average - seen.after[-1][i]).max() > 1e-4
-
-
-@pytest.mark.slow
-def test_a_run_that_resumes_ends_with_the_same_bits(tmp_path: pathlib.Path) -> None:
-    settings: dict[str, Any] = {"optimizer": averaging, "epochs": 4, "deterministic": True, "swa_start": 10}
-    whole = run(tmp_path / "whole", **settings)
-    run(tmp_path / "cut", **settings, stop_after_epochs=2)
-    assert run(tmp_path / "cut", **settings).bits() == whole.bits()
-    assert run(tmp_path / "plain", **(settings | {"swa_start": None})).bits() != whole.bits()
 
 
 @pytest.mark.slow
@@ -74,10 +64,8 @@ def test_batch_statistics_are_then_the_means_over_the_batches(tmp_path: pathlib.
     np.testing.assert_array_equal(exported[0], found["moving_mean"])
 
 
-@pytest.mark.parametrize(
-    ("start", "words"),
-    [("0.75 of run", "SGD keeps no average of the weights. Write keras.optimizers.SGD.use_ema"), ("75 %", "a length")],
+test_what_cannot_be_averaged_is_refused = each_is_refused(
+    lambda start, tmp_path: run(tmp_path, optimizer=sgd, swa_start=start),
+    ("0.75 of run", "SGD keeps no average of the weights. Write keras.optimizers.SGD.use_ema"),
+    ("75 %", "a length"),
 )
-def test_what_cannot_be_averaged_is_refused(tmp_path: pathlib.Path, start: str, words: str) -> None:
-    failed = run(tmp_path, optimizer=lambda: keras.optimizers.SGD(0.2), swa_start=start, may_fail=True)
-    assert isinstance(failed.error, UserError) and words in str(failed.error)

@@ -66,7 +66,7 @@ def main(directory: str, strategy_name: str, sharding: str, megabytes: str) -> N
     settings = {
         "model": large_model,
         "optimizer": lambda: keras.optimizers.Adam(1e-4),
-        "train_data": lambda: digits(256),
+        "train_data": lambda: digits(128),
         "eval_data": None,
         "epochs": 1,
         "callbacks": [limit],

@@ -109,14 +109,3 @@ def run_program(main: Callable[..., None]) -> NoReturn:
 def softmax_model() -> keras.Model:
     inputs = keras.Input((64,))
     return keras.Model(inputs, keras.layers.Dense(10, activation="softmax")(inputs))
-
-
-def dropout_model() -> keras.Model:
-    inputs = keras.Input((64,))
-    x = keras.layers.Dropout(0.5)(keras.layers.Dense(16, activation="tanh")(inputs))
-    return keras.Model(inputs, keras.layers.Dense(10)(x))
-
-
-def constrained_model(most: float = 0.1) -> keras.Model:
-    inputs = keras.Input((64,))
-    return keras.Model(inputs, keras.layers.Dense(10, kernel_constraint=keras.constraints.MaxNorm(most))(inputs))

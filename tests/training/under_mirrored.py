@@ -15,9 +15,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from equivalence.cases import OVERFLOW, dense_model, digits, overflowing_digits, sgd
+from equivalence.cases import OVERFLOW, dense_model, digits, overflowing_digits
 from training.checks import MANY_METRICS, moments
-from training.trainings import Trained, constrained_model, run
+from training.trainings import Trained, run
 
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.mirrored import Mirrored
@@ -83,7 +83,6 @@ CHECKS: dict[str, Check] = {
     "summed_gradients": summed_gradients,
     "overflow": overflow,
     "metrics": metrics,
-    "constraint": weights(model=constrained_model, epochs=1),
     **{
         f"moments_{offset:g}_{masked}": lambda strategy, _, offset=offset, masked=masked: moments(
             strategy, offset, masked
@@ -95,13 +94,7 @@ CHECKS: dict[str, Check] = {
     "xla_on": weights(epochs=1, xla="on"),
     "xla_on_microbatches": weights(epochs=1, xla="on", num_microbatches=3, train_data=lambda: digits(301)),
     "xla_off_microbatches": weights(epochs=1, num_microbatches=3, train_data=lambda: digits(301)),
-    "frozen": weights(model=lambda: _frozen(dense_model()), optimizer=sgd, epochs=1),
 }
-
-
-def _frozen(model: keras.Model) -> keras.Model:
-    model.layers[1].trainable = False
-    return model
 
 
 def main(directory: pathlib.Path) -> None:
