@@ -100,8 +100,8 @@ BUDGETS = {
     "tpu_compiler": (700, 8),
     "training": (11_100, 51),
     "tuning": (3_250, 20),
-    "tests": (36_550, 245),
-    "benchmarks and tools": (6_016, 46),
+    "tests": (35_310, 242),
+    "benchmarks and tools": (5_960, 46),
 }
 # Modules (or packages) that alone may import a library.
 ONLY_IMPORTERS = {
