@@ -113,7 +113,7 @@ class StackedSteps(TrainStep):
             begin = step % steps_per_epoch * size
             end = tf.minimum(begin + tf.cast(until - totals.steps, tf.int64) * size, plan.num_examples)
             positions, epoch = tf.range(begin, end), step // steps_per_epoch
-            rows, waited = time_input(self._strategy, lambda: {"examples": self._read(positions, epoch)})
+            rows, waited = time_input(self._strategy, functools.partial(self._look_up, positions, epoch))
             whole = tf.size(positions) // size
             stack = tf.nest.map_structure(stack_rows, rows)
             totals = totals._replace(input_seconds=totals.input_seconds + waited)
@@ -125,3 +125,7 @@ class StackedSteps(TrainStep):
             return (totals,)
 
         return train_on_stack
+
+    def _look_up(self, positions: tf.Tensor, epoch: tf.Tensor) -> Any:
+        with tf.device("CPU:0"):  # where all examples are; another device gets the rows alone
+            return {"examples": self._read(positions, epoch)}
