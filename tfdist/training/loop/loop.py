@@ -89,7 +89,6 @@ class Loop:
         self._step = step
         self._xla_trial = xla_trial(training, step)
         self._iterator: Iterator[Any] | None = None
-        self._iterator_step = 0  # of its next batch
         self._open_iterator = functools.partial(stream, training.run, source, plan)
         self._evaluator = evaluator
         self._callbacks = callbacks
@@ -297,8 +296,6 @@ class Loop:
         weightless_before, self._sums = self._sums[2], totals.sums.numpy().tolist()
         weightless = int(self._sums[2] - weightless_before)
         self._outcome.step += done
-        if self._step.reads_iterator:
-            self._iterator_step = self._outcome.step
         if weightless and not self._outcome.weightless:
             self._events.warning(
                 "weightless_step",
@@ -348,10 +345,8 @@ class Loop:
     def _find_iterator(self) -> Iterator[Any] | None:
         """The local batches from the next step on; None for a step that reads its rows without them."""
         if not self._step.reads_iterator:
-            return None
-        if self._iterator is not None and self._iterator_step != self._outcome.step:
-            self.close()
-        if self._iterator is None:
+            self.close()  # it would stay behind
+        elif self._iterator is None:
             self._iterator = self._open_iterator(first_step=self._outcome.step)
         return self._iterator
 

@@ -90,7 +90,7 @@ def can_compile(strategy: Strategy, learner: Learner, step: TrainStep, batch: An
     A collective. What a pass moves along is put back.
     """
     if isinstance(step, StackedSteps):
-        return step.compiles(batch)
+        return step.compiles()
 
     def on_replica(batch: Any) -> tf.Tensor:
         """A scalar that needs every gradient."""

@@ -69,11 +69,16 @@ class StackedSteps(TrainStep):
         self._read = source.reader(Order(plan.global_batch_size, plan.shuffle_seed))
         self._program = tf.function(self._train_on_stack, jit_compile=True, autograph=False)
 
-    def compiles(self, batch: Any) -> bool:
+    def compiles(self) -> bool:
         """Whether XLA has all that a program needs; nothing is run."""
-        stack = tf.nest.map_structure(lambda each: tf.TensorSpec([self._size, *each.shape], each.dtype), batch)
-        given = (stack, *self._specs())
+        given = (self._stack_specs(self._size, self.local.plan.global_batch_size), *self._specs())
         return can_lower(lambda *flat: self._train_on_stack(*tf.nest.pack_sequence_as(given, flat)), given)
+
+    def _stack_specs(self, num_batches: int | None, num_rows: int | None) -> Any:
+        return tf.nest.map_structure(
+            lambda each: tf.TensorSpec([num_batches, num_rows, *each.shape[1:]], each.dtype),
+            {"examples": self._structure},
+        )
 
     def _specs(self) -> tuple[tf.TensorSpec, Totals]:
         """Of the step until which a program trains, and of the totals."""
@@ -94,9 +99,7 @@ class StackedSteps(TrainStep):
     def _build_step(self, iterator: Iterator[Any], first_step: tf.Tensor, num_steps: tf.Tensor) -> Repeated:
         plan = self.local.plan
         size, steps_per_epoch = plan.global_batch_size, plan.steps_per_epoch
-        spec = {"examples": self._structure}
-        stacks = tf.nest.map_structure(lambda s: tf.TensorSpec([None, plan.width, *s.shape[1:]], s.dtype), spec)
-        program = self._program.get_concrete_function(stacks, *self._specs())
+        program = self._program.get_concrete_function(self._stack_specs(None, plan.width), *self._specs())
 
         def stack_rows(rows: tf.Tensor) -> tf.Tensor:  # all stacks are of one shape, for which XLA compiles once
             missing = self._size * size - tf.shape(rows)[0]
