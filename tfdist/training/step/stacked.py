@@ -20,8 +20,7 @@ from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import Strategy
 from tfdist.training.step.precision import can_lower
 from tfdist.training.step.state import Learner
-from tfdist.training.step.step import Repeated, Totals, TrainStep, advance_totals
-from tfdist.training.watch.waiting import time_input
+from tfdist.training.step.step import Totals, TrainStep, advance_totals
 
 MOST_STEPS, MOST_BYTES = 32, 2**24  # of a stack
 
@@ -96,9 +95,16 @@ class StackedSteps(TrainStep):
         (totals,) = tf.while_loop(proceeds, step, [begin], parallel_iterations=1)
         return totals
 
-    def _build_step(self, iterator: Iterator[Any], first_step: tf.Tensor, num_steps: tf.Tensor) -> Repeated:
+    def _repeat_steps(
+        self, iterator: Iterator[Any], first_step: tf.Tensor, num_steps: tf.Tensor, begin: Totals
+    ) -> Totals:
+        """Runs the steps of a call. While a program trains on one stack, the rows of the next are looked up.
+
+        They lie in memory, so no wait for input is counted.
+        """
         plan = self.local.plan
-        size, steps_per_epoch = plan.global_batch_size, plan.steps_per_epoch
+        size = plan.global_batch_size
+        num_examples = plan.num_examples_until(plan.steps_per_epoch)
         program = self._program.get_concrete_function(self._stack_specs(None, plan.width), *self._specs())
 
         def stack_rows(rows: tf.Tensor) -> tf.Tensor:  # all stacks are of one shape, for which XLA compiles once
@@ -110,24 +116,33 @@ class StackedSteps(TrainStep):
             )
             return tf.reshape(filled, [self._size, size, *rows.shape[1:]])
 
-        def train_on_stack(totals: Totals) -> tuple[Totals]:
-            until = tf.minimum(num_steps, totals.steps + self._size)
-            step = first_step + tf.cast(totals.steps, tf.int64)
-            begin = step % steps_per_epoch * size
-            end = tf.minimum(begin + tf.cast(until - totals.steps, tf.int64) * size, plan.num_examples)
-            positions, epoch = tf.range(begin, end), step // steps_per_epoch
-            rows, waited = time_input(self._strategy, functools.partial(self._look_up, positions, epoch))
-            whole = tf.size(positions) // size
-            stack = tf.nest.map_structure(stack_rows, rows)
-            totals = totals._replace(input_seconds=totals.input_seconds + waited)
-            totals = program(stack, totals.steps + whole, totals)
+        def look_up(done: tf.Tensor) -> Any:
+            """The rows of the next batches when so many steps of the call are done; of one more after the last."""
+            count = tf.clip_by_value(num_steps - done, 1, self._size)
+            step = first_step + tf.cast(done, tf.int64)
+            start = step % plan.steps_per_epoch * size
+            end = tf.minimum(start + tf.cast(count, tf.int64) * size, num_examples)
+            return self._look_up(tf.range(start, end), step // plan.steps_per_epoch)
+
+        def train_on_stack(totals: Totals, rows: Any, done: tf.Tensor) -> tuple[Totals, Any, tf.Tensor]:
+            num_rows = tf.shape(tf.nest.flatten(rows)[0])[0]
+            whole = num_rows // size
+            done += -(-num_rows // size)
+            totals = program(tf.nest.map_structure(stack_rows, rows), totals.steps + whole, totals)
             if plan.width is None:
                 last = tf.nest.map_structure(lambda each: each[tf.newaxis, whole * size :], rows)
-                trains = (tf.size(positions) > whole * size) & self._proceeds(totals, until)
+                trains = (num_rows > whole * size) & self._proceeds(totals, num_steps)
                 totals = tf.cond(trains, lambda: program(last, totals.steps + 1, totals), lambda: totals)
-            return (totals,)
+            return totals, look_up(done), done
 
-        return train_on_stack
+        none = tf.constant(0)
+        totals, *_ = tf.while_loop(
+            lambda totals, *_: self._proceeds(totals, num_steps),
+            train_on_stack,
+            [begin, look_up(none), none],
+            parallel_iterations=1,
+        )
+        return totals
 
     def _look_up(self, positions: tf.Tensor, epoch: tf.Tensor) -> Any:
         with tf.device("CPU:0"):  # where all examples are; another device gets the rows alone

@@ -72,10 +72,6 @@ class StepResult(NamedTuple):
     gradient_norm: tf.Tensor
 
 
-Repeated = Callable[[Totals], tuple[Totals]]
-"""Advances the totals by the steps of one turn of a call's loop."""
-
-
 class TrainStep:
     """Runs training steps under a strategy.
 
@@ -172,9 +168,7 @@ class TrainStep:
         sums = tf.ensure_shape(sums, [3 + len(self.term_names)])
         none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
         begin = Totals(sums, none, none, tf.constant(math.nan), seconds, seconds)
-        proceeds = functools.partial(self._proceeds, until=num_steps)
-        repeated = self._build_step(iterator, first_step, num_steps)
-        (totals,) = tf.while_loop(proceeds, repeated, [begin], parallel_iterations=1)
+        totals = self._repeat_steps(iterator, first_step, num_steps, begin)
         metrics, votes = self._strategy.first_local(self._strategy.run(read, args=(votes,)))
         return totals, metrics, votes
 
@@ -183,14 +177,18 @@ class TrainStep:
         going = totals.steps < until
         return going if self._learner.loss_scale is not None else going & tf.equal(totals.overflowed, 0)
 
-    def _build_step(self, iterator: Iterator[Any], first_step: tf.Tensor, num_steps: tf.Tensor) -> Repeated:
-        """Returns what the loop of a call repeats."""
+    def _repeat_steps(
+        self, iterator: Iterator[Any], first_step: tf.Tensor, num_steps: tf.Tensor, begin: Totals
+    ) -> Totals:
+        """Runs the steps of a call, until one is not finite; returns the totals."""
 
         def step(totals: Totals) -> tuple[Totals]:
             batch, waited = time_input(self._strategy, lambda: next(iterator))
             return (advance_totals(totals, self.on_batch(batch), waited),)
 
-        return step
+        proceeds = functools.partial(self._proceeds, until=num_steps)
+        (totals,) = tf.while_loop(proceeds, step, [begin], parallel_iterations=1)
+        return totals
 
     def _on_batch(self, batch: Any) -> StepResult:
         """One update that waits for nothing but its gradients; or one that waits until they are known to be finite.
