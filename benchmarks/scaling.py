@@ -1,6 +1,6 @@
 """What communication between two workers costs.
 
-Two processes, each on a core of its own with one thread for operations, train with communication; the same two
+Two processes, each on a core of its own with one thread for an operation, train with communication; the same two
 processes train without, at the same time, each as one device on its half of every batch. The first divided by the
 second is what is left of the speed. On the dense model tfdist is also divided by a hand-written loop under
 MultiWorkerMirroredStrategy, which packs all gradients into one message. Samples are interleaved. Takes three
@@ -84,7 +84,6 @@ def compare_all(alone: OneDevice, together: Strategy) -> list[Figure]:
 def connect(name: str) -> tuple[OneDevice, Strategy]:
     """One device for this worker alone, and the strategy of this name of both."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
     alone = OneDevice()
     alone.connect()
     together = {"multi_worker": MultiWorker, "horovod": Horovod}[name]()

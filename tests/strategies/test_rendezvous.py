@@ -204,3 +204,21 @@ def test_a_port_that_is_taken_when_the_workers_have_met_is_named(addresses) -> N
     with listener(cluster[0], lambda connection: connection.close()):
         ended = support.run_python(["-c", program], env={"TF_CONFIG": tf_config(cluster, 0)})
     assert f"AddressTakenError: worker 0 cannot listen at its address {cluster[0]}: another process" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "expected"), [("", "3 threads"), ("tf.zeros(1)", "this process has made a variable, a tensor or")]
+)
+def test_a_worker_of_one_core_computes_beside_its_collectives(before: str, expected: str, addresses) -> None:
+    program = f"""
+import os
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+import tensorflow as tf
+from tfdist.strategies.multi_worker import MultiWorker
+{before}
+MultiWorker().connect()
+print(tf.config.threading.get_inter_op_parallelism_threads(), "threads")
+"""
+    ended = support.run_python(["-c", program], env={"TF_CONFIG": tf_config(addresses(1), 0)})
+    assert expected in ended.stdout + ended.stderr

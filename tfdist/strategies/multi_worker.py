@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ from tfdist.strategies.sums import pack_indices
 from tfdist.telemetry import heartbeat
 
 DEFAULT_PACKING = 2**21  # bytes
+THREADS_ON_ONE_CORE = 3
 IMPLEMENTATIONS = ("auto", "ring", "nccl")
 SENT_AS = {tf.int8: tf.int32, tf.uint8: tf.int32, tf.bfloat16: tf.float32}  # first values that no collective sends
 
@@ -161,9 +163,10 @@ class MultiWorker(Strategy):
         set_heartbeat_timeout(cluster, self._heartbeat_seconds(cluster))
         with preserve_sigterm_handler():
             try:
+                set_threads_beside_collectives()
                 distribution = tf.distribute.MultiWorkerMirroredStrategy(communication_options=self._options())
             except RuntimeError as error:
-                if "at program startup" not in str(error):
+                if not any(words in str(error) for words in ("at program startup", "after initialization")):
                     raise
                 raise UserError(
                     "The strategy multi_worker has to connect before TensorFlow computes anything, and this process "
@@ -199,6 +202,15 @@ def send_first_values(distribution: tf.distribute.Strategy) -> None:
         return lambda: tf.cast(found(), dtype)
 
     Patches().replace(distribution.extended, _get_variable_creator_initial_value=find_in_other_type)
+
+
+def set_threads_beside_collectives() -> None:
+    """Gives operations more threads than a worker's one core, unless the program chose. Before TensorFlow starts.
+
+    A collective's messages are operations too: with one thread they wait for whatever is being computed.
+    """
+    if len(os.sched_getaffinity(0)) == 1 and not tf.config.threading.get_inter_op_parallelism_threads():
+        tf.config.threading.set_inter_op_parallelism_threads(THREADS_ON_ONE_CORE)
 
 
 @contextlib.contextmanager
