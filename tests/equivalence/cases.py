@@ -63,7 +63,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     **{f"mirrored{n}": functools.partial(Mirrored, num_cpu_devices=n) for n in (3, 4, 5, 6)},
     "mirrored_gpus": Mirrored,
     "padded2": lambda: PaddedMirrored(num_cpu_devices=2),
-    "multi_worker": MultiWorker,
+    "multi_worker": functools.partial(MultiWorker, bytes_per_pack=2000),  # several packs a step
     "horovod": Horovod,
     "pipelined2": lambda: Pipelined(["second"], num_cpu_devices=2),
     "pipelined3": lambda: Pipelined(["normalized", "second"], num_cpu_devices=3),

@@ -13,7 +13,7 @@ import copy
 import functools
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import keras
@@ -23,11 +23,13 @@ from keras.src.backend.common import global_state
 from tfdist.checkpoint.restore import slice_name
 from tfdist.errors import UserError
 from tfdist.strategies.strategy import Strategy, static_replica_index
+from tfdist.strategies.sums import pack_indices
 from tfdist.training.step.precision import as_tf_function
 
 _PENDING = "uninitialized_variables"
 OPTIMIZER, HOST, WEIGHTS = "optimizer", "host", "weights"
 SHARDINGS = (OPTIMIZER, HOST, WEIGHTS)
+PACKS_PER_REPLICA, MOST_SENT = 2, 1.25  # of weights: size of a pack, and bytes sent beside those of one pack
 Tensors = Sequence[tf.Tensor | tf.IndexedSlices]
 T = TypeVar("T")
 
@@ -243,21 +245,32 @@ class Shards:
     def _spread(self, variables: Sequence[keras.Variable]) -> None:
         replica = static_replica_index()
         local = replica - self._strategy.topology.first_replica
-        for dtype, indices in _group([v.dtype for v in variables]).items():
-            some = [variables[i] for i in indices]
+        for number, some in enumerate(self._pack_variables(variables)):
             mine = [tf.reshape(self._here[id(v)][replica].value, [-1]) for v in some if self.owner(v) == replica]
             sizes = self._sizes(some)
             # Where nothing is owned anything may stand but a constant: TensorFlow takes what is constant out of a loop,
             # and Horovod's other workers would wait for this one.
             anything = tf.reshape(self._replica_variable(some[0], local), [-1])[:1]
-            vector = _pad_rows(mine, max(sizes), dtype) if mine else tf.broadcast_to(anything, [max(sizes)])
-            rows = self._strategy.all_gather(vector, name=f"weights.{dtype}")
+            vector = _pad_rows(mine, max(sizes), some[0].dtype) if mine else tf.broadcast_to(anything, [max(sizes)])
+            rows = self._strategy.all_gather(vector, name=f"weights.{number}")
             # A replica that owns all puts its own value of one in place: of a gathering that nobody uses TensorFlow
             # makes nothing, and Horovod's other workers would wait.
             owns_all = all(self.owner(v) == replica for v in some)
             for index, (variable, value) in enumerate(zip(some, self._values(rows, some), strict=True)):
                 if self.owner(variable) != replica or (owns_all and index == 0):
                     self._replica_variable(variable, local).assign(value)
+
+    def _pack_variables(self, variables: Sequence[keras.Variable]) -> Iterator[list[keras.Variable]]:
+        """Yields variables of one type that travel together, those that are updated first before the others.
+
+        A row has the size of the owner's that has most, so packs that would send much more than all at once are joined.
+        """
+        most = PACKS_PER_REPLICA * self._strategy.topology.num_replicas * self._strategy.bytes_per_pack
+        for indices in _group([v.dtype for v in variables]).values():
+            whole = [variables[i] for i in indices]
+            packs = [[whole[i] for i in pack] for pack in pack_indices([num_bytes(v) for v in whole], most)]
+            sent = sum(max(self._sizes(pack)) for pack in packs)
+            yield from packs if sent <= MOST_SENT * max(self._sizes(whole)) else [whole]
 
     def _values(self, rows: tf.Tensor, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """The variables' values out of a row for each replica, where those that it owns follow each other."""
