@@ -13,9 +13,11 @@ from data.every_source import mixed_images
 from data_streams import column, global_batches
 from mistakes import each_is_refused
 
+from tfdist.data.sources.as_source import as_source
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.mixture import Mixture, Quotas
 from tfdist.data.tables.tables import Table
+from tfdist.data.transforms.mapped import FirstExamples
 from tfdist.errors import UserError
 
 SIZES = (23, 7, 50)
@@ -107,3 +109,11 @@ test_mistakes_have_messages = each_is_refused(
     ({"sources": [lambda: None]}, "returned NoneType"),
     ({"sources": [lambda: tf.data.Dataset.range(4).map(lambda i: (i, i))] * 2}, "cannot be part of a mixture"),
 )
+
+
+def test_what_workers_compare_of_files_passes_through() -> None:
+    source = as_source(lambda: numbers(0))
+    source.file_sizes, source.has_same_batches = (20, 3), False
+    first = FirstExamples(source, 5)
+    assert (first.file_sizes, first.has_same_batches) == ((20, 3), False)
+    assert Mixture([source, first]).file_sizes == (20, 3, 20, 3)

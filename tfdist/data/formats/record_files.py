@@ -123,7 +123,7 @@ class RecordFileSource(Source):
         self.structure = trace_structure(decode, tf.TensorSpec([None], tf.string))
         self.parts = tuple(parts)
         self._decode = decode
-        self.file_sizes = tuple(part.take for part in parts)  # which workers compare
+        self.file_sizes = tuple(part.take for part in parts)
         self.num_examples = sum(self.file_sizes)
         self.waits = any(files.is_remote(part.file.path) for part in parts)
         self._part_starts = np.cumsum([0, *self.file_sizes])

@@ -132,7 +132,7 @@ def find_builder(name: str, *, data_dir: str | None) -> Any:
         if files.exists(directory):
             return tfds.core.read_only_builder.builder_from_files(name, data_dir=directory)
     except registered.DatasetNotFoundError:
-        pass
+        pass  # the message below lists what there is
     except ValueError as error:  # a name that TFDS does not parse
         raise UserError(f"{name!r} is no name of a TensorFlow data set: {error}") from error
     there = [each for each in files.list_names(directory) if not each.startswith((".", "downloads"))]

@@ -65,6 +65,7 @@ class Mixture(Source):
         self.structure = _common_structure(self._sources)
         self.calls_python = any(source.calls_python for source in self._sources)
         self.waits = any(source.waits for source in self._sources)
+        self.file_sizes = tuple(size for source in self._sources for size in source.file_sizes)
         chosen = [1.0] * len(self._sources) if weights is None else weights
         self._weights = _check_weights(chosen, len(self._sources))
         self.num_examples = examples_per_epoch or sum(source.num_examples for source in self._sources)

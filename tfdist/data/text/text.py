@@ -102,7 +102,7 @@ class TextLines(Source):
         read = fit = [read_lines(file) for file in self._files]
         if fitted_on != files:
             fit = [read_lines(file) for file in find_files(fitted_on, "TextLines.fitted_on")]
-        self.file_sizes = tuple(map(len, read))  # which workers compare
+        self.file_sizes = tuple(map(len, read))
         self.num_examples = sum(self.file_sizes)
         if not self.num_examples:
             raise build_user_error(f"The files {files!r} have no lines.", error_id="no-examples")

@@ -39,6 +39,8 @@ class Mapped(Source):
         self.num_examples = self.source.num_examples
         self.calls_python = self.source.calls_python
         self.waits = self.source.waits
+        self.has_same_batches = self.source.has_same_batches
+        self.file_sizes = self.source.file_sizes
 
     @property
     def structure(self) -> Any:

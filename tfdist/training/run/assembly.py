@@ -254,8 +254,7 @@ def _describe_source(source: Source, split: str) -> dict[str, object]:
         f"examples of the {split} data": source.num_examples,
         f"structure of an example of the {split} data": source.structure,
     }
-    sizes = getattr(source, "file_sizes", None)
-    return facts if sizes is None else facts | {f"records in each file of the {split} data": list(sizes)}
+    return facts | {f"records in each file of the {split} data": list(source.file_sizes)}
 
 
 def check_examples(task: Task, model: keras.Model, source: Source, split: str) -> None:
