@@ -11,7 +11,6 @@ import dataclasses
 import io
 import json
 import pathlib
-import re
 import shutil
 import signal
 import socket
@@ -959,36 +958,7 @@ def test_a_tree_in_a_bucket_is_valid_or_not_there(gcs: GcsServer, tmp_path: path
     assert files.list_tree("gs://bucket/m") == ["saved_model.pb", "variables/data", "variables/index"]
 
 
-# That no other reader comes
-
-# Who may parse JSON by itself, and why.
-PARSERS = {
-    "telemetry.json_text": "from_json itself",
-    "telemetry.records": "the reader itself",
-    "commands.prove": "the order of layers in an exported model, without Keras",
-    "storage.lease": "lies below the reader; an owner that cannot be read is somebody unknown",
-    "strategies.cluster.tf_config": "TF_CONFIG",
-    "planning.requests": "a request, which other programs write",
-    "training.recovery.origins": "the optimizer of a .keras file",
-    **dict.fromkeys(
-        [
-            *("training.watch.equality", "strategies.strategy", "commands.doctor"),
-            *("launch.hosts", "launch.worker_host"),
-        ],
-        "between workers of one start",
-    ),
-    **dict.fromkeys(["tpu_compiler.toolchain", "tpu_compiler.compile_program"], "between a process and its child"),
-    "telemetry.heartbeat": "of a launcher's temporary folder",
-    "checkpoint.write.writer": "between workers of one start; the manifest names what counts",
-}
-
-
-def test_nobody_else_parses_json() -> None:
-    found = set()
-    for path in sorted((REPOSITORY / "tfdist").rglob("*.py")):
-        if re.search(r"\bjson\.loads?\(|\bfrom_json\([\w.()]*\.read(_bytes|_text)?\(", path.read_text()):
-            found.add(".".join(path.relative_to(REPOSITORY / "tfdist").with_suffix("").parts))
-    assert found == set(PARSERS)
+# The page
 
 
 def test_the_page_shows_the_tables() -> None:
