@@ -95,13 +95,8 @@ class StackedSteps(TrainStep):
         (totals,) = tf.while_loop(proceeds, step, [begin], parallel_iterations=1)
         return totals
 
-    def _repeat_steps(
-        self, iterator: Iterator[Any], first_step: tf.Tensor, num_steps: tf.Tensor, begin: Totals
-    ) -> Totals:
-        """Runs the steps of a call. While a program trains on one stack, the rows of the next are looked up.
-
-        They lie in memory, so no wait for input is counted.
-        """
+    def _build_step(self, iterator: Iterator[Any], first_step: tf.Tensor, num_steps: tf.Tensor) -> tuple[Any, Any]:
+        # While a program trains on one stack, the rows of the next are looked up: no wait for input is counted.
         plan = self.local.plan
         size = plan.global_batch_size
         num_examples = plan.num_examples_until(plan.steps_per_epoch)
@@ -131,18 +126,11 @@ class StackedSteps(TrainStep):
             totals = program(tf.nest.map_structure(stack_rows, rows), totals.steps + whole, totals)
             if plan.width is None:
                 last = tf.nest.map_structure(lambda each: each[tf.newaxis, whole * size :], rows)
-                trains = (num_rows > whole * size) & self._proceeds(totals, num_steps)
+                trains = (num_rows > whole * size) & self._proceeds(totals, until=num_steps)
                 totals = tf.cond(trains, lambda: program(last, totals.steps + 1, totals), lambda: totals)
             return totals, look_up(done), done
 
-        none = tf.constant(0)
-        totals, *_ = tf.while_loop(
-            lambda totals, *_: self._proceeds(totals, num_steps),
-            train_on_stack,
-            [begin, look_up(none), none],
-            parallel_iterations=1,
-        )
-        return totals
+        return train_on_stack, [look_up(tf.constant(0)), tf.constant(0)]
 
     def _look_up(self, positions: tf.Tensor, epoch: tf.Tensor) -> Any:
         with tf.device("CPU:0"):  # where all examples are; another device gets the rows alone

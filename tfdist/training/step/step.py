@@ -168,27 +168,25 @@ class TrainStep:
         sums = tf.ensure_shape(sums, [3 + len(self.term_names)])
         none, seconds = tf.constant(0), tf.constant(0.0, tf.float64)
         begin = Totals(sums, none, none, tf.constant(math.nan), seconds, seconds)
-        totals = self._repeat_steps(iterator, first_step, num_steps, begin)
+        proceeds = functools.partial(self._proceeds, until=num_steps)
+        repeated, ahead = self._build_step(iterator, first_step, num_steps)
+        totals, *_ = tf.while_loop(proceeds, repeated, [begin, *ahead], parallel_iterations=1)
         metrics, votes = self._strategy.first_local(self._strategy.run(read, args=(votes,)))
         return totals, metrics, votes
 
-    def _proceeds(self, totals: Totals, until: tf.Tensor) -> tf.Tensor:
+    def _proceeds(self, totals: Totals, *ahead: Any, until: tf.Tensor) -> tf.Tensor:
         """Whether a loop goes on: fewer steps than `until` are done, and each was finite or could be skipped."""
         going = totals.steps < until
         return going if self._learner.loss_scale is not None else going & tf.equal(totals.overflowed, 0)
 
-    def _repeat_steps(
-        self, iterator: Iterator[Any], first_step: tf.Tensor, num_steps: tf.Tensor, begin: Totals
-    ) -> Totals:
-        """Runs the steps of a call, until one is not finite; returns the totals."""
+    def _build_step(self, iterator: Iterator[Any], first_step: tf.Tensor, num_steps: tf.Tensor) -> tuple[Any, Any]:
+        """Returns what the loop of a call repeats, and what it is given at first beside the totals."""
 
         def step(totals: Totals) -> tuple[Totals]:
             batch, waited = time_input(self._strategy, lambda: next(iterator))
             return (advance_totals(totals, self.on_batch(batch), waited),)
 
-        proceeds = functools.partial(self._proceeds, until=num_steps)
-        (totals,) = tf.while_loop(proceeds, step, [begin], parallel_iterations=1)
-        return totals
+        return step, []
 
     def _on_batch(self, batch: Any) -> StepResult:
         """One update that waits for nothing but its gradients; or one that waits until they are known to be finite.
