@@ -29,7 +29,7 @@ from tfdist.training.step.precision import as_tf_function
 _PENDING = "uninitialized_variables"
 OPTIMIZER, HOST, WEIGHTS = "optimizer", "host", "weights"
 SHARDINGS = (OPTIMIZER, HOST, WEIGHTS)
-PACKS_PER_REPLICA, MOST_SENT = 2, 1.25  # of weights: size of a pack, and bytes sent beside those of one pack
+PACKS_PER_REPLICA, MOST_SENT = 2, 1.25  # of new weights: a message in packs of gradients, and what all may send more
 Tensors = Sequence[tf.Tensor | tf.IndexedSlices]
 T = TypeVar("T")
 
