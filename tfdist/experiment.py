@@ -117,22 +117,19 @@ def _check_fast(settings: TrainSettings, request: Request) -> None:
         apart.console(True).message(f"fast check: all parts of the training have run; {restored}{metrics}")
 
 
-def validate(settings: TrainSettings, tell: Callable[[str], None], request: Request | None = None) -> None:
+def validate(settings: TrainSettings, tell: Callable[[str], None]) -> None:
     """Checks all of a training that can be checked without a step, and tells in lines what it finds.
 
     Args:
       settings: of the training.
       tell: gets the lines.
-      request: names the run whose batch and learning rate are compared with these.
 
     Raises:
       UserError: something given is wrong.
     """
     model = hypermodel.builder_of(settings)
     check_start_from(settings.start)
-    rate = validate_run.check_training(settings, model, tell)
-    if request is not None and rate is not None:
-        validate_run.report_unscaled_rate(request, settings.global_batch_size, rate, tell)
+    validate_run.check_training(settings, model, tell)
 
 
 def evaluate(settings: EvaluateSettings, request: Request) -> dict[str, Any]:

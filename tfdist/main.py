@@ -340,7 +340,7 @@ def run_mode(given: flags.FlagValues, loaded: Any, load: Callable[[Sequence[str]
         "tune": lambda settings: sweep.tune(settings, request, trials),
     }
     checks: dict[str, Callable[[Any], None]] = {
-        "train": lambda settings: experiment.validate(settings, print, request),
+        "train": lambda settings: experiment.validate(settings, print),
         "evaluate": lambda settings: experiment.validate_evaluation(settings, run_dir, print),
         "predict": lambda settings: predicting.validate_prediction(settings, run_dir, print),
         "export": lambda settings: exporting.validate_export(settings, run_dir, print),

@@ -13,10 +13,8 @@ import pytest
 from support import REPOSITORY, Finished, run_python
 
 from tfdist.errors import UserError
-from tfdist.telemetry.result import record_start
-from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.run.request import Request
-from tfdist.training.run.validate_run import compare_weights, report_unscaled_rate
+from tfdist.training.run.validate_run import compare_weights
 from tfdist.tuning.find_rate import FindRateSettings, find_rate, range_test
 
 DIGITS = "--gin_file=configs/experiments/digits.gin"
@@ -68,24 +66,6 @@ def test_a_fast_check_names_the_weight_that_a_checkpoint_did_not_give_back() -> 
     compare_weights(weights, {name: value.copy() for name, value in weights.items()})
     with pytest.raises(UserError, match="layers/dense/vars/0 came back from the checkpoint with other values"):
         compare_weights(weights, weights | {"layers/dense/vars/0": np.zeros(3)})
-
-
-def test_a_learning_rate_that_was_not_scaled_with_the_batch_is_noted(tmp_path: pathlib.Path) -> None:
-    notes: list[str] = []
-    rates = {"keras.optimizers.SGD.learning_rate": "0.1"}
-    request = Request(run_dir=str(tmp_path), settings=lambda: rates)
-    report_unscaled_rate(request, 512, 0.1, notes.append)
-    assert not notes
-    planned = {"batch_configuration": {"total_batch_size": 64, "learning_rate": 0.1}}
-    (tmp_path / "plan.json").write_text(json.dumps(planned))
-    for batch_size, rate in [(64, 0.1), (512, 0.8), (512, 0.1)]:
-        report_unscaled_rate(request, batch_size, rate, notes.append)
-    record_start(RunDirectory(str(tmp_path)), rates | {"train.global_batch_size": "128"}, (), step=0, lost_steps=0)
-    report_unscaled_rate(request, 512, 0.1, notes.append)
-    assert [note.partition(",")[2].partition(",")[0] for note in notes] == [
-        " 8 times that of plan.json",
-        " 4 times that of the last start",
-    ]
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -31,8 +30,6 @@ from tfdist.recipes.recompute import choose_layers
 from tfdist.storage import files
 from tfdist.strategies.strategy import Strategy, Topology
 from tfdist.tasks.task import OwnSteps, Task
-from tfdist.telemetry.records import load_if_whole
-from tfdist.telemetry.result import Starts
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import is_backup
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit, check_metric_sums
@@ -55,12 +52,8 @@ Tell = Callable[[str], None]
 MAX_ROWS = 8  # of the first batch, on which the loss is computed
 
 
-def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> float | None:
-    """Builds all that a training needs, on this process alone, without a step; `model` is its builder.
-
-    Returns:
-      The highest learning rate; None for a model with steps of its own.
-    """
+def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> None:
+    """Builds all that a training needs, on this process alone, without a step; `model` is its builder."""
     set_precision(settings.precision)
     replicas = _report_strategy(tell, settings.strategy)
     with tempfile.TemporaryDirectory(prefix="tfdist-validate-") as scratch:
@@ -75,7 +68,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
         assembly.check_own_step_settings(settings)
         refuse_padding(training)
         _check_own_steps(model(), {split: each.structure for split, each in splits.items()}, batches["training"], tell)
-        return None
+        return
     built = build_model(model, task, source.structure)
     metrics = MetricGroup(task.metric_specs())
     check_fit(built, task, source.structure, [metrics])
@@ -103,7 +96,8 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     run_length = assembly.length_of(settings, training)
     bind_schedules(made, run_length, built.trainable_variables, patches)
     steps_before_swa(made, settings.swa_start, run_length)
-    return max(_report_schedule(tell, one, run_length.total_steps) for one in parts(made))
+    for one in parts(made):
+        _report_schedule(tell, one, run_length.total_steps)
 
 
 def build_alone(settings: TrainSettings, builder: ModelBuilder) -> keras.Model:
@@ -182,36 +176,13 @@ def check_use(
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 
-def _report_schedule(tell: Tell, optimizer: keras.optimizers.Optimizer, total_steps: int) -> float:
-    """Says some of the learning rates of a run, where they change; the highest."""
+def _report_schedule(tell: Tell, optimizer: keras.optimizers.Optimizer, total_steps: int) -> None:
+    """Says some of the learning rates of a run, where they change."""
     rates = sample_rates(optimizer, total_steps)
     values = [rate for _, rate in rates]
     if len(rates) > 1:
         shown = [rates[i] for i in sorted({0, values.index(max(values)), len(rates) // 2, len(rates) - 1})]
         tell(f"learning rate: {', '.join(f'{rate:.3g} at step {step:,}' for step, rate in shown)}")
-    return max(values)
-
-
-def report_unscaled_rate(request: Request, batch_size: int, rate: float, tell: Tell) -> None:
-    """Says where the batch is not that of the run's last start, or of its plan, and the learning rate still is."""
-    directory, now = RunDirectory(request.run_dir), request.settings()
-    starts = load_if_whole(directory.starts, Starts)
-    plan = load_if_whole(directory.plan, dict[str, Any])
-    if starts is not None:
-        source, before = "the last start", int(starts.settings.get("train.global_batch_size", 0))
-        is_same = all(now.get(name) == value for name, value in starts.settings.items() if "learning_rate" in name)
-    elif plan is not None:
-        planned = plan["batch_configuration"]
-        source, before = "plan.json", planned["total_batch_size"]
-        is_same = math.isclose(rate, planned["learning_rate"] or 0, rel_tol=1e-3)
-    else:
-        return
-    if is_same and before not in (0, batch_size):
-        factor = batch_size / before
-        tell(
-            f"note: train.global_batch_size is {batch_size}, {factor:g} times that of {source}, with the same learning "
-            f"rate. Multiply the rate by {factor:g} for SGD, by {factor**0.5:.3g} for Adam and its kind."
-        )
 
 
 def _report_evaluation(tell: Tell, source: Source, batch_size: int, replicas: int, split: str = "evaluation") -> Any:
