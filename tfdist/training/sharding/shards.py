@@ -29,6 +29,7 @@ from tfdist.training.step.precision import as_tf_function
 _PENDING = "uninitialized_variables"
 OPTIMIZER, HOST, WEIGHTS = "optimizer", "host", "weights"
 SHARDINGS = (OPTIMIZER, HOST, WEIGHTS)
+ALIGNED = 64  # numbers; a tensor begins at a multiple of 64 bytes
 PACKS_PER_REPLICA, MOST_SENT = 2, 1.25  # of new weights: a message in packs of gradients, and what all may send more
 Tensors = Sequence[tf.Tensor | tf.IndexedSlices]
 T = TypeVar("T")
@@ -214,8 +215,9 @@ class Shards:
                 for i, v in zip(some, alike, strict=True)
                 if self.owner(v) == replica
             ]
-            rows = self._strategy.all_gather(_pad_rows(mine, max(self._sizes(alike)), dtype), name=f"block.{dtype}")
-            found |= zip(some, self._values(rows, alike), strict=True)
+            row = tf.concat(_pad_row(mine, self._row_length(alike), dtype), axis=0)
+            rows = self._strategy.all_gather(row, name=f"block.{dtype}")
+            found |= zip(some, self._values(rows, alike, copies=False), strict=True)
         return [found[i] for i in range(len(variables))]
 
     def owner(self, variable: keras.Variable) -> int:
@@ -247,16 +249,16 @@ class Shards:
         local = replica - self._strategy.topology.first_replica
         for number, some in enumerate(self._pack_variables(variables)):
             mine = [tf.reshape(self._here[id(v)][replica].value, [-1]) for v in some if self.owner(v) == replica]
-            sizes = self._sizes(some)
+            length = self._row_length(some)
             # Where nothing is owned anything may stand but a constant: TensorFlow takes what is constant out of a loop,
             # and Horovod's other workers would wait for this one.
             anything = tf.reshape(self._replica_variable(some[0], local), [-1])[:1]
-            vector = _pad_rows(mine, max(sizes), some[0].dtype) if mine else tf.broadcast_to(anything, [max(sizes)])
-            rows = self._strategy.all_gather(vector, name=f"weights.{number}")
+            row = _pad_row(mine, length, some[0].dtype) if mine else [tf.broadcast_to(anything, [length])]
+            rows = self._strategy.all_gather(tf.concat(row, axis=0), name=f"weights.{number}")
             # A replica that owns all puts its own value of one in place: of a gathering that nobody uses TensorFlow
             # makes nothing, and Horovod's other workers would wait.
             owns_all = all(self.owner(v) == replica for v in some)
-            for index, (variable, value) in enumerate(zip(some, self._values(rows, some), strict=True)):
+            for index, (variable, value) in enumerate(zip(some, self._values(rows, some, copies=True), strict=True)):
                 if self.owner(variable) != replica or (owns_all and index == 0):
                     self._replica_variable(variable, local).assign(value)
 
@@ -272,13 +274,17 @@ class Shards:
             sent = sum(max(self._sizes(pack)) for pack in packs)
             yield from packs if sent <= MOST_SENT * max(self._sizes(whole)) else [whole]
 
-    def _values(self, rows: tf.Tensor, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-        """The variables' values out of a row for each replica, where those that it owns follow each other."""
+    def _values(self, rows: tf.Tensor, variables: Sequence[keras.Variable], *, copies: bool) -> list[tf.Tensor]:
+        """The variables' values out of a row for each replica, where those that it owns follow each other.
+
+        Without `copies` they may be parts of the rows, all of which lasts as long as one of them.
+        """
         found, ends = [], [0] * self._strategy.topology.num_replicas
         for variable in variables:
             owner, size = self.owner(variable), math.prod(variable.shape)
-            found.append(tf.reshape(rows[owner, ends[owner] : ends[owner] + size], variable.shape))
-            ends[owner] += size
+            begin, ends[owner] = ends[owner], ends[owner] + size
+            part = rows[owner, begin : begin + size] if copies else rows[owner][begin : begin + size]
+            found.append(tf.reshape(part, variable.shape))
         return found
 
     def reduce_to_owners(
@@ -299,16 +305,16 @@ class Shards:
         owners = [self.owner(variable) for variable in variables]
         for dtype, some in _group([g.dtype for g in gradients]).items():
             dense = {i: tf.reshape(tf.convert_to_tensor(gradients[i]), [math.prod(variables[i].shape)]) for i in some}
-            longest = max(self._sizes([variables[i] for i in some]))
-            rows = [
-                _pad_rows([dense[i] for i in some if owners[i] == owner], longest, dtype)
-                for owner in range(self._strategy.topology.num_replicas)
-            ]
-            received.append(self._strategy.reduce_scatter(tf.stack(rows), name=f"gradients.{name}.{dtype.name}"))
-            mine = [i for i in some if owners[i] == replica]
-            sizes = [math.prod(variables[i].shape) for i in mine]
-            for i, part in zip(mine, tf.split(received[-1], [*sizes, longest - sum(sizes)]), strict=False):
-                found[i] = tf.reshape(part, variables[i].shape)
+            length = self._row_length([variables[i] for i in some])
+            parts: list[tf.Tensor] = []
+            for owner in range(self._strategy.topology.num_replicas):
+                parts += _pad_row([dense[i] for i in some if owners[i] == owner], length, dtype)
+            rows = tf.reshape(tf.concat(parts, axis=0), [-1, length])
+            received.append(self._strategy.reduce_scatter(rows, name=f"gradients.{name}.{dtype.name}"))
+            end = 0
+            for i in [i for i in some if owners[i] == replica]:
+                begin, end = end, end + math.prod(variables[i].shape)
+                found[i] = tf.reshape(received[-1][begin:end], variables[i].shape)
         return found, received
 
     def _sizes(self, variables: Sequence[keras.Variable]) -> list[int]:
@@ -317,6 +323,13 @@ class Shards:
         for variable in variables:
             sizes[self.owner(variable)] += math.prod(variable.shape)
         return sizes
+
+    def _row_length(self, variables: Sequence[keras.Variable]) -> int:
+        """How many numbers a replica sends of these: those of the owner that has most, up to where the next may begin.
+
+        TensorFlow then cuts rows and variables out without copying them.
+        """
+        return -(-max(self._sizes(variables)) // ALIGNED) * ALIGNED
 
     def _replica_variable(self, variable: keras.Variable, local: int) -> tf.Variable:
         """Returns the tf.Variable that a local replica holds of a distributed variable."""
@@ -336,10 +349,9 @@ def _group(kinds: Sequence[T]) -> dict[T, list[int]]:
     return found
 
 
-def _pad_rows(parts: Sequence[tf.Tensor], size: int, dtype: tf.DType | str) -> tf.Tensor:
-    """The parts one after the other, then zeros."""
-    missing = size - sum(part.shape[0] for part in parts)
-    return tf.concat([*parts, tf.zeros([missing], dtype)], axis=0)
+def _pad_row(parts: Sequence[tf.Tensor], length: int, dtype: tf.DType | str) -> list[tf.Tensor]:
+    """The parts of a row, then its zeros."""
+    return [*parts, tf.zeros([length - sum(part.shape[0] for part in parts)], dtype)]
 
 
 class LateValues:
