@@ -49,7 +49,7 @@ MOST_FILE_BYTES = 8 * 2**20  # a fourteenth of the checkpoint, as 256 MiB, the d
 TIMES_ROUNDS, STEPS = 9, 3
 CANONICAL_REPLICAS = 4
 BLOCKS = ["block_*"]
-# What is divided by what, with goals, in processes of their own: 'weights' changes how a process gives memory back.
+# What is divided by what, with goals.
 PAIRS = {
     "optimizer": [("optimizer", "without", 1.05), ("canonical", "microbatches", 1.1)],
     "weights": [("weights", "recomputed", 1.1)],

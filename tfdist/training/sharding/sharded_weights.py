@@ -10,7 +10,6 @@ steps that it would take with gradients sharded alone, but for the order in whic
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,7 +21,6 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.recompute import RecomputedCall
 from tfdist.training.sharding.shards import Shards
 
-_M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 4 * 2**20  # <malloc.h>
 # Replicas are traced by threads. `pieces` are what a pass takes its gradients by, `calls` those of its layers so far.
 _pass = threading.local()
 
@@ -49,12 +47,7 @@ def piece(shards: Shards, variable: keras.Variable) -> tf.Tensor:
 
 
 def gather_weights(layers: Sequence[keras.layers.Layer], shards: Shards, patches: Patches) -> None:
-    """Has the layers gather their weights whenever they are called, and this process return the memory they leave.
-
-    Each thread's heap would keep freed blocks of up to 32 MiB, see mallopt(3): a third of what a worker held at most.
-    """
-    if layers and (set_option := getattr(ctypes.CDLL(None), "mallopt", None)):
-        set_option(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+    """Has the layers gather their weights whenever they are called."""
     for layer in layers:
         patches.replace(layer, call=_build_gathering_call(layer, layer.call, shards))
 

@@ -217,7 +217,7 @@ class Shards:
             ]
             row = tf.concat(_pad_row(mine, self._row_length(alike), dtype), axis=0)
             rows = self._strategy.all_gather(row, name=f"block.{dtype}")
-            found |= zip(some, self._values(rows, alike, copies=False), strict=True)
+            found |= zip(some, self._values(rows, alike), strict=True)
         return [found[i] for i in range(len(variables))]
 
     def owner(self, variable: keras.Variable) -> int:
@@ -258,7 +258,7 @@ class Shards:
             # A replica that owns all puts its own value of one in place: of a gathering that nobody uses TensorFlow
             # makes nothing, and Horovod's other workers would wait.
             owns_all = all(self.owner(v) == replica for v in some)
-            for index, (variable, value) in enumerate(zip(some, self._values(rows, some, copies=True), strict=True)):
+            for index, (variable, value) in enumerate(zip(some, self._values(rows, some), strict=True)):
                 if self.owner(variable) != replica or (owns_all and index == 0):
                     self._replica_variable(variable, local).assign(value)
 
@@ -274,17 +274,13 @@ class Shards:
             sent = sum(max(self._sizes(pack)) for pack in packs)
             yield from packs if sent <= MOST_SENT * max(self._sizes(whole)) else [whole]
 
-    def _values(self, rows: tf.Tensor, variables: Sequence[keras.Variable], *, copies: bool) -> list[tf.Tensor]:
-        """The variables' values out of a row for each replica, where those that it owns follow each other.
-
-        Without `copies` they may be parts of the rows, all of which lasts as long as one of them.
-        """
+    def _values(self, rows: tf.Tensor, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+        """The variables' values out of a row for each replica, where those that it owns follow each other."""
         found, ends = [], [0] * self._strategy.topology.num_replicas
         for variable in variables:
             owner, size = self.owner(variable), math.prod(variable.shape)
-            begin, ends[owner] = ends[owner], ends[owner] + size
-            part = rows[owner, begin : begin + size] if copies else rows[owner][begin : begin + size]
-            found.append(tf.reshape(part, variable.shape))
+            found.append(tf.reshape(rows[owner, ends[owner] : ends[owner] + size], variable.shape))
+            ends[owner] += size
         return found
 
     def reduce_to_owners(
@@ -325,9 +321,9 @@ class Shards:
         return sizes
 
     def _row_length(self, variables: Sequence[keras.Variable]) -> int:
-        """How many numbers a replica sends of these: those of the owner that has most, up to where the next may begin.
+        """How many numbers a row has for these: those of the owner that has most, up to where the next may begin.
 
-        TensorFlow then cuts rows and variables out without copying them.
+        TensorFlow then takes rows apart without copying them.
         """
         return -(-max(self._sizes(variables)) // ALIGNED) * ALIGNED
 
