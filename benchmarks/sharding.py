@@ -49,18 +49,12 @@ MOST_FILE_BYTES = 8 * 2**20  # a fourteenth of the checkpoint, as 256 MiB, the d
 TIMES_ROUNDS, STEPS = 9, 3
 CANONICAL_REPLICAS = 4
 BLOCKS = ["block_*"]
-# What is divided by what, with goals.
-PAIRS = {
-    "optimizer": [("optimizer", "without", 1.05), ("canonical", "microbatches", 1.1)],
-    "weights": [("weights", "recomputed", 1.1)],
-}
 
 
 def measure(parts: Sequence[str]) -> Iterator[list[Figure]]:
     for part, strategy in (("times", "multi_worker"), ("times_horovod", "horovod")):
         if part in parts:
-            for state in choose_size(tuple(PAIRS), ("optimizer",)):
-                yield measure_part("sharding", "step_times", strategy, state, launch=LAUNCH[strategy])
+            yield measure_part("sharding", "step_times", strategy, launch=LAUNCH[strategy])
     if "peak" in parts:
         yield peaks()
     if "checkpoint" in parts:
@@ -112,7 +106,7 @@ def connect(name: str) -> Strategy:
     return strategy
 
 
-def step_times(name: str, state: str) -> list[Figure]:
+def step_times(name: str) -> list[Figure]:
     strategy = connect(name)
     own = CANONICAL_REPLICAS // strategy.topology.num_replicas
     ways: dict[str, dict[str, Any]] = {
@@ -123,7 +117,12 @@ def step_times(name: str, state: str) -> list[Figure]:
         "microbatches": {"num_microbatches": own},
         "canonical": {"num_parts": CANONICAL_REPLICAS},
     }
-    ways = {way: each for way, each in ways.items() if any(way in pair for pair in PAIRS[state])}
+    pairs: list[tuple[str, str, float]] = [
+        ("optimizer", "without", 1.05),
+        ("canonical", "microbatches", 1.1),
+        *choose_size([("weights", "recomputed", 1.1)], []),
+    ]
+    ways = {way: each for way, each in ways.items() if any(way in pair for pair in pairs)}
     made = {way: build_training(strategy, encoder(), **each) for way, each in ways.items()}
     contenders = [build_sample(train, STEPS) for _, train in made.values()]
     for sample in contenders:  # canonical sums change an option of TensorFlow's, after which all is optimized anew
@@ -132,13 +131,13 @@ def step_times(name: str, state: str) -> list[Figure]:
     seconds = {way: [1e3 / rate for rate in found] for way, found in rates.items()}
     figures = [
         make_ratio(f"{name}, {way}: step time ÷ {peer}", seconds[way], seconds[peer], goal, unit="ms", at_most=True)
-        for way, peer, goal in PAIRS[state]
+        for way, peer, goal in pairs
     ]
-    if state == "optimizer":
-        slots = [sum(4 * int(np.prod(v.shape)) for v in made[way][0].optimizer.variables) / 2**20 for way in ways]
-        slots_name = f"{name}, optimizer: slots of worker 0 ÷ without"
-        figures.append(make_ratio(slots_name, slots[1:2], slots[:1], 0.55, unit="MB", at_most=True))
-    return figures if strategy.topology.is_chief else []
+    if not strategy.topology.is_chief:
+        return []
+    held = {way: sum(4 * int(np.prod(v.shape)) for v in made[way][0].optimizer.variables) / 2**20 for way in ways}
+    slots = f"{name}, optimizer: slots of worker 0 ÷ without"
+    return [*figures, make_ratio(slots, [held["optimizer"]], [held["without"]], 0.55, unit="MB", at_most=True)]
 
 
 def peak_with(sharding: str, width: str) -> list[Figure]:

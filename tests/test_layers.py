@@ -98,7 +98,7 @@ BUDGETS = {
     "tasks": (1_500, 10),
     "telemetry": (3_500, 26),
     "tpu_compiler": (700, 8),
-    "training": (11_090, 51),
+    "training": (11_080, 51),
     "tuning": (3_250, 20),
     "tests": (35_290, 242),
     "benchmarks and tools": (5_970, 46),

@@ -215,7 +215,7 @@ class Shards:
                 for i, v in zip(some, alike, strict=True)
                 if self.owner(v) == replica
             ]
-            row = tf.concat(_pad_row(mine, self._row_length(alike), dtype), axis=0)
+            row = tf.concat(_pad_row(mine, max(self._sizes(alike)), dtype), axis=0)
             rows = self._strategy.all_gather(row, name=f"block.{dtype}")
             found |= zip(some, self._values(rows, alike), strict=True)
         return [found[i] for i in range(len(variables))]
@@ -249,7 +249,7 @@ class Shards:
         local = replica - self._strategy.topology.first_replica
         for number, some in enumerate(self._pack_variables(variables)):
             mine = [tf.reshape(self._here[id(v)][replica].value, [-1]) for v in some if self.owner(v) == replica]
-            length = self._row_length(some)
+            length = max(self._sizes(some))
             # Where nothing is owned anything may stand but a constant: TensorFlow takes what is constant out of a loop,
             # and Horovod's other workers would wait for this one.
             anything = tf.reshape(self._replica_variable(some[0], local), [-1])[:1]
@@ -301,7 +301,8 @@ class Shards:
         owners = [self.owner(variable) for variable in variables]
         for dtype, some in _group([g.dtype for g in gradients]).items():
             dense = {i: tf.reshape(tf.convert_to_tensor(gradients[i]), [math.prod(variables[i].shape)]) for i in some}
-            length = self._row_length([variables[i] for i in some])
+            longest = max(self._sizes([variables[i] for i in some]))
+            length = -(-longest // ALIGNED) * ALIGNED  # TensorFlow then takes the rows apart without copying them
             parts: list[tf.Tensor] = []
             for owner in range(self._strategy.topology.num_replicas):
                 parts += _pad_row([dense[i] for i in some if owners[i] == owner], length, dtype)
@@ -319,13 +320,6 @@ class Shards:
         for variable in variables:
             sizes[self.owner(variable)] += math.prod(variable.shape)
         return sizes
-
-    def _row_length(self, variables: Sequence[keras.Variable]) -> int:
-        """How many numbers a row has for these: those of the owner that has most, up to where the next may begin.
-
-        TensorFlow then takes rows apart without copying them.
-        """
-        return -(-max(self._sizes(variables)) // ALIGNED) * ALIGNED
 
     def _replica_variable(self, variable: keras.Variable, local: int) -> tf.Variable:
         """Returns the tf.Variable that a local replica holds of a distributed variable."""
