@@ -17,7 +17,7 @@ from tfdist.data.formats.input_files import file_version
 from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Order
 from tfdist.data.tables.table_encoding import Encoder, FittedColumns, Rule, encode, raw_values
-from tfdist.data.tables.table_files import FLOAT, INTEGER, STRING, read_table
+from tfdist.data.tables.table_files import BOOLEAN, FLOAT, INTEGER, STRING, read_table
 from tfdist.data.tables.tables import Table
 from tfdist.errors import UserError
 
@@ -99,6 +99,21 @@ def test_another_split_is_encoded_as_the_training_rows_are(tmp_path: pathlib.Pat
     np.testing.assert_allclose(inputs["size"], np.array([0, 0, 0, 1]) / np.sqrt(26 / 3), rtol=1e-6)
 
 
+def test_a_path_that_is_there_is_no_pattern(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "br[1].csv"
+    path.write_text("x,y\n1,2\n")
+    assert Table(files=path, columns=Columns("x", "y")).num_examples == 1
+
+
+def test_files_of_one_pattern_may_store_texts_in_different_ways(tmp_path: pathlib.Path) -> None:
+    colors = pyarrow.array(["red", None, "green"])
+    for i, kind in enumerate([colors.type, pyarrow.dictionary("int8", "string"), pyarrow.string_view()]):
+        write(tmp_path / f"part-{i}.parquet", {"color": colors.cast(kind), "n": [1, 2, 3]})
+    files = str(tmp_path / "part-*.parquet")
+    x, _ = rows(Table(files=files, fitted_on=files, columns=Columns("color", "n"), missing={"color": "red"}))
+    assert x.tolist() == [1, 1, 0] * 3
+
+
 def test_what_was_fitted_is_kept_with_the_run(tmp_path: pathlib.Path) -> None:
     train, run = mixed(tmp_path / "train.parquet"), str(tmp_path / "run" / "fitted")
     settings = {"fitted_on": train, "columns": MIXED, "missing": {"size": "mean", "color": "category", "grade": 0}}
@@ -162,6 +177,8 @@ def test_what_is_wrong_with_rows_gets_a_message(tmp_path: pathlib.Path) -> None:
         (table(files, MIXED, unseen="drop"), "Table.unseen is 'drop'"),
         (table(files, MIXED, vocabularies={"color": [1]}), "Table.vocabularies gives .1. for 'color'"),
         (table(files, MIXED, standardize=["color"]), "Table.standardize names 'color'"),
+        (table(files, MIXED, delimiter=";;"), "Table.delimiter is one ASCII character"),
+        (table(files, MIXED, delimiter=5), "Table.delimiter is one ASCII character, .* received 5"),
     ):
         with pytest.raises(UserError, match=f"(?s){message}"):
             make()
@@ -176,6 +193,7 @@ def test_what_is_wrong_with_files_gets_a_message(tmp_path: pathlib.Path) -> None
     text(tmp_path / "kinds-0.csv", head + "1,2,3\n")
     text(tmp_path / "kinds-1.csv", head + "1,two,3\n")
     dates = write(tmp_path / "dates.parquet", {"number": [1], "half": [np.datetime64("2020-01-01", "s")], "odd": [1]})
+    huge = write(tmp_path / "huge.parquet", {"number": np.uint64([1 << 63]), "half": [1], "odd": [1]})
     for make, message in (
         (table(ragged), r"ragged\.csv: .*Row #\d: Expected 3 columns, got 2"),
         (table(text(tmp_path / "quote.csv", head + '1,2,3\n4,"5,6\n')), r"quote\.csv: a quote is not closed"),
@@ -193,6 +211,7 @@ def test_what_is_wrong_with_files_gets_a_message(tmp_path: pathlib.Path) -> None
         (table(str(torn)), r"part-0\.parquet is no readable Parquet file"),
         (table(text(tmp_path / "a.json", "{}")), r"a\.json is no table that can be read"),
         (table(dates), "'half' is of the type timestamp.*cannot hold"),
+        (table(huge), "'number' holds whole numbers that int64 cannot: .*Write them as strings"),
     ):
         with pytest.raises(UserError, match=f"(?s){message}"):
             make()
@@ -200,7 +219,7 @@ def test_what_is_wrong_with_files_gets_a_message(tmp_path: pathlib.Path) -> None
 
 # As an export encodes
 
-FITTED = FittedColumns({"c": ["blue", "red"], "n": [3, 7]}, {"x": 2.0, "y": -1.0}, {"x": 0.5, "y": 3.0})
+FITTED = FittedColumns({"c": ["blue", "red"], "n": [3, 7]}, {"x": 2.0, "y": -1.0, "n": 1.5}, {"x": 0.5, "y": 3.0})
 CATEGORY: dict[str, Any] = {"name": "c", "kind": STRING, "is_category": True}
 NUMBER: dict[str, Any] = {"name": "x", "kind": FLOAT}
 
@@ -212,6 +231,11 @@ NUMBER: dict[str, Any] = {"name": "x", "kind": FLOAT}
         (Rule(**CATEGORY, unseen="category", missing="category"), ["red", None, "green", "blue"], [1, 3, 2, 0]),
         (Rule(**CATEGORY, unseen="category", missing="blue"), ["green", None, "blue"], [2, 0, 0]),
         (Rule(**CATEGORY, missing="category"), [None, "blue"], [2, 0]),
+        (Rule(**CATEGORY, vocabulary=("", "red")), ["red", ""], [1, 0]),
+        (Rule("n", INTEGER, missing=5), [4, None, -7], [4, 5, -7]),
+        (Rule("n", INTEGER, missing="mean"), [4, None], [4.0, 1.5]),
+        (Rule("n", INTEGER, is_category=True, missing="category"), [7, None, 3], [1, 2, 0]),
+        (Rule("b", BOOLEAN, is_category=True, vocabulary=(True, False), missing="category"), [True, None], [0, 2]),
         (Rule("n", INTEGER, is_category=True, unseen="category"), [7, 3, 9], [1, 0, 2]),
         (Rule(**NUMBER), [1.5, 2.5], [1.5, 2.5]),
         (Rule(**NUMBER, missing="mean", is_standardized=True), [1.5, None, -4.0], [-1.0, 0.0, -12.0]),

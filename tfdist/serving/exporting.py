@@ -204,7 +204,9 @@ def _copy(path: str, target: str) -> int:
 
 
 def _report(run: Run, kind: str, found: Mapping[str, Any]) -> None:
-    largest = max(found["largest_difference"].values())
-    same = "".join(f"; the same class for {share:.1%}" for share in list(found["same_class"].values())[:1])
+    compared = (found, found.get("raw", found))
+    largest = max(max(each["largest_difference"].values()) for each in compared)
+    shares = [share for each in compared for share in each["same_class"].values()]
+    same = f"; the same class for {min(shares):.1%}" if shares else ""
     message = f"{kind}: {found['bytes']:,} bytes, at most {largest:.2g} from the model's outputs{same}; {found['path']}"
     run.events.info("exported", message=message, kind=kind, **found)

@@ -88,7 +88,8 @@ def fit(rules: Sequence[Rule], rows: pyarrow.Table) -> FittedColumns:
     Raises:
       UserError: a column has no value in any row.
     """
-    values = {rule.name: _to_plain(rows[rule.name]).unique().drop_null() for rule in rules if rule.needs_vocabulary}
+    named = [rule for rule in rules if rule.needs_vocabulary]
+    values = {rule.name: _to_keys(rule, rows[rule.name]).unique().drop_null() for rule in named}
     numbers = {rule.name: _to_numbers(rows[rule.name]) for rule in rules if rule.needs_moments}
     numbers = {name: held[~np.isnan(held)] for name, held in numbers.items()}
     empty = [name for name, held in (values | numbers).items() if not len(held)]
@@ -111,8 +112,10 @@ def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: FittedColumns, desc
     if not rule.is_category and rule.dtype != "int64":
         raw = _to_numbers(column)  # of which float32 would lose digits before they are standardized
         is_missing = np.isnan(raw)
-    else:
+    elif rule.kind == STRING:
         raw = raw_values(rule, column)
+    else:
+        raw = _to_keys(rule, column).cast("int64").fill_null(0).to_numpy()
     encoded = Encoder(rule, fitted).encode(tf.constant(raw), tf.constant(is_missing))
     values, is_refused = (t.numpy() for t in encoded)
     if is_refused.any():
@@ -134,21 +137,20 @@ def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: FittedColumns, desc
 
 
 def raw_spec(rule: Rule) -> tf.TensorSpec:
-    """The spec of the column as a program gives it."""
-    dtype = (tf.string if rule.kind == STRING else tf.int64) if rule.is_category else rule.dtype
+    """The spec of the column as a program gives it: of whole numbers, float64 where one may be missing."""
+    whole = tf.int64 if rule.missing == ERROR else tf.float64
+    dtype = tf.string if rule.kind == STRING else tf.float32 if rule.dtype == "float32" else whole
     return tf.TensorSpec([None], dtype, name=rule.name)
 
 
 def raw_values(rule: Rule, column: Any) -> np.ndarray:
     """A column's values as a program gives them: a missing number is not-a-number, a missing text is empty."""
-    import pyarrow
-
-    spec = raw_spec(rule)
-    if spec.dtype == tf.string:
-        return np.array(_to_plain(column).fill_null("").to_pylist(), dtype=object)
-    if spec.dtype == tf.int64:
-        return column.cast(pyarrow.int64()).fill_null(0).to_numpy()
-    return _to_numbers(column).astype(np.float32)
+    dtype = raw_spec(rule).dtype
+    if dtype == tf.string:
+        return np.array(_to_keys(rule, column).fill_null("").to_pylist(), dtype=object)
+    if dtype == tf.int64:
+        return _to_keys(rule, column).cast("int64").fill_null(0).to_numpy()
+    return _to_numbers(column).astype(dtype.as_numpy_dtype)
 
 
 class Encoder(tf.Module):
@@ -176,9 +178,12 @@ class Encoder(tf.Module):
         """Encodes what a program gives, [n]; raises InvalidArgumentError for a value that training refuses."""
         is_missing = tf.zeros(tf.shape(values), tf.bool)
         if values.dtype == tf.string:
-            is_missing = tf.equal(values, "")
+            is_value = "" in vocabulary(self._rule, self._fitted)
+            is_missing = is_missing if is_value else tf.equal(values, "")
         elif values.dtype.is_floating:
             is_missing = tf.math.is_nan(values)
+            if self._rule.dtype != "float32":
+                values = tf.cast(tf.where(is_missing, tf.zeros_like(values), values), tf.int64)
         encoded, is_refused = self.encode(values, is_missing)
         words = [f"{self._rule.name!r} is missing, or has a value that training does not know:", values]
         with tf.control_dependencies([tf.debugging.Assert(~tf.reduce_any(is_refused), words)]):
@@ -232,15 +237,15 @@ def _to_numbers(column: Any) -> np.ndarray:
     return np.asarray(column.cast(pyarrow.float64(), safe=False).to_numpy(), np.float64)  # whole numbers may be large
 
 
-def _to_plain(column: Any) -> Any:
+def _to_keys(rule: Rule, column: Any) -> Any:
     """A column in one piece, of strings, whole numbers or truth values."""
     import pyarrow
     from pyarrow import types
 
-    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-    if types.is_integer(kind):
-        kind = pyarrow.int64()
-    elif not types.is_boolean(kind):
-        kind = pyarrow.string()
-    held = column.cast(kind)
-    return held.combine_chunks() if hasattr(held, "combine_chunks") else held
+    kind = "int64" if types.is_integer(column.type) else "bool" if types.is_boolean(column.type) else "string"
+    try:
+        return column.cast(kind).combine_chunks()
+    except pyarrow.ArrowInvalid as error:
+        raise UserError(
+            f"The column {rule.name!r} holds whole numbers that int64 cannot: {error}. Write them as strings."
+        ) from error

@@ -87,10 +87,10 @@ def _read_parquet(file: FileVersion, columns: Columns | None) -> pyarrow.Table:
 
     try:
         with parquet.ParquetFile(io.BytesIO(read_whole(file))) as opened:
-            if columns is None:
-                return opened.read()
-            columns.check(opened.schema_arrow.names, file.path)
-            return opened.read(columns=columns.names)
+            if columns is not None:
+                columns.check(opened.schema_arrow.names, file.path)
+            rows = opened.read(columns=columns and columns.names)
+            return rows.cast(pyarrow.schema([(field.name, _plain_type(field.type)) for field in rows.schema]))
     except (pyarrow.ArrowException, OSError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(f"{file.path} is no readable Parquet file: {reason}") from error
@@ -149,17 +149,24 @@ def _ends_in_quotes(data: bytes, delimiter: str) -> bool:
     return any(not found[1] for found in re.finditer(cell, data))
 
 
+def _plain_type(kind: Any) -> Any:
+    """The Arrow type of values that a file stores in a dictionary or as views."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    return "string" if types.is_string_view(kind) else kind
+
+
 def _find_kind(kind: Any) -> str:
     """The kind of a column of an Arrow type; an unusable type by its own name."""
     from pyarrow import types
 
-    if types.is_dictionary(kind):
-        return _find_kind(kind.value_type)
     if types.is_integer(kind):
         return INTEGER
     if types.is_floating(kind) or types.is_decimal(kind):
         return FLOAT
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    if types.is_string(kind) or types.is_large_string(kind):
         return STRING
     if types.is_boolean(kind):
         return BOOLEAN

@@ -97,6 +97,8 @@ class Table(Source):
         stack_inputs: bool = False,
         delimiter: str | None = None,
     ) -> None:
+        if delimiter is not None and not (isinstance(delimiter, str) and len(delimiter.encode()) == 1):
+            raise UserError(f"Table.delimiter is one ASCII character, such as ';'; received {delimiter!r}.")
         self._columns = columns
         self._stack = stack_inputs
 
@@ -219,7 +221,7 @@ def _join(tables: Mapping[str, pyarrow.Table], names: Sequence[str]) -> pyarrow.
     import pyarrow
 
     parts = [rows.select(list(names)) for rows in tables.values() if rows.num_columns]
-    return pyarrow.concat_tables(parts, promote_options="permissive").unify_dictionaries()
+    return pyarrow.concat_tables(parts, promote_options="permissive")
 
 
 def _find_kinds(
