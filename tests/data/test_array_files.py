@@ -34,7 +34,7 @@ def test_npy_files_are_mapped_and_float64_rows_become_float32(written: dict[str,
     assert source.calls_python and "memory-mapped" in source.describe()[0]
     assert [spec.dtype.name for spec in source.structure] == ["float32", "int32"]
     assert global_batches(lambda: source, steps=1)[0][0].dtype == np.float32
-    whole = ArrayFiles(written["plain"], inputs="x", targets="y")
+    whole = ArrayFiles(pathlib.Path(written["plain"]), inputs="x", targets="y")
     assert not whole.calls_python and "read whole" in whole.describe()[0]
 
 

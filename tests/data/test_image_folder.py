@@ -56,6 +56,20 @@ def test_a_crop_keeps_proportions(tmp_path: pathlib.Path) -> None:
     assert image(fit="crop").tolist() == [[0, 0, 200, 200]] * 4
 
 
+def test_images_of_16_bits_keep_their_upper_eight(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a").mkdir()
+    values = np.array([[0, 300], [32_768, 63_000]], np.uint16)
+    Image.fromarray(values).save(tmp_path / "a" / "deep.png")
+    for channels in (1, 3):
+        source = ImageFolder(tmp_path, size=(2, 2), channels=channels, scale=1)
+        ((images, _),) = global_batches(lambda source=source: source, steps=1, batch_size=1, seed=None)
+        assert images[0, :, :, 0].tolist() == (values // 256).tolist()
+    Image.fromarray(values.astype(np.float32)).save(tmp_path / "a" / "deep.tif")
+    with pytest.raises(tf.errors.OpError):
+        global_batches(lambda: ImageFolder(tmp_path, size=(2, 2)), steps=2, batch_size=1, seed=None)
+    assert "deep.tif' cannot be decoded: its values have 32 bits" in str(failures.pop_error())
+
+
 def test_channels_are_converted_and_classes_ordered_as_given(root: pathlib.Path) -> None:
     source = ImageFolder(str(root), size=(3, 2), classes=["cat.v2", "ant", "bee", "none yet"], scale=1)
     ((images, labels),) = global_batches(lambda: source, steps=1, seed=None)

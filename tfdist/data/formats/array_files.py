@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.data.formats.input_files import Path, find_path
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.columns import Columns, Names
@@ -43,16 +44,17 @@ class ArrayFiles(ArraySource):
 
     def __init__(
         self,
-        path: str | Mapping[str, str],
+        path: Path | Mapping[str, Path],
         *,
         inputs: Names,
         targets: Names,
         weights: str | None = None,
         augmentation: Sequence[LayerBuilder] = (),
     ) -> None:
+        named = {n: find_path(p) for n, p in path.items()} if isinstance(path, Mapping) else find_path(path)
         columns = Columns(inputs, targets, weights)
-        self._location = path if isinstance(path, str) else ", ".join(path.values())
-        arrays = _load_arrays(path, columns, self._location)
+        self._location = named if isinstance(named, str) else ", ".join(named.values())
+        arrays = _load_arrays(named, columns, self._location)
         sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
         if len(set(sizes.values())) != 1 or any(array.dtype == object for array in arrays.values()):
             raise UserError(

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.formats.input_files import IMAGE_SUFFIXES
+from tfdist.data.formats.input_files import IMAGE_SUFFIXES, find_path
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.indexed import IndexedSource
 from tfdist.data.sources.source import Order, StagedReader
@@ -58,7 +58,7 @@ class ImageFolder(IndexedSource):
 
     def __init__(
         self,
-        root: str,
+        root: str | os.PathLike[str],
         *,
         size: tuple[int, int],
         classes: Sequence[str] | None = None,
@@ -75,6 +75,7 @@ class ImageFolder(IndexedSource):
             raise UserError(f"channels is {channels!r}; write one of {', '.join(map(str, MODES))}.")
         one_of(*METHODS)("method", method)
         one_of(*FITS)("fit", fit)
+        root = find_path(root)
         self._root, self._scale = root, float(scale)
         self.classes = find_classes(root, classes)
         listed = [list_images(files.join(root, name)) for name in self.classes]
@@ -133,12 +134,29 @@ class _Images:
             raise UserError(f"The image {path!r} cannot be read: {error.strerror or error}.") from error
         try:
             image = keras.utils.load_img(
-                io.BytesIO(data), color_mode, (height, width), self.method, keep_aspect_ratio=self.fit == "crop"
+                _take_upper_bits(data), color_mode, (height, width), self.method, keep_aspect_ratio=self.fit == "crop"
             )
-            pixels = np.asarray(image.convert(mode), np.uint8)  # of 16 bits, it is not converted yet
-            return pixels.reshape(self.shape), self.labels[number]
+            return np.asarray(image.convert(mode), np.uint8).reshape(self.shape), self.labels[number]
         except Exception as error:  # Pillow raises many kinds for what is no image, or a damaged one
             raise UnreadableError(f"The image {path!r} cannot be decoded: {error}. Replace or remove it.") from error
+
+
+def _take_upper_bits(data: bytes) -> io.BytesIO:
+    """An image file; of one with 16 bits a value those of the upper 8, where Pillow would take all above 255 for 255.
+
+    Raises:
+      ValueError: the values have 32 bits.
+    """
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        if image.mode in ("I", "F"):
+            raise ValueError("its values have 32 bits. Write images of 8 or 16, or take ArrayFiles")
+        if not image.mode.startswith("I;16"):
+            return io.BytesIO(data)
+        eight_bits = io.BytesIO()
+        Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).save(eight_bits, "png")
+        return eight_bits
 
 
 def find_classes(root: str, wanted: Sequence[str] | None = None) -> list[str]:

@@ -10,7 +10,13 @@ from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
-Patterns = str | Sequence[str]
+Path = str | os.PathLike[str]
+Patterns = Path | Sequence[Path]
+
+
+def find_path(path: Path) -> str:
+    """A path as text, with the user's home directory for `~`."""
+    return os.path.expanduser(os.fspath(path))
 
 
 def file_version(path: str) -> FileVersion:
@@ -31,20 +37,22 @@ def find_files(patterns: Patterns, setting: str) -> list[FileVersion]:
     Raises:
       UserError: they are no patterns, or match nothing; `setting` is where they were written.
     """
-    listed = [patterns] if isinstance(patterns, str) else patterns
-    if not isinstance(listed, (list, tuple)) or not listed or not all(isinstance(p, str) and p for p in listed):
+    listed = [patterns] if isinstance(patterns, (str, os.PathLike)) else patterns
+    is_list = isinstance(listed, (list, tuple)) and len(listed) > 0
+    if not is_list or not all(isinstance(each, (str, os.PathLike)) and os.fspath(each) for each in listed):
         raise UserError(
             f"{setting} is {patterns!r}; write a path, a pattern such as 'data/train-*', or a list of them."
         )
     found: list[str] = []
-    for pattern in map(os.path.expanduser, listed):
+    for pattern in map(find_path, listed):
         try:
-            matched = files.glob(pattern)
+            matched = [pattern] if files.exists(pattern) else files.glob(pattern)
         except OSError as error:
             raise UserError(f"The files {pattern!r} cannot be listed: {error.strerror or error}") from error
         if not matched:
+            place = "" if files.is_remote(pattern) else f" (from {os.getcwd()})"
             raise build_user_error(
-                f"No file matches {pattern!r} (from {os.getcwd()}). Write paths or patterns of files that exist.",
+                f"No file matches {pattern!r}{place}. Write paths or patterns of files that exist.",
                 error_id="missing-file",
             )
         found += matched
