@@ -51,6 +51,16 @@ def test_every_batch_holds_its_quotas_and_every_source_goes_through_its_epochs()
         assert len(set(map(tuple, epochs))) == len(epochs)  # another order each time
 
 
+def test_a_small_source_may_give_a_replica_none_of_an_epoch() -> None:
+    def small_and_large() -> Mixture:
+        return Mixture([lambda n=n: (np.arange(n, dtype=np.float32), np.arange(n)) for n in (8, 200)], weights=(1, 1))
+
+    alone, shared = (
+        global_batches(small_and_large, steps=3, batch_size=64, num_local=n, num_microbatches=n) for n in (1, 2)
+    )
+    assert [sorted(x) for x, _ in shared] == [sorted(x) for x, _ in alone]
+
+
 @pytest.mark.slow
 def test_weights_change_by_epoch() -> None:
     by_epoch = global_batches(lambda: mixture({0: (1, 0, 0), 2: (0, 1, 1)}, examples_per_epoch=16), steps=8)

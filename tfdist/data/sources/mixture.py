@@ -200,16 +200,17 @@ def _build_running_reader(source: Source, order: Order, structure: Any) -> Calla
         """Reads examples by their numbers in all epochs one after the other, int64 [n]."""
         epochs, positions = ranks // source.num_examples, ranks % source.num_examples
         nothing = tf.nest.map_structure(lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), structure)
-        first, last = tf.reduce_min(epochs), tf.reduce_max(epochs)  # of no ranks, the loop has no turn
+        own_epochs = tf.unique(tf.sort(epochs)).y  # ranks of other replicas may lie in epochs between these
 
-        def one_epoch(epoch: tf.Tensor, before: Any) -> tuple[tf.Tensor, Any]:
+        def one_epoch(turn: tf.Tensor, before: Any) -> tuple[tf.Tensor, Any]:
+            epoch = own_epochs[turn]
             found = read_one_epoch(tf.boolean_mask(positions, epochs == epoch), epoch)
-            return epoch + 1, tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), before, found)
+            return turn + 1, tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), before, found)
 
         _, found = tf.while_loop(
-            lambda epoch, _: epoch <= last,
+            lambda turn, _: turn < tf.size(own_epochs),
             one_epoch,
-            (first, nothing),
+            (tf.constant(0), nothing),
             shape_invariants=(tf.TensorShape([]), tf.nest.map_structure(lambda spec: spec.shape, structure)),
             parallel_iterations=1,
         )
