@@ -36,6 +36,18 @@ def test_texts_images_and_nests_keep_their_types() -> None:
     assert [array.dtype for array in batch[:3]] == [bool, np.uint8, object] and batch[2][0] == "é".encode()
 
 
+def test_columns_that_are_not_used_may_hold_anything() -> None:
+    examples = [{"x": float(i), "y": i, "none": None, "ragged": [0] * i} for i in range(4)]
+    ((x, y),) = global_batches(lambda: IndexedSource(examples, columns=XY), steps=1, batch_size=4, seed=None)
+    assert x.tolist() == y.tolist() == [0, 1, 2, 3]
+
+
+def test_examples_may_be_arrays_without_targets() -> None:
+    source = IndexedSource([np.full(2, i, np.int32) for i in range(3)])
+    ((x,),) = global_batches(lambda: source, steps=1, batch_size=3, seed=None)
+    assert x.tolist() == [[0, 0], [1, 1], [2, 2]]
+
+
 test_a_mistake_is_one_message = each_is_refused(
     call,
     (lambda: as_source(Squares(0)), "Squares holds no examples"),

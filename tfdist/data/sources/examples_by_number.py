@@ -14,17 +14,21 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.data.sources.columns import Columns
 from tfdist.errors import EXIT_BUG, TfdistError, UserError
 from tfdist.user_code import build_error
 
 _process_data: Any = None  # in a process that only reads: its copy of the data
 
 
-def read_batch(data: Any, numbers: Sequence[int], description: str | None = None) -> Any:
+def read_batch(
+    data: Any, numbers: Sequence[int], description: str | None = None, columns: Columns | None = None
+) -> Any:
     """The batch of these examples: a nest of arrays with one row an example.
 
     Args:
       description: as `describe_nest` gives it of example 0; None where that is being read.
+      columns: the keys of a dict that are wanted; None wants all.
 
     Raises:
       UserError: `data` fails, an example holds no arrays, or examples differ in keys, shapes or types.
@@ -40,10 +44,12 @@ def read_batch(data: Any, numbers: Sequence[int], description: str | None = None
     except Exception as error:
         which = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}, … {numbers[-1]}"
         raise build_error(f"{name}[{which}]", error) from error
-    nests = [
-        _as_arrays(tuple(example) if isinstance(example, list) else example, number)
-        for example, number in zip(examples, numbers, strict=True)
-    ]
+    nests = []
+    for example, number in zip(examples, numbers, strict=True):
+        if columns is not None and isinstance(example, Mapping):
+            columns.check(list(example), f"{name}[{number}]")
+            example = {key: example[key] for key in columns.names}
+        nests.append(_as_arrays(tuple(example) if isinstance(example, list) else example, number))
     for nest, number in zip(nests, numbers, strict=True):
         found = describe_nest(nest)
         if found != (description or found):
@@ -101,9 +107,9 @@ def begin_process(data: Any) -> None:
     _process_data = data
 
 
-def read_in_process(numbers: Sequence[int], description: str) -> Any:
+def read_in_process(numbers: Sequence[int], description: str, columns: Columns | None) -> Any:
     """`read_batch` of the process's copy of the data."""
-    return read_batch(_process_data, numbers, description)
+    return read_batch(_process_data, numbers, description, columns)
 
 
 def _end_with_parent() -> None:

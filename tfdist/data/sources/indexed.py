@@ -59,7 +59,7 @@ class IndexedSource(Source):
         whole_number(0)("IndexedSource.num_processes", num_processes)
         if num_threads and num_processes:
             raise UserError("IndexedSource takes num_threads or num_processes; received both. Leave one out.")
-        if not is_indexed(data):
+        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             raise UserError(
                 "IndexedSource.data is an object with __len__ and __getitem__, which gives one example by its number; "
                 f"received {type(data).__name__}."
@@ -80,7 +80,9 @@ class IndexedSource(Source):
             )
         self._lock = threading.Lock()
         self.num_examples = _count_examples(data)
-        first = read_batch(data, [0])
+        # A transform may name a column that is not in use, which is a mistake that `Decoding` tells.
+        self._columns = columns and Columns([*columns.names, *(transforms or ())], ())
+        first = read_batch(data, [0], columns=self._columns)
         self._description = describe_nest(first, is_batch=True)
         self._examples = tf.nest.map_structure(lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), first)
         if columns is None and transforms:
@@ -92,8 +94,7 @@ class IndexedSource(Source):
                     "IndexedSource.columns chooses among the keys of a dict; an example of "
                     f"{self._name} is {self._description}. Leave columns out."
                 )
-            self._decode = decoding = Decoding(columns, transforms, transform)
-            decoding.check(list(first), f"An example of {self._name}")
+            self._decode = Decoding(columns, transforms, transform)
         self.structure = trace_structure(self._decode, self._examples)
 
     def reader(self, order: Order) -> StagedReader:
@@ -112,7 +113,7 @@ class IndexedSource(Source):
             parts = self._read_in_parallel(numbers)
         else:
             with self._lock:
-                parts = [read_batch(self._data, numbers, self._description)]
+                parts = [read_batch(self._data, numbers, self._description, self._columns)]
         columns = zip(*(tf.nest.flatten(part) for part in parts), strict=True)
         return [pieces[0] if len(pieces) == 1 else np.concatenate(pieces) for pieces in columns]
 
@@ -122,7 +123,7 @@ class IndexedSource(Source):
         parts = [numbers[len(numbers) * i // count : len(numbers) * (i + 1) // count] for i in range(count)]
         read = read_in_process if self._num_processes else functools.partial(read_batch, self._data)
         try:
-            return list(self._executor.map(read, parts, [self._description] * count))
+            return list(self._executor.map(read, parts, [self._description] * count, [self._columns] * count))
         except BrokenProcessPool as error:
             raise UserError(
                 f"A process of IndexedSource ended while it read {self._name}[{numbers[0]}] or one that follows. Look "
