@@ -86,7 +86,7 @@ def test_a_byte_order_mark_belongs_to_no_label_and_no_word(tmp_path: pathlib.Pat
 
 def test_what_is_wrong_gets_a_message(tmp_path: pathlib.Path) -> None:
     def file(name: str, content: str) -> str:
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_bytes(content.encode("latin-1"))
         return str(tmp_path / name)
 
     good = file("good.tsv", "sun\tshines\nrain\tfalls\n")
@@ -96,6 +96,8 @@ def test_what_is_wrong_gets_a_message(tmp_path: pathlib.Path) -> None:
         (lambda: lines(file("c.tsv", "\n"), fitted_on=good), "have no lines"),
         (lambda: lines(str(tmp_path / "none-*")), "No file matches"),
         (lambda: lines(file("d.tsv", "sun\tx\nrian\tx\n"), fitted_on=good), r"d\.tsv:2: .*'rian'.*Did you mean 'rain'"),
+        (lambda: lines(file("e.tsv", "a\tx\nb\tcafé\n")), r"e\.tsv:2 is not UTF-8: .*Write the file in UTF-8"),
+        (lambda: lines(file("f.tsv", "a\t!!!\nb\t?\n")).describe(), "have no words: tfdist.TextLines.standardize = "),
         (lambda: lines(good, labels="sun"), "TextLines.labels is 'sun'; write a list"),
         (lambda: lines(good, labels=["sun"]), "the label 'rain' is not among"),
         (lambda: lines(good, vocabulary_size=2), "TextLines.vocabulary_size is 2; write a whole number of at least 3"),

@@ -111,7 +111,7 @@ class TextLines(Source):
         self._texts = np.array([line.text for lines in read for line in lines], dtype=object)
         self._classes = np.array(_index_labels(itertools.chain(*read), self.labels), np.int32)
         # Words or characters: as many tokens as a text has, or more.
-        count = (lambda text: text.split()) if split == "whitespace" else (lambda text: text.decode("utf-8", "replace"))
+        count = (lambda text: text.split()) if split == "whitespace" else (lambda text: text.decode())
         self._lengths = np.minimum([len(count(text)) for text in self._texts], max_length).astype(np.int32)
         self._max_length, self._pad_to_max, self._bucket_batches = max_length, pad_to_max, bucket_batches
         self._settings = {"max_tokens": vocabulary_size, "standardize": standardize, "split": split}
@@ -127,6 +127,11 @@ class TextLines(Source):
             layer = keras.layers.TextVectorization(**self._settings)
             layer.adapt(tf.data.Dataset.from_tensor_slices(self._fit_texts).batch(FIT_LINES))
             self._vocabulary = [str(word) for word in layer.get_vocabulary(include_special_tokens=False)]
+            if not self._vocabulary:
+                raise UserError(
+                    f"The lines of {self._fitted_on!r} have no words: tfdist.TextLines.standardize = "
+                    f"{self._settings['standardize']!r} takes every sign out. Write None there, or other lines."
+                )
             self._fit_texts = []  # which may be other files, and need no memory any more
         return self._vocabulary
 
@@ -245,7 +250,13 @@ def read_lines(file: FileVersion) -> list[Line]:
       UserError: the file cannot be read, or a line has no tab, no label or no text.
     """
     lines = []
-    for number, line in enumerate(read_whole(file).removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
+    data = read_whole(file).removeprefix(codecs.BOM_UTF8)
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{file.path}:{number} is not UTF-8: {error.reason}. Write the file in UTF-8.") from error
+    for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
             continue
         label, separator, text = line.rstrip(b"\r").partition(SEPARATOR)
@@ -253,8 +264,8 @@ def read_lines(file: FileVersion) -> list[Line]:
         if not (label and text.strip()):
             problem = "no label" if separator and not label else "no text" if separator else "no '\\t'"
             raise UserError(
-                f"{file.path}:{number} has {problem}: {line[:60].decode('utf-8', 'replace')!r}. A line is a label, a "
+                f"{file.path}:{number} has {problem}: {line.decode()[:60]!r}. A line is a label, a "
                 "tab and a text."
             )
-        lines.append(Line(file.path, number, sys.intern(label.decode("utf-8", "replace")), text))
+        lines.append(Line(file.path, number, sys.intern(label.decode()), text))
     return lines
