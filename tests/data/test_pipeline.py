@@ -108,7 +108,7 @@ test_data_that_is_none_gives_the_message = each_is_refused(
     lambda data: as_source(data),
     (None, "returned NoneType"),
     ("digits", "returned str"),
-    (tf.data.Dataset.range(3), r"dataset gives \(x, y\) or"),
+    (tf.data.Dataset.range(3).map(lambda i: (i, i, i, i)), r"dataset gives x, \(x, y\) or"),
     ((np.zeros(3), np.zeros(4)), r"same number of examples.*lengths \[3, 4\]"),
     ((), "no arrays"),
     ((np.zeros(3), [5, 6, 7]), r"one entry an example; received int '5'.*write np\.array"),

@@ -112,6 +112,11 @@ def test_batches_are_recognized_and_taken_apart_when_asked() -> None:
         DatasetFunction(batched)
     pairs = tf.data.Dataset.zip(tf.data.Dataset.range(8).batch(4), tf.data.Dataset.range(2))
     assert DatasetFunction(lambda: pairs).num_examples == 2
+    windows = tf.data.Dataset.range(40).batch(10, drop_remainder=True).map(lambda w: (w, w))
+    assert DatasetFunction(lambda: windows, unbatch=False).num_examples == 4
+    for alone in (lambda: tf.data.Dataset.range(5), lambda: tf.data.Dataset.from_tensor_slices((np.arange(5),))):
+        source = as_source(alone)
+        assert len(source.structure) == 1 and column(global_batches(lambda s=source: s, steps=1), 0).max() == 4
     found = global_batches(lambda: DatasetFunction(batched, unbatch=True), steps=STEPS)
     assert same(found, global_batches(lambda: DatasetFunction(plain), steps=STEPS))
 
@@ -119,7 +124,7 @@ def test_batches_are_recognized_and_taken_apart_when_asked() -> None:
 test_mistakes_have_messages = each_is_refused(
     lambda function, settings: DatasetFunction(function, **settings),
     (lambda: (1, 2), {}, "returns a tf.data.Dataset; received tuple"),
-    (lambda: tf.data.Dataset.range(3), {}, r"gives \(x, y\)"),
+    (lambda: tf.data.Dataset.range(3).map(lambda i: (i,) * 4), {}, r"gives x, \(x, y\)"),
     (plain, {"policy": "file"}, "write one of 'data', 'off'"),
     (plain, {"num_examples": 0}, "num_examples is 0; write a whole number"),
     (lambda: plain().ragged_batch(2), {}, "unbatch = True"),

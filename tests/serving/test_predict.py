@@ -15,6 +15,9 @@ import pytest
 from pyarrow import parquet
 from support import REPOSITORY, Finished, run_python
 
+from tfdist.errors import UserError
+from tfdist.serving.prediction_files import PredictionFiles
+
 pytestmark = pytest.mark.slow
 
 MODULE = """\
@@ -25,6 +28,10 @@ ROWS = np.random.default_rng(0).normal(size=(101, 6)).astype(np.float32)
 
 def rows():
     return ROWS
+
+def alone():
+    import tensorflow as tf
+    return tf.data.Dataset.from_tensor_slices(ROWS)
 
 def narrow():
     return ROWS[:, :5]
@@ -169,7 +176,7 @@ def test_workers_and_replicas_share_the_examples(used: Used, launch: list[str], 
 def test_files_of_other_formats_hold_the_same(used: Used, predict_here: Callable[..., Finished]) -> None:
     expected = {name: np.asarray(value) for name, value in used.model(used.rows).items()}
     everything = "predict.examples_per_file = 1000"
-    predict_here("npz", everything, "predict.format = 'npz'").check()
+    predict_here("npz", everything, "predict.format = 'npz'", "predict.data = @used.alone").check()
     predict_here("parquet", everything, "predict.format = 'parquet'").check()
     table = parquet.read_table("parquet/predictions/part-00000.parquet")
     with np.load("npz/predictions/part-00000.npz") as held:
@@ -177,6 +184,13 @@ def test_files_of_other_formats_hold_the_same(used: Used, predict_here: Callable
         for name, value in expected.items():
             np.testing.assert_allclose(held[name], value, atol=1e-6)
             np.testing.assert_allclose(np.array(table[name].to_pylist()), value, atol=1e-6)
+
+
+def test_outputs_of_two_sizes_are_one_message(tmp_path: Path) -> None:
+    written = PredictionFiles(str(tmp_path), "jsonl", {}, steps_per_file=2)
+    written.add(0, {"tokens": np.zeros((2, 3))}, first=0, is_last=False)
+    with pytest.raises(UserError, match=r"'tokens' is of \[3\] and \[4\] for .*one size. Pad the data to one length"):
+        written.add(1, {"tokens": np.zeros((2, 4))}, first=2, is_last=True)
 
 
 def test_a_compiled_model_predicts(used: Used, predict_here: Callable[..., Finished]) -> None:

@@ -13,7 +13,7 @@ from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import digest_examples, dispose
 from tfdist.data.sources.source import Source
 from tfdist.serving.inputs import InputsAlone, name_outputs, without_compilation
-from tfdist.serving.prediction_files import PredictionFiles, check_columns, check_format
+from tfdist.serving.prediction_files import PredictionFiles, check_columns, check_format, join_rows
 from tfdist.serving.serving_settings import PredictSettings
 from tfdist.storage import files
 from tfdist.storage.contents import crc32c
@@ -95,7 +95,7 @@ class Predictor:
         if strategy.topology.num_workers > 1:
             return {name: parts[0] for name, parts in zip(outputs, columns, strict=True)}
         return {
-            name: np.concatenate([part[mask] for part, mask in zip(parts, masks, strict=True)])
+            name: join_rows(name, [part[mask] for part, mask in zip(parts, masks, strict=True)])
             for name, parts in zip(outputs, columns, strict=True)
         }
 

@@ -117,7 +117,7 @@ class PredictionFiles:
         count = len(next(iter(columns.values())))
         self._held.append({EXAMPLE: np.arange(first, first + count, dtype=np.int64), **columns})
         if is_last or (step + 1) % self._steps == 0:
-            whole = {name: np.concatenate([each[name] for each in self._held]) for name in self._held[0]}
+            whole = {name: join_rows(name, [each[name] for each in self._held]) for name in self._held[0]}
             self._held = []
             path = files.join(self._directory, self._name(len(self._sizes)))
             content = WRITERS[self._kind](whole)
@@ -135,6 +135,17 @@ class PredictionFiles:
     def _write_summary(self, num_examples: int | None) -> None:
         summary = Summary(self._about, num_examples, num_examples is not None, self._sizes)
         files.write_atomic(files.join(self._directory, SUMMARY), to_json(summary, indent=2) + "\n")
+
+
+def join_rows(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Joins parts [n, …] of a column; raises UserError where the sizes of an example's output differ."""
+    if len({part.shape[1:] for part in parts}) > 1:
+        shown = " and ".join(str(list(shape)) for shape in sorted({part.shape[1:] for part in parts})[:2])
+        raise UserError(
+            f"The model's output {name!r} is of {shown} for different examples; predictions need one size. Pad the "
+            "data to one length, as tfdist.TextLines.pad_to_max = True does."
+        )
+    return np.concatenate(parts)
 
 
 def check_columns(columns: Mapping[str, np.ndarray]) -> None:

@@ -61,7 +61,7 @@ class StreamSource(Source):
 
 
 class DatasetFunction(StreamSource):
-    """A function that returns a `tf.data.Dataset` of single examples `(x, y)` or `(x, y, sample_weight)`.
+    """A function that returns a `tf.data.Dataset` of single examples `x`, `(x, y)` or `(x, y, sample_weight)`.
 
         train.train_data = @user_dataset.DatasetFunction
         user_dataset.DatasetFunction.function = @my_data.make_dataset
@@ -78,7 +78,7 @@ class DatasetFunction(StreamSource):
         function shares the examples out itself, by a parameter `input_context` (`tf.distribute.InputContext`) that
         names the worker; or they are random and without end.
       num_examples: of an epoch; needed where the dataset has no end. None counts, once, where it is not known.
-      unbatch: takes batches apart.
+      unbatch: True takes batches apart, False takes each element for one example; None refuses what looks like batches.
 
     Raises:
       UserError: the function gives no such dataset.
@@ -90,7 +90,7 @@ class DatasetFunction(StreamSource):
         *,
         policy: str = "data",
         num_examples: int | None = None,
-        unbatch: bool = False,
+        unbatch: bool | None = None,
     ) -> None:
         one_of(*POLICIES)("DatasetFunction.policy", policy)
         or_none(COUNT)("DatasetFunction.num_examples", num_examples)
@@ -102,7 +102,7 @@ class DatasetFunction(StreamSource):
         self._parameters = [name for name in ("epoch", "seed") if name in self._takes]
         dataset = self._call_function(0, None)
         self._is_endless = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
-        self.structure = _batched_structure(dataset)
+        self.structure = _batched_structure(dataset, may_be_batches=unbatch is None)
         self._is_counted = num_examples is None
         if num_examples is None and self._is_endless:
             raise UserError("The dataset has no end. Write for an epoch: tfdist.DatasetFunction.num_examples = N.")
@@ -185,7 +185,9 @@ class DatasetFunction(StreamSource):
         with _global_seed(seed or 0):
             dataset = self._function(**arguments)
             if isinstance(dataset, tf.data.Dataset):
-                return (dataset.unbatch() if self._unbatch else dataset).with_options(options)
+                dataset = dataset.unbatch() if self._unbatch else dataset
+                alone = not isinstance(dataset.element_spec, tuple)
+                return (dataset.map(lambda x: (x,)) if alone else dataset).with_options(options)
         raise UserError(
             f"DatasetFunction.function returns a tf.data.Dataset; received {type(dataset).__name__}. Functions that "
             "return arrays are data functions by themselves."
@@ -268,11 +270,11 @@ def split_batches(
     return tf.data.Dataset.zip(turns, batches).map(take_rows, num_parallel_calls=2, deterministic=True)
 
 
-def _batched_structure(dataset: tf.data.Dataset) -> Any:
-    """The structure of a batch of the dataset's examples."""
+def _batched_structure(dataset: tf.data.Dataset, *, may_be_batches: bool) -> Any:
+    """The structure of a batch of the dataset's examples; raises UserError where they are batches, if they may be."""
     spec = dataset.element_spec
-    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
-        raise UserError(f"The dataset gives (x, y) or (x, y, sample_weight) for each example; received {spec}.")
+    if len(spec) not in (1, 2, 3):
+        raise UserError(f"The dataset gives x, (x, y) or (x, y, sample_weight) for each example; received {spec}.")
     flat = tf.nest.flatten(spec)
     if not all(isinstance(each, tf.TensorSpec) for each in flat):
         raise UserError(f"The dataset gives dense tensors; received {spec}. Pad ragged and sparse ones.")
@@ -281,11 +283,11 @@ def _batched_structure(dataset: tf.data.Dataset) -> Any:
             f"The dataset does not say the shapes of its examples, {spec}. Give Dataset.from_generator an "
             "output_signature, or use tf.ensure_shape behind tf.py_function."
         )
-    batching = find_batching(dataset)
+    batching = find_batching(dataset) if may_be_batches else None
     if batching is not None and all(each.shape.rank and each.shape[0] in (None, batch_size(batching)) for each in flat):
         raise build_user_error(
             f"The dataset gives batches, {spec}; it has to give single examples, of which tfdist makes the batches. "
-            "Take out Dataset.batch, or set tfdist.DatasetFunction.unbatch = True.",
+            "Take out Dataset.batch, or set tfdist.DatasetFunction.unbatch = True; False takes each for one example.",
             error_id="data-structure",
         )
     return tf.nest.map_structure(lambda each: tf.TensorSpec([None, *each.shape], each.dtype), spec)
