@@ -53,6 +53,8 @@ def test_the_help_of_a_verb_has_its_own_flags_and_an_example(name: str, capsys: 
         (["find-rate", "a.gin"], ["--mode=find_rate", "--gin_file=a.gin"]),
         (["evaluate", "runs/a"], ["--mode=evaluate", "--run_dir=runs/a"]),
         (["predict", "runs/a", "predict.format='csv'"], None),
+        (["evaluate", "runs/lr=0.1"], ["--mode=evaluate", "--run_dir=runs/lr=0.1"]),
+        (["train", "runs/lr=0.1/best.gin"], ["--mode=train", "--gin_file=runs/lr=0.1/best.gin"]),
         (["plan", "a.gin", "--deadline=3"], ["--mode=plan", "--gin_file=a.gin", "--deadline=3.0"]),
         (["plan", "a.gin", "--devices=a", "--devices=b"], None),
     ],
@@ -60,8 +62,10 @@ def test_the_help_of_a_verb_has_its_own_flags_and_an_example(name: str, capsys: 
 def test_a_verb_is_a_mode_of_the_command(
     typed: list[str], flags: list[str] | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "runs" / "a").mkdir(parents=True)
-    (tmp_path / "runs" / "a" / "config.gin").write_text("train.epochs = 3\n")
+    for name in ("a", "lr=0.1"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.gin").write_text("train.epochs = 3\n")
+    (tmp_path / "runs" / name / "best.gin").touch()
     monkeypatch.chdir(tmp_path)
     translated = verbs.translate(typed[0], typed[1:])
     assert flags is None or translated == flags

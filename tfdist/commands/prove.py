@@ -31,6 +31,7 @@ from tfdist.checkpoint.restore import load
 from tfdist.command_line import flags
 from tfdist.config import loading
 from tfdist.errors import EXIT_DONE, EXIT_NOT_PROVEN, UserError
+from tfdist.storage import files
 from tfdist.telemetry.console.console_text import align_columns
 from tfdist.telemetry.records import Unreadable, as_point, read_lines
 from tfdist.telemetry.result import RunResult, read_result
@@ -152,6 +153,8 @@ def prove(given: flags.FlagValues) -> int:
     statements = loading.read_statements(gin_files=given.gin_file, gin_params=given.gin_param)
     engines = _list_engines(given, statements)
     with tempfile.TemporaryDirectory(prefix="tfdist-prove-") as scratch:
+        if files.is_remote(given.run_dir or ""):
+            raise UserError(f"--run_dir={given.run_dir} is not local. Write a new local directory.")
         root = pathlib.Path(given.run_dir or scratch)
         if given.run_dir and root.exists() and any(root.iterdir()):
             raise UserError(f"--run_dir={given.run_dir} is not empty. Write a new directory.")

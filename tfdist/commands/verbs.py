@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.resources
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -206,9 +207,14 @@ def _format_flags(values: flags.FlagValues, defined: flags.FlagValues) -> list[s
 
 def _as_flag(argument: str) -> str:
     """The flag of an experiment or a setting; other arguments as they are."""
-    if argument.startswith("-") or not ("=" in argument or argument.endswith(".gin")):
+    if argument.startswith("-") or not (_is_setting(argument) or argument.endswith(".gin")):
         return argument
-    return f"--gin_param={argument}" if "=" in argument else f"--gin_file={argument}"
+    return f"--gin_param={argument}" if _is_setting(argument) else f"--gin_file={argument}"
+
+
+def _is_setting(operand: str) -> bool:
+    """Whether an operand is NAME=VALUE, and no file or directory that is called so."""
+    return "=" in operand and not operand.startswith("gs://") and not os.path.exists(operand)
 
 
 def _refuse(name: str) -> int:
@@ -243,10 +249,10 @@ def _sort_operands(name: str, operands: Sequence[str]) -> tuple[list[str], list[
     statements: list[str] = []
     runs: list[str] = []
     for index, operand in enumerate(operands):
-        if operand.endswith(".gin") and "=" not in operand:
-            experiments.append(operand)
-        elif "=" in operand:
+        if _is_setting(operand):
             statements.append(operand)
+        elif operand.endswith(".gin"):
+            experiments.append(operand)
         elif VERBS[name].takes_run and not runs:
             runs.append(operand)
         else:
