@@ -147,7 +147,7 @@ def test_a_search_without_time_for_one_trial_says_how_to_go_on(tmp_path: Path) -
     assert (own / "runs/sweep/best.gin").is_file()
 
 
-@pytest.mark.parametrize(("last", "classes"), [("1.0", [0, 1]), ("1.5", None), ("inf", None)])
+@pytest.mark.parametrize(("last", "classes"), [("1.0", [0, 1]), ("1.5", None), ("NaN", [0, 1])])
 def test_whole_numbers_that_pandas_wrote_beside_missing_ones_are_classes(
     tmp_path: Path, last: str, classes: list[int] | None
 ) -> None:
@@ -155,6 +155,18 @@ def test_whole_numbers_that_pandas_wrote_beside_missing_ones_are_classes(
     (tmp_path / "rows.csv").write_text("\n".join(["a,y", *rows, "30,", f"31,{last}"]))
     found = new.inspect_data(DataRequest("table", str(tmp_path / "rows.csv"), "y", None))
     assert found.classes == classes
+
+
+@pytest.mark.parametrize("values", ["floats with NaN", "decimals"])
+def test_numbers_of_any_type_are_learned(tmp_path: Path, values: str) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    numbers = pyarrow.array([*(n / 2 for n in range(40)), 0.25], pyarrow.float64())
+    y = numbers.cast(pyarrow.decimal128(9, 2)) if values == "decimals" else [*numbers.to_pylist()[:-1], float("nan")]
+    parquet.write_table(pyarrow.table({"x": list(range(41)), "y": y}), tmp_path / "rows.parquet")
+    found = new.inspect_data(DataRequest("table", str(tmp_path / "rows.parquet"), "y", None))
+    assert found.classes is None and 0 < found.values["mean"] < 20 and 0 < found.values["deviation"] < 20
 
 
 @pytest.mark.parametrize("name", ['y""" + print("ran") + """', "y\\", 'y"', "y\nimport os", "y\u2028z", "y\x1b[2J"])
@@ -188,6 +200,7 @@ def test_every_mistake_is_one_message(
         Image.new("L", (4, 4)).save(tmp_path / "split" / place / "0.png")
     (tmp_path / "valueless.csv").write_text("a,b\n,\n,\n")
     (tmp_path / "semicolons.csv").write_text("a;b\n1.5;2\n")
+    (tmp_path / "infinite.csv").write_text("a,b\n1,2.5\n2,inf\n")
     mistakes = {
         ("own",): "--file is missing",
         ("own", "--file=wines.csv"): "--target is missing. wines.csv has alcohol",
@@ -204,6 +217,7 @@ def test_every_mistake_is_one_message(
         ("own", "--file=split"): "split/test holds the class 'c'",
         ("own", "--file=valueless.csv", "--target=b"): "valueless.csv has no column with values",
         ("own", "--file=semicolons.csv", "--target=b"): "one column, 'a;b': ';' separates no columns here",
+        ("own", "--file=infinite.csv", "--target=b"): "infinite.csv has infinite numbers in 'b'",
         (): "One directory is to be written",
     }
     for arguments, message in mistakes.items():

@@ -38,6 +38,11 @@ def inspect(request: DataRequest) -> DataDescription:
         )
     target = find_target(request.target, names, request.file)
     rows = table.select(names)
+    if kinds[target] == FLOAT:  # decimals are, too
+        place, numbers = rows.column_names.index(target), rows[target].cast(pyarrow.float64())
+        rows = rows.set_column(place, target, compute.if_else(compute.is_nan(numbers), None, numbers))
+        if compute.any(compute.is_inf(numbers)).as_py():
+            raise UserError(f"{request.file} has infinite numbers in {target!r}. Leave out these rows.")
     rows = rows.filter(compute.is_valid(rows[target]))
     if kinds[target] == FLOAT and _are_whole(rows[target].to_numpy()):
         rows = rows.set_column(rows.column_names.index(target), target, rows[target].cast(pyarrow.int64()))
