@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import pathlib
+import signal
 
 import keras
 import numpy as np
@@ -91,6 +93,15 @@ def test_a_part_of_a_checkpoint_is_read(tmp_path: pathlib.Path, place: str, requ
     for name, array in found.tensors.items():
         np.testing.assert_array_equal(array, tensors[name])
         assert not array.flags.writeable
+
+
+@pytest.mark.parametrize("value", [signal.SIGINT, datetime.timedelta(1), pathlib.Path("a")], ids=repr)
+def test_a_warning_names_an_attribute_that_cannot_be_saved(value: object, caplog: pytest.LogCaptureFixture) -> None:
+    callback = keras.callbacks.Callback()
+    baseline = Baseline([callback])
+    callback.latest = value
+    baseline.changes()
+    assert "latest" in caplog.text
 
 
 @pytest.mark.slow

@@ -62,6 +62,11 @@ def test_mixup_is_a_mean_of_two_examples_and_of_their_classes() -> None:
     assert len(shares) == 3  # one draw a batch, and another for the next
 
 
+def test_a_label_that_is_no_class_is_not_mixed() -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"MixUp.num_classes is 3, and a label is not one of 0 …"):
+        batches(MixUp(images, num_classes=3), steps=1)
+
+
 def test_cutmix_puts_in_a_box_and_weighs_the_classes_by_its_area() -> None:
     cut = 0
     for (x, y), (there_x, there_y) in zip(batches(SOURCES["cutmix"](), steps=3), plain(), strict=True):

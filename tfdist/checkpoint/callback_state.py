@@ -9,7 +9,9 @@ from __future__ import annotations
 import collections
 import copy
 import datetime
+import enum
 import logging
+import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -25,7 +27,10 @@ _ARRAY, _TUPLE, _ITEMS, _PAIRS, _VARIABLE = "$array", "$tuple", "$items", "$pair
 _SEQUENCES = {kind.__name__: kind for kind in (set, frozenset, collections.deque)}
 _MAPPINGS = {kind.__name__: kind for kind in (dict, collections.Counter, collections.OrderedDict)}
 # Of these a checkpoint keeps nothing where a part of them is no plain data; other objects are no state.
-_DATA = (*_SEQUENCES.values(), dict, list, tuple, np.ndarray, bytes, bytearray, complex, datetime.datetime)
+_DATA = (
+    *(*_SEQUENCES.values(), dict, list, tuple, np.ndarray, bytes, bytearray, complex, enum.Enum, pathlib.PurePath),
+    *(datetime.date, datetime.time, datetime.timedelta),
+)
 _LOG = logging.getLogger(__name__)
 
 

@@ -35,7 +35,7 @@ class TFRecordSource(RecordFileSource):
     Args:
       files: a pattern or path, or several.
       features: of each feature to read its `tf.io.FixedLenFeature` or another of `tf.io`; sparse and ragged ones are
-        filled up with 0 or '' to the longest of the batch.
+        filled up with 0 or '' to the longest of the replica's part of the batch.
       columns: which features are inputs, targets and weights.
       transforms: functions or Keras layers by the name of the feature to whose batches they are applied.
       transform: a function from the nest, (x, y) or (x, y, weight) of a batch, to the one to train on; like those of
@@ -56,7 +56,7 @@ class TFRecordSource(RecordFileSource):
         transform: Callable[[Any], Any] | None = None,
         block_records: int | None = None,
     ) -> None:
-        described = _read_descriptions(features)
+        self._features = described = _read_descriptions(features)
         decoding = Decoding(columns, transforms, transform)
         decoding.check(list(described), "features")
         found = [RecordFile(version) for version in find_files(files, "TFRecordSource.files")]
@@ -77,6 +77,14 @@ class TFRecordSource(RecordFileSource):
             record_bytes=sum(int(file.offsets[-1]) for file in found) / sum(part.take for part in parts),
             block_records=block_records,
         )
+
+
+    def describe(self) -> list[str]:
+        """Counts files, records and bytes; notes features whose padding depends on the number of replicas."""
+        fixed = (tf.io.FixedLenFeature, tf.io.FixedLenSequenceFeature)
+        padded = [name for name, feature in self._features.items() if not isinstance(feature, fixed)]
+        note = f"note: each replica pads {', '.join(padded)} to its own longest example. Mask the padding in the model."
+        return [*super().describe(), *([note] if padded else [])]
 
 
 def _read_descriptions(descriptions: Any) -> dict[str, Any]:

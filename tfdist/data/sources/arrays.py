@@ -96,7 +96,7 @@ def _as_array(value: Any) -> np.ndarray:
             "A data function returns arrays of numbers or of texts, str or bytes; received Python objects, such as "
             f"{reprlib.repr(strange[0])}."
         )
-    return array.astype(np.float32) if array.dtype == np.float64 else array
+    return array.astype(np.float32) if array.dtype.kind == "f" and array.dtype.itemsize == 8 else array
 
 
 def _format(value: Any) -> str:

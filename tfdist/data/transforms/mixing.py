@@ -109,7 +109,12 @@ class _Mixer(Mapped):
         x, y = split_examples(examples)
         if self._num_classes is None:
             return x, y
-        return x, tf.one_hot(tf.reshape(y, [-1]), self._num_classes)
+        y = tf.reshape(y, [-1])
+        count = self._num_classes
+        message = f"{type(self).__name__}.num_classes is {count}, and a label is not one of 0 … {count - 1}:"
+        check = tf.debugging.Assert(tf.reduce_all((y >= 0) & (y < count)), [message, y])
+        with tf.control_dependencies([check]):
+            return x, tf.one_hot(y, count)
 
 
 class MixUp(_Mixer):
