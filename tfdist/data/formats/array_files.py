@@ -51,10 +51,10 @@ class ArrayFiles(ArraySource):
         weights: str | None = None,
         augmentation: Sequence[LayerBuilder] = (),
     ) -> None:
-        named = {n: find_path(p) for n, p in path.items()} if isinstance(path, Mapping) else find_path(path)
+        paths = {n: find_path(p) for n, p in path.items()} if isinstance(path, Mapping) else find_path(path)
         columns = Columns(inputs, targets, weights)
-        self._location = named if isinstance(named, str) else ", ".join(named.values())
-        arrays = _load_arrays(named, columns, self._location)
+        self._location = paths if isinstance(paths, str) else ", ".join(paths.values())
+        arrays = _load_arrays(paths, columns, self._location)
         sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
         if len(set(sizes.values())) != 1 or any(array.dtype == object for array in arrays.values()):
             raise UserError(

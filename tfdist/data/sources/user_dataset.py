@@ -186,8 +186,8 @@ class DatasetFunction(StreamSource):
             dataset = self._function(**arguments)
             if isinstance(dataset, tf.data.Dataset):
                 dataset = dataset.unbatch() if self._unbatch else dataset
-                alone = not isinstance(dataset.element_spec, tuple)
-                return (dataset.map(lambda x: (x,)) if alone else dataset).with_options(options)
+                has_parts = isinstance(dataset.element_spec, tuple)
+                return (dataset if has_parts else dataset.map(lambda x: (x,))).with_options(options)
         raise UserError(
             f"DatasetFunction.function returns a tf.data.Dataset; received {type(dataset).__name__}. Functions that "
             "return arrays are data functions by themselves."

@@ -88,8 +88,8 @@ def fit(rules: Sequence[Rule], rows: pyarrow.Table) -> FittedColumns:
     Raises:
       UserError: a column has no value in any row.
     """
-    named = [rule for rule in rules if rule.needs_vocabulary]
-    values = {rule.name: _to_keys(rule, rows[rule.name]).unique().drop_null() for rule in named}
+    categories = [rule for rule in rules if rule.needs_vocabulary]
+    values = {rule.name: _to_keys(rule, rows[rule.name]).unique().drop_null() for rule in categories}
     numbers = {rule.name: _to_numbers(rows[rule.name]) for rule in rules if rule.needs_moments}
     numbers = {name: held[~np.isnan(held)] for name, held in numbers.items()}
     empty = [name for name, held in (values | numbers).items() if not len(held)]
