@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import datetime
+import pathlib
 import random
 
 import pytest
 
 from tfdist.telemetry.account.goodput import DOWN, REDONE, compute_accounts, goodput
+from tfdist.telemetry.account.sampler import sample_line
 from tfdist.telemetry.facts import Sample
+from tfdist.telemetry.records import Unreadable, read_samples
 from tfdist.telemetry.result import Start
+from tfdist.telemetry.run_directory import RunDirectory
 
 BEGAN = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
 
 
-def sample(at: float, step: int | None, *, start: int = 0, worker: int = 0, **seconds: float) -> Sample:
+def sample(at: float, step: int | None, *, start: int = 0, process: str = "", **seconds: float) -> Sample:
     time = BEGAN + datetime.timedelta(seconds=at)
-    return Sample(worker=worker, start=start, step=step, seconds=seconds, values={}, time=time)
+    return Sample(worker=0, start=start, step=step, seconds=seconds, values={}, process=process, time=time)
 
 
 def starts(*steps: int) -> list[Start]:
@@ -39,6 +43,17 @@ def test_what_a_later_start_goes_back_behind_is_lost_of_all_starts_before() -> N
     told = [sample(10, 100, compute=10), sample(20, 200, start=1, compute=10), sample(30, 150, start=2, compute=10)]
     (account,) = compute_accounts(told, starts(0, 100, 50)).values()
     assert account.seconds == pytest.approx({"compute": 15, REDONE: 15})
+
+
+@pytest.mark.parametrize("shift", [3600, 0, -3600])
+def test_a_step_of_the_clock_neither_splits_a_process_nor_counts(tmp_path: pathlib.Path, shift: int) -> None:
+    told = [sample(age + shift * (age > 40), age, process="a", imports=10, compute=age - 10) for age in (20, 40, 70)]
+    told.append(sample(shift + 85, 70, process="b", compute=5))  # of the same start, since "a" failed early
+    (tmp_path / "telemetry").mkdir()
+    (tmp_path / "telemetry" / "worker-0.jsonl").write_text("".join(f"{sample_line(each)}\n" for each in told))
+    read = read_samples(RunDirectory(str(tmp_path)), Unreadable())
+    assert read == told
+    assert compute_accounts(read, starts(0))[0].seconds == {"imports": 10, "compute": 65, DOWN: 10}
 
 
 @pytest.mark.parametrize("seed", range(20))

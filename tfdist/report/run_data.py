@@ -68,7 +68,8 @@ class RunData:
       result: result.json, unless it is damaged or the run was started again since; else None.
       starts: of run.json.
       curves: by metric and split.
-      events, samples: by time.
+      events: by time.
+      samples: each worker's in its order.
       unreadable: lines that nobody can read.
     """
 
@@ -103,13 +104,13 @@ class RunData:
 
     @property
     def began(self) -> datetime.datetime | None:
-        """The time of the first event or sample."""
-        return min([*(e.time for e in self.events[:1]), *(s.time for s in self.samples[:1])], default=None)
+        """The earliest time of an event or sample."""
+        return min([*(e.time for e in self.events[:1]), *(s.time for s in self.samples)], default=None)
 
     @property
     def last_update(self) -> datetime.datetime | None:
-        """The time of the last event or sample."""
-        return max([*(e.time for e in self.events[-1:]), *(s.time for s in self.samples[-1:])], default=None)
+        """The latest time of an event or sample."""
+        return max([*(e.time for e in self.events[-1:]), *(s.time for s in self.samples)], default=None)
 
     @property
     def wall_seconds(self) -> float | None:

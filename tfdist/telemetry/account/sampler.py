@@ -73,6 +73,7 @@ class Sampler:
             step=account.step,
             seconds=account.seconds(),
             values=self._resources.measure(),
+            process=account.id,
         )
         moment = time.monotonic()
         if self._log is not None and moment >= self._store_at:
@@ -99,16 +100,8 @@ class Sampler:
 
 def sample_line(sample: Sample) -> str:
     """The line that the file has of a sample."""
-    return to_json(
-        {
-            "time": time_text(sample.time),
-            "worker": sample.worker,
-            "start": sample.start,
-            "step": sample.step,
-            "seconds": {share: round(seconds, 4) for share, seconds in sample.seconds.items()},
-            "values": sample.values,
-        }
-    )
+    seconds = {share: round(seconds, 4) for share, seconds in sample.seconds.items()}
+    return to_json({**vars(sample), "time": time_text(sample.time), "seconds": seconds})
 
 
 class ResourceUsage:

@@ -11,6 +11,7 @@ import dataclasses
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,6 +57,7 @@ class TimeAccount:
     """The seconds of each share since a moment of `time.monotonic`; None: now."""
 
     def __init__(self, since: float | None = None) -> None:
+        self.id = uuid.uuid4().hex  # by which samples of one process are known
         self._lock = threading.Lock()
         self._seconds = dict.fromkeys(SHARES, 0.0)
         self._share = FIRST

@@ -327,7 +327,9 @@ def goodput_so_far(run: RunFacts, starts: Sequence[Start]) -> float | None:
     """This worker's goodput over all starts of the run, as `goodput.goodput` has it, up to now."""
     told = [each for each in read_samples(RunDirectory(run.directory), Unreadable()) if each.worker == run.worker]
     account = time_account.current()
-    here = Sample(worker=run.worker, start=run.start, step=account.step, seconds=account.seconds(), values={})
+    here = Sample(
+        worker=run.worker, start=run.start, step=account.step, seconds=account.seconds(), values={}, process=account.id
+    )
     return goodput([*told, here], starts)
 
 
