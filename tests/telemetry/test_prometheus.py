@@ -76,7 +76,7 @@ def test_each_worker_serves_its_metrics_on_a_port_of_its_own() -> None:
     assert found["learning_rate", ()] == 0.01
     assert found["tfdist_compute_share", ()] == 40 / 60 and found["tfdist_training_steps", ()] == 100
     assert found["tfdist_last_step_timestamp_seconds", ()] == at(60).timestamp()  # the second start did none
-    assert found["training_duration_seconds_count", ()] == 2 and found["training_duration_seconds_sum", ()] == 60
+    assert found["training_duration_seconds_count", ()] == 2 and found["training_duration_seconds_sum", ()] == 120
     assert found["tfdist_checkpoint_interval_seconds", ()] == 60
     assert found["tfdist_metric_value", (("name", "accuracy"), ("split", "eval"))] == 0.75
     assert found["tfdist_time_seconds_total", (("share", "compute"),)] == 40

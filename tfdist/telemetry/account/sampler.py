@@ -66,14 +66,9 @@ class Sampler:
             seconds = EVERY_SECONDS
 
     def _sample(self) -> None:
-        account = time_account.current()
+        run, own, values = self._run, time_account.current(), self._resources.measure()
         sample = Sample(
-            worker=self._run.worker,
-            start=self._run.start,
-            step=account.step,
-            seconds=account.seconds(),
-            values=self._resources.measure(),
-            process=account.id,
+            worker=run.worker, start=run.start, step=own.step, seconds=own.seconds(), values=values, process=own.id
         )
         moment = time.monotonic()
         if self._log is not None and moment >= self._store_at:

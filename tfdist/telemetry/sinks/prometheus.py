@@ -68,6 +68,7 @@ class Prometheus(Sink):
         self._dollars_per_second = run.num_replicas * (price or 0.0) / 3600
         self._seconds: Mapping[str, float] = {}
         self._step: int | None = None
+        self._has_ended = False
         self._stored_at: float | None = None
         self._registry = prometheus_client.CollectorRegistry()
         self._labels = {"job_id": run.run_id, "worker": str(run.worker)}
@@ -98,7 +99,7 @@ class Prometheus(Sink):
                 self._add("checkpoint_interval_seconds", moment - self._stored_at)
             self._stored_at = moment
         elif event.name in ("run_finished", "run_paused", "preempted", "run_failed"):
-            self._add("training_duration_seconds", sum(self._seconds.values()))
+            self._has_ended = True  # the next sample says how long it took
         elif event.name == "training_diverged":
             self._add("loss_is_finite", 0)
 
@@ -117,6 +118,9 @@ class Prometheus(Sink):
         for share, seconds in sample.seconds.items():
             self._add("time_seconds_total", max(0.0, seconds - self._seconds.get(share, 0.0)), share=share)
         self._seconds = sample.seconds
+        if self._has_ended:
+            self._add("training_duration_seconds", total)
+            self._has_ended = False
         self._add("compute_share", sample.seconds.get("compute", 0.0) / total if total else 0.0)
         if self._dollars_per_second:
             self._add("cost_usd", max(0.0, total - before) * self._dollars_per_second)
