@@ -45,12 +45,12 @@ class Keeps(Sink):
 
 
 class Fails(Sink):
-    def __init__(self, on: str) -> None:
-        self._on = on
+    def __init__(self, on: str, error: BaseException) -> None:
+        self._on, self._error = on, error
 
     def event(self, event: Event) -> None:
         if event.name == self._on:
-            raise RuntimeError("no route")
+            raise self._error
 
 
 class Hangs(Sink):
@@ -105,10 +105,12 @@ def test_a_sink_that_is_behind_at_the_end_or_by_too_much_is_dropped(
 @pytest.mark.slow
 def test_a_training_tells_its_sinks_and_survives_one_that_fails(tmp_path: pathlib.Path) -> None:
     keeps = Keeps()
-    trained = run(tmp_path, sinks=[Fails("data_opened"), keeps])
+    fails = [Fails("data_opened", error("no route")) for error in (RuntimeError, SystemExit)]
+    trained = run(tmp_path, sinks=[*fails, keeps])
     assert trained.result is not None
-    (dropped,) = trained.events("sink_dropped")
-    assert "The sink Fails was dropped" in dropped["details"]["message"]
+    dropped = sorted(each["details"]["message"] for each in trained.events("sink_dropped"))
+    start = "The sink Fails was dropped, and the run goes on without it: "
+    assert dropped == [f"{start}RuntimeError: no route.", f"{start}SystemExit: no route."]
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     written = [name for name in (json.loads(line)["event"] for line in lines) if name != "sink_dropped"]
     assert [each for each in keeps.told[1:-1] if isinstance(each, str) and each != "sink_dropped"] == written

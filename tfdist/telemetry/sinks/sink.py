@@ -140,7 +140,7 @@ class _SinkThread:
         self._sink = sink
         self._facts: queue.Queue[Fact | str] = queue.Queue(MAX_WAITING)  # a status ends it
         self._busy_since: float | None = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         # A daemon, since a sink that hangs must not keep the process.
         self._thread = threading.Thread(target=self._work, args=(run,), name=f"tfdist-{self.name}", daemon=True)
         self._thread.start()
@@ -172,7 +172,7 @@ class _SinkThread:
                 self._call(getattr(self._sink, type(fact).__name__.lower()), fact)  # Event: event, …
             if isinstance(fact, str):
                 self._call(self._sink.close, fact)
-        except Exception as error:
+        except BaseException as error:  # SystemExit, too: it would end the thread without a word
             self._error = error
             self._busy_since = None
 
