@@ -106,6 +106,7 @@ def eventful_run(path: pathlib.Path) -> WrittenRun:
     run.event(
         432, "straggler", level="warning", step=2700, message="worker 1 holds up the others: a step takes it 200 ms"
     )
+    run.event(433, "profile_written", reason=7)  # by hand
     run.event(640, "run_finished", step=4500, message="done: 4,500 steps")
     for step in range(10, 4501, 10):
         run.point(step, loss=2.0 / (1 + step / 300), accuracy=1 - 1 / (1 + step / 400))

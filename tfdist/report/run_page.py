@@ -122,7 +122,8 @@ def _timeline(run: RunData, axis: Axis) -> Section:
 
 def _message(event: Event) -> str:
     details = event.details
-    return event.message or details.get("reason") or ", ".join(f"{name} {value}" for name, value in details.items())
+    listed = ", ".join(f"{name} {value}" for name, value in details.items())
+    return str(event.message or details.get("reason") or listed)
 
 
 def _event_table(events: Sequence[Event]) -> PageTable:
