@@ -185,18 +185,20 @@ class LocalFiles:
         temporary = _temporary_path(path)
         num_bytes = 0
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
-                for part in parts:
-                    num_bytes += part.nbytes
-                    while part.nbytes:
-                        part = part[os.write(descriptor, part) :]
-                os.fsync(descriptor)
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                try:
+                    for part in parts:
+                        num_bytes += part.nbytes
+                        while part.nbytes:
+                            part = part[os.write(descriptor, part) :]
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
             except OSError as error:
-                error.filename = error.filename or path  # the system knows only the descriptor
+                if error.filename in (None, temporary):  # the system knows only the descriptor, or a passing name
+                    error.filename = path
                 raise
-            finally:
-                os.close(descriptor)
             yield temporary, num_bytes
         finally:
             with contextlib.suppress(OSError):  # no listing shows what is left then
