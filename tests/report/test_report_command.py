@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pathlib
 import time
 
 import pytest
+from report.pages import Page
 from report.written_runs import WrittenRun, eventful_run
+from storage.faulty import Calls
 from support import run_python
 from sweep_journals import hyperband_sweep
 
 from tfdist.commands import verbs
+from tfdist.errors import EXIT_USER_ERROR
+from tfdist.storage import local_files
 
 
 def test_one_run_and_several_each_get_their_page(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("a", "b"):
-        WrittenRun(tmp_path / name).start(0.0)
     monkeypatch.chdir(tmp_path)
-    assert [verbs.run(["report", *each]) for each in (["a"], ["a", "b"], ["a", "b", "--output=both.html"])] == [0, 0, 0]
-    assert capsys.readouterr().out.split() == ["a/report/index.html", "report.html", "both.html"]
-    assert "2 runs" in (tmp_path / "both.html").read_text()
+    for name in ("a", "b"):
+        WrittenRun(pathlib.Path(name)).start(0.0)
+    hyperband_sweep(3).write(pathlib.Path("sweep"))
+    written = [(["a"], "a/report/index.html"), (["a", "b"], "report.html"), (["a", "b", "--output=both"], "both")]
+    written += [(["b", "--output=new/b"], "new/b"), (["sweep", "--output=new/sweep"], "new/sweep")]
+    for arguments, path in written:
+        assert verbs.run(["report", *arguments]) == 0
+        assert capsys.readouterr().out == f"{path}\n" and pathlib.Path(path).exists()
+    assert "2 runs" in pathlib.Path("both").read_text() and Page("new/sweep").links[0].startswith("../sweep/trials/")
+    assert not {"report", "trials.csv"} & {*os.listdir("b"), *os.listdir("sweep")}  # which may be read-only
+
+
+def test_a_run_that_cannot_be_written_is_one_message_that_says_where_its_page_can(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: str, *_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.chdir(tmp_path)
+    WrittenRun(pathlib.Path("run")).start(0.0)
+    pathlib.Path("run/report").mkdir()
+    calls = Calls()
+    calls.open = refuse  # type: ignore[attr-defined]
+    monkeypatch.setattr(local_files, "os", calls)
+    assert verbs.run(["report", "run"]) == EXIT_USER_ERROR
+    reason = "'run/report/index.html' cannot be written: Read-only file system."
+    assert f"{reason} Write the page elsewhere: --output=report.html" in capsys.readouterr().err
 
 
 def test_the_runs_below_a_directory_are_listed(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ Invariant: what a user did wrong ends with one message and exit status 2. Tensor
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 from tfdist import command_line
@@ -23,7 +24,7 @@ Writes RUN/report/index.html, a page that shows a run, at any moment of it; of s
 side by side. RUN is a run directory, local or gs://, of a training or a sweep, whose trials.csv is written, too.
 """
 FLAGS = flags.FlagValues()
-flags.DEFINE_string("output", None, f"the page of several runs; {COMPARISON} by default", flag_values=FLAGS)
+flags.DEFINE_string("output", None, f"where to write the page alone; of several runs {COMPARISON}", flag_values=FLAGS)
 flags.DEFINE_bool("list", False, "print a table of the runs below a directory", flag_values=FLAGS)
 
 
@@ -33,7 +34,13 @@ def run(arguments: Sequence[str]) -> None:
     if not run_dirs:
         raise UserError(f"No run given. Write, for example: {PROGRAM} runs/digits")
     if not given.list:
-        print(_write(run_dirs, given.output))
+        try:
+            print(_write(run_dirs, given.output or None))
+        except OSError as error:
+            if given.output or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            reason = f"{error.filename!r} cannot be written: {error.strerror}"
+            raise UserError(f"{reason}. Write the page elsewhere: --output={COMPARISON}") from error
         return
     from tfdist.report.listing import list_runs
     from tfdist.telemetry.facts import now
@@ -52,10 +59,8 @@ def _write(run_dirs: Sequence[str], output: str | None) -> str:
         if is_sweep:
             raise UserError("A sweep has a page of its own. Give its directory alone, or those of trainings.")
         return write_pages.write_comparison(run_dirs, output or COMPARISON)
-    if output:
-        raise UserError(f"--output is for several runs; the page of one is in its directory. Received {run_dirs[0]!r}.")
     if is_sweep:
         from tfdist.tuning.report.sweep_page import write_sweep_report
 
-        return write_sweep_report(run_dirs[0])
-    return write_pages.write_run_page(run_dirs[0])
+        return write_sweep_report(run_dirs[0], output)
+    return write_pages.write_run_page(run_dirs[0], output)

@@ -7,6 +7,7 @@ drawn, TensorFlow never. The command `tfdist report` and the end of a training c
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Sequence
 
 from tfdist.errors import check_package
@@ -26,8 +27,8 @@ def check_can_draw() -> None:
     check_package("bokeh", "bokeh", "report", "The page of a run or of a sweep")
 
 
-def write_run_page(run_dir: str) -> str:
-    """Writes RUN/report/index.html; returns its path."""
+def write_run_page(run_dir: str, path: str | None = None) -> str:
+    """Writes the page of a run to `path`, by default RUN/report/index.html; returns its path."""
     check_can_draw()
     from tfdist.report.page import build_page
     from tfdist.report.run_page import build_sections, list_notes, summarize_run
@@ -35,14 +36,13 @@ def write_run_page(run_dir: str) -> str:
     run = read_run(run_dir)
     name = run.path.rstrip("/").rpartition("/")[2] or run.path
     summary = summarize_run(run, run.status(now()))
-    return store_page(run.path, build_page(name, build_sections(run), summary=summary, notes=list_notes(run)))
+    page = build_page(name, build_sections(run), summary=summary, notes=list_notes(run))
+    return store_page(path or RunDirectory(run.path).report, page)
 
 
-def store_page(run_dir: str, page: str) -> str:
-    """Writes a page where that of a run or a sweep belongs; returns its path."""
-    directory = RunDirectory(run_dir).report
-    files.make_dirs(directory)
-    path = files.join(directory, "index.html")
+def store_page(path: str, page: str) -> str:
+    """Writes a page, and makes the directory that it is in; returns its path."""
+    files.make_dirs(os.path.dirname(path))
     files.write_atomic(path, page)
     return path
 
@@ -54,5 +54,4 @@ def write_comparison(run_dirs: Sequence[str], path: str) -> str:
     from tfdist.report.page import build_page
 
     sections = build_comparison([read_run(run_dir) for run_dir in run_dirs], now())
-    files.write_atomic(path, build_page(f"{len(run_dirs)} runs", sections))
-    return path
+    return store_page(path, build_page(f"{len(run_dirs)} runs", sections))

@@ -61,7 +61,7 @@ class RunDirectory:
     predictions = _Name("predictions")  # the files of `--mode=predict`
     sweep = _Name("sweep.jsonl")  # the journal of `--mode=tune`: what each trial was, reported and came to
     trials = _Name("trials.csv")  # the sweep's trials as a table
-    report = _Name("report")  # the page that shows the run, or the sweep
+    report = _Name("report/index.html")  # the page that shows the run, or the sweep
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", _expand_pattern(self.path))

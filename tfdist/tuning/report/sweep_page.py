@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import csv
 import io
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,24 +26,29 @@ from tfdist.tuning.schedule.journal import Sweep, Trial, read_sweep
 MAX_CURVES = 100  # of the best trials
 
 
-def write_sweep_report(run_dir: str) -> str:
+def write_sweep_report(run_dir: str, path: str | None = None) -> str:
     """Writes RUN_DIR/trials.csv and RUN_DIR/report/index.html; returns the path of the page.
 
     Args:
       run_dir: the run directory of a sweep, local or `gs://`; the sweep may be running.
+      path: where to write the page instead, and nothing into the run directory.
 
     Raises:
       UserError: there is no sweep, or the extra `report` is not installed; trials.csv is written all the same then.
       OSError: the directory cannot be read or written.
     """
     sweep = read_sweep(run_dir)
-    files.write_atomic(RunDirectory(run_dir).trials, format_csv(sweep))
+    if path is None:
+        files.write_atomic(RunDirectory(run_dir).trials, format_csv(sweep))
     check_can_draw()
     count = sweep.num_unreadable_lines
     notes = [f"{count_text(count, 'line')} of sweep.jsonl could not be read and are missing here."] if count else []
     title = f"Sweep for the {'highest' if sweep.direction == 'max' else 'lowest'} {sweep.objective}"
-    sections = [_best(sweep), _objectives(sweep), _parameters(sweep), _learning_curves(sweep), _trials(sweep, run_dir)]
-    return store_page(run_dir, build_page(title, sections, summary=_summary(sweep), notes=notes))
+    path, trials = path or RunDirectory(run_dir).report, files.join(RunDirectory(run_dir).path, "trials")
+    is_local = not files.is_remote(trials) and not files.is_remote(path)
+    link = os.path.relpath(trials, os.path.dirname(path)) if is_local else ""
+    sections = [_best(sweep), _objectives(sweep), _parameters(sweep), _learning_curves(sweep), _trials(sweep, link)]
+    return store_page(path, build_page(title, sections, summary=_summary(sweep), notes=notes))
 
 
 def format_csv(sweep: Sweep) -> str:
@@ -171,14 +177,14 @@ def find_limits(sweep: Sweep, values: Sequence[float]) -> tuple[float, float]:
     return float(low - margin), float(high + margin)
 
 
-def _trials(sweep: Sweep, run_dir: str) -> Section:
-    """A table, the best trial first; columns that no trial fills are left out."""
+def _trials(sweep: Sweep, directory: str) -> Section:
+    """A table, the best trial first, with links into their directory; columns that no trial fills are left out."""
     names = short_names(_paths(sweep))
     heads = [*_COLUMNS[:2], sweep.objective, *_COLUMNS[3:], *names.values(), "message"]
     trials = [*sweep.ranking, *(trial for trial in sweep.trials if not trial.has_result)]
     rows = [[*map(_cell, [*_figures(trial), *_values(sweep, trial)]), Cell(trial.message)] for trial in trials]
     for trial, row in zip(trials, rows, strict=True):
-        link = "" if files.is_remote(run_dir) else f"../trials/{trial.name}/"
+        link = f"{directory}/{trial.name}/" if directory else ""
         row[0] = Cell(trial.name, link=link, color="#2f9e62" if trial == sweep.best else "")
     shown = [column for column in range(len(heads)) if any(row[column].text for row in rows)]
     table = PageTable(
