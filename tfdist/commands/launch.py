@@ -7,6 +7,7 @@ was the cause. Importing this module imports no TensorFlow.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import os
 import pathlib
@@ -139,19 +140,19 @@ flags.DEFINE_string(
 def main(arguments: Sequence[str], *, signals: collections.deque[int]) -> int:
     """Runs the command and returns its exit status; `signals` as in `Supervisor`."""
     output = Output()
-    try:
-        options, plan, start, deadlines, restarts = parse(arguments)
-        slots = WorkerSlots(lambda: plan.slot_numbers, is_fixed=True)
-        if options.hosts_command is not None:
-            listing = hosts.HostList(options.hosts_command, output.report)
-            least, most = options.min_workers or 1, options.max_workers
-            slots = WorkerSlots(lambda: listing.slots, min_workers=least, max_workers=most)
-        return Supervisor(plan, start, output, signals, deadlines, restarts, slots).run()
-    except TfdistError as error:
-        output.report(format_error(error), "error")
-        return error.exit_status
-    finally:
-        ignore_signals()
+    with contextlib.ExitStack() as at_end:
+        at_end.callback(ignore_signals)
+        try:
+            options, plan, start, deadlines, restarts = parse(arguments)
+            slots = WorkerSlots(lambda: plan.slot_numbers, is_fixed=True)
+            if options.hosts_command is not None:
+                listing = hosts.HostList(options.hosts_command, output.report, signals)
+                at_end.callback(listing.close)
+                slots = WorkerSlots(lambda: listing.slots, options.min_workers or 1, options.max_workers)
+            return Supervisor(plan, start, output, signals, deadlines, restarts, slots).run()
+        except TfdistError as error:
+            output.report(format_error(error), "error")
+            return error.exit_status
 
 
 def parse(arguments: Sequence[str]) -> tuple[flags.FlagValues, Plan, Start, Deadlines, Restarts]:

@@ -23,7 +23,7 @@ from tfdist.errors import UserError
 from tfdist.launch import local_workers
 from tfdist.launch.horovod_workers import serve_rendezvous
 from tfdist.launch.plan import Plan, host_of
-from tfdist.launch.processes import Worker
+from tfdist.launch.processes import Worker, send_to_group
 from tfdist.launch.supervise.output import Output
 from tfdist.launch.worker_host import HostLostError, start_hosted
 
@@ -33,6 +33,7 @@ LOOPBACK = ("localhost", "127.0.0.1")
 # Environment variables of one host; a worker elsewhere has its own.
 HOST_VARIABLES = ("HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PATH", "PWD", "SHELL", "SHLVL", "TMPDIR", "USER", "_")
 _END_SECONDS = 10.0
+_POLL_SECONDS = 0.1
 _STATUS_SECONDS = 1.0  # from the end of a process's output to its own
 
 
@@ -44,10 +45,10 @@ def read_hosts(text: str) -> list[str]:
     """
     slots: list[str] = []
     for line in text.splitlines():
-        host, _, count = line.partition("#")[0].strip().partition(":")
-        if not host:
+        if not (entry := line.partition("#")[0].strip()):
             continue
-        if not (count or "1").isdecimal() or " " in host:
+        host, _, count = entry.partition(":")
+        if not (count or "1").isdecimal() or len(host.split()) != 1:
             raise UserError(f"--hosts_command lists HOST or HOST:SLOTS, one a line; received {line!r}.")
         known = sum(host_of(slot) == host for slot in slots)
         slots += [host if not number else f"{host}#{number + 1}" for number in range(known, known + int(count or 1))]
@@ -65,47 +66,60 @@ class HostList:
     """The hosts that a command lists, which a thread runs again each second; `slots` is the newest listing.
 
     Args:
-      command: for the shell.
+      command: for the shell; the launcher's signals do not reach it.
       report: is called when it fails; the last listing then stays.
+      signals: once it has one, the first listing is given up, and empty.
 
     Raises:
       UserError: it fails the first time.
     """
 
-    def __init__(self, command: str, report: Callable[[str], None]) -> None:
+    def __init__(self, command: str, report: Callable[[str], None], signals: Sequence[int]) -> None:
         self._command = command
         self._report = report
-        self.slots = self._run_command()
-        threading.Thread(target=self._follow, name="tfdist-hosts", daemon=True).start()
+        self._closing = threading.Event()
+        self.slots = self._run_command(lambda: bool(signals))
+        self._thread = threading.Thread(target=self._follow, name="tfdist-hosts", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the listing, and the command where it runs."""
+        self._closing.set()
+        self._thread.join(_END_SECONDS)
 
     def _follow(self) -> None:
         failure = ""
-        while True:
-            time.sleep(ASK_SECONDS)
+        while not self._closing.wait(ASK_SECONDS):
             try:
-                self.slots, failure = self._run_command(), ""
+                self.slots, failure = self._run_command(self._closing.is_set), ""
             except UserError as error:
                 if str(error) != failure:
                     self._report(f"{error} The hosts stay as they are.")
                 failure = str(error)
 
-    def _run_command(self) -> list[str]:
+    def _run_command(self, is_over: Callable[[], bool]) -> list[str]:
+        """Lists the hosts; none where it `is_over` before the command ends."""
+        name, begin = f"--hosts_command={self._command!r}", time.monotonic()
+        how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         try:
-            done = subprocess.run(
-                self._command,
-                shell=True,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=ANSWER_SECONDS,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UserError(f"--hosts_command={self._command!r} did not end within {ANSWER_SECONDS:g} s.") from error
-        if done.returncode:
-            words = done.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise UserError(f"--hosts_command={self._command!r} ended with status {done.returncode}: {words[0]}.")
-        return read_hosts(done.stdout)
+            popen = subprocess.Popen(self._command, shell=True, errors="replace", start_new_session=True, **how)
+        except OSError as error:
+            raise UserError(f"{name} could not be started: {error}.") from error
+        with popen:
+            while popen.returncode is None:
+                try:
+                    listing, errors = popen.communicate(timeout=_POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    is_late = time.monotonic() - begin > ANSWER_SECONDS
+                    if is_late or is_over():
+                        send_to_group(popen.pid, signal.SIGKILL)
+                        if not is_late:
+                            return []
+                        raise UserError(f"{name} did not end within {ANSWER_SECONDS:g} s.") from None
+        if popen.returncode:
+            words = errors.strip().splitlines()[-1:] or ["no message"]
+            raise UserError(f"{name} ended with status {popen.returncode}: {words[0]}.")
+        return read_hosts(listing)
 
 
 @contextlib.contextmanager
