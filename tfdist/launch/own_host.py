@@ -47,21 +47,23 @@ def find_own_host(text: str) -> tuple[list[str], int]:
 
 def read_addresses(text: str) -> list[str]:
     """HOST:PORT of each host in the list; raises UserError."""
+    listed = text
     with contextlib.suppress(OSError, ValueError):  # it is no file
-        text = ",".join(line.partition("#")[0] for line in Path(text).read_text().splitlines())
+        listed = ",".join(line.partition("#")[0] for line in Path(text).read_text().splitlines())
     addresses = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in filter(None, (part.strip() for part in listed.split(","))):
         host, colon, port = part.rpartition(":") if part.count(":") == 1 or "]" in part else (part, "", "")
         if not colon or part.endswith("]"):
             host, port = part, str(PORT)
-        if not host or " " in host or not port.isdecimal() or not 0 < int(port) < 65536:
+        if len(host.split()) != 1 or not port.isdecimal() or not 0 < int(port) < 65536:
             raise UserError(f"--hosts takes HOST or HOST:PORT, separated by commas, or a file; received {part!r}.")
         addresses.append(f"{host}:{port}")
     if len(set(addresses)) < len(addresses):
         twice = next(each for each in addresses if addresses.count(each) > 1)
         raise UserError(f"--hosts names {twice} twice. Write each host once.")
     if len(addresses) < 2:
-        raise UserError(f"--hosts={text} names {len(addresses)} hosts. Write all of them: --hosts=a,b")
+        missing = f", and there is no file {text!r}" if addresses and listed is text else ""
+        raise UserError(f"--hosts={text} names {len(addresses)} hosts{missing}. Write all of them: --hosts=a,b")
     return addresses
 
 
