@@ -48,8 +48,8 @@ def test_a_run_that_cannot_be_written_is_one_message_that_says_where_its_page_ca
     calls.open = refuse  # type: ignore[attr-defined]
     monkeypatch.setattr(local_files, "os", calls)
     assert verbs.run(["report", "run"]) == EXIT_USER_ERROR
-    reason = "'run/report/index.html' cannot be written: Read-only file system."
-    assert f"{reason} Write the page elsewhere: --output=report.html" in capsys.readouterr().err
+    why = "'run/report/index.html' cannot be used: Read-only file system."
+    assert f"{why} To write the page alone, elsewhere, add --output=report.html" in capsys.readouterr().err
 
 
 def test_the_runs_below_a_directory_are_listed(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ Writes RUN/report/index.html, a page that shows a run, at any moment of it; of s
 side by side. RUN is a run directory, local or gs://, of a training or a sweep, whose trials.csv is written, too.
 """
 FLAGS = flags.FlagValues()
-flags.DEFINE_string("output", None, f"where to write the page alone; of several runs {COMPARISON}", flag_values=FLAGS)
+flags.DEFINE_string("output", None, f"file for the page alone; {COMPARISON} for several runs", flag_values=FLAGS)
 flags.DEFINE_bool("list", False, "print a table of the runs below a directory", flag_values=FLAGS)
 
 
@@ -39,8 +39,8 @@ def run(arguments: Sequence[str]) -> None:
         except OSError as error:
             if given.output or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
-            reason = f"{error.filename!r} cannot be written: {error.strerror}"
-            raise UserError(f"{reason}. Write the page elsewhere: --output={COMPARISON}") from error
+            why = f"{error.filename!r} cannot be used: {error.strerror}."
+            raise UserError(f"{why} To write the page alone, elsewhere, add --output={COMPARISON}") from error
         return
     from tfdist.report.listing import list_runs
     from tfdist.telemetry.facts import now
