@@ -60,13 +60,8 @@ class WrittenRun:
         while at + 10.0 <= end:
             is_slow = bool(slow) and slow[0] <= at < slow[1]
             waits = 4.5 if is_slow and worker == 0 else 0.0
-            for share, spent in {
-                "compute": 9.0 - waits,
-                "peer_wait": waits,
-                "input_wait": 0.6,
-                "checkpoint": 0.4,
-            }.items():
-                seconds[share] += spent
+            spent = {"compute": 9.0 - waits, "peer_wait": waits, "input_wait": 0.6, "checkpoint": 0.4}
+            seconds = {share: before + spent.get(share, 0.0) for share, before in seconds.items()}
             step += 10 * rate / (2 if is_slow else 1)
             at += 10.0
             used = {"host_memory_bytes": 1.5e9 + 2e5 * step, "cpu_utilization": 0.9 - waits / 10}
