@@ -8,12 +8,17 @@ import re
 import types
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from support import REPOSITORY, Finished, run_python
 
 from tfdist.errors import UserError
+from tfdist.experiment import train
+from tfdist.strategies.one_device import OneDevice
+from tfdist.tasks.supervised import Supervised
 from tfdist.training.run.request import Request
+from tfdist.training.run.train_settings import TrainSettings
 from tfdist.training.run.validate_run import compare_weights
 from tfdist.tuning.find_rate import FindRateSettings, find_rate, range_test
 
@@ -49,6 +54,25 @@ def test_rates_are_tried_apart_from_the_run(tmp_path: pathlib.Path) -> None:
     later = json.loads((run_dir / "find_rate.json").read_text())
     assert later["losses"][0] < 0.5 * found["losses"][0]  # of the weights that the run has now
     assert json.loads((run_dir / "result.json").read_text()) == before
+
+
+@pytest.mark.slow
+def test_a_step_has_the_loss_of_its_batch_also_where_an_epochs_last_is_smaller(tmp_path: pathlib.Path) -> None:
+    wanted = np.arange(40, dtype=np.float32)[:, None]
+    training = TrainSettings(
+        model=lambda: keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]),
+        optimizer="sgd",
+        task=Supervised(loss="mean_squared_error"),
+        train_data=lambda: (np.zeros_like(wanted), wanted),
+        strategy=OneDevice(),
+        global_batch_size=32,
+        epochs=1,
+        shuffle=False,
+        xla="off",
+    )
+    tiny = FindRateSettings(lowest=1e-12, highest=2e-12, steps=10)
+    found = find_rate(tiny, training, Request(run_dir=str(tmp_path)), train, lambda line: None)
+    assert found.losses == pytest.approx([np.mean(wanted[:32] ** 2), np.mean(wanted[32:] ** 2)] * 5)
 
 
 def test_a_mistake_is_one_message() -> None:

@@ -107,7 +107,7 @@ def find_rate(
         training,
         optimizer=_raise_rates(training.optimizer, settings),
         steps=settings.steps,
-        steps_per_epoch=settings.steps,
+        steps_per_epoch=1,  # so that the logs of a step have its own loss, and not a mean with those before
         epochs=None,
         eval_data=None,
         callbacks=[recorder],
@@ -150,11 +150,9 @@ class _LossRecorder(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self.losses: list[float] = []
-        self._sum = 0.0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        total = float((logs or {}).get("loss", math.nan)) * (batch + 1)  # `logs` has the mean of the epoch so far
-        loss, self._sum = total - self._sum, total
+        loss = float((logs or {}).get("loss", math.nan))
         if not math.isfinite(loss) or (self.losses and loss > TOO_HIGH * min(self.losses) and len(self.losses) > 10):
             self.model.stop_training = True
         if math.isfinite(loss):
