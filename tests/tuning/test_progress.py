@@ -36,6 +36,10 @@ def test_the_lines_tell_start_end_best_and_time_left() -> None:
         " | best val_accuracy 0.5000 by trial 0000 | about 0:00:32 left",
     ]
     assert "about 0:00:28 left" in shown(journal, max_seconds=90.0)[3]
+    journal.start("0002").end("0002", None, "interrupted")
+    assert " | 2/3 trials | best val_accuracy 0.5000 by trial 0000 | about 0:00:33 left" in shown(journal)[-1]
+    only = Journal(max_trials=3).begin().start("0000").end("0000", None, "interrupted")
+    assert shown(only)[-1] == "trial 0000 interrupted  3 epochs  0:03:00 | 0/3 trials"
 
 
 def test_a_promoted_trial_continues_and_the_end_names_the_best() -> None:

@@ -19,7 +19,7 @@ from tfdist.telemetry.console.console_text import count_text, duration_text, num
 from tfdist.telemetry.metrics_log import LAST, store_summaries
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.schedule import journal as journals
-from tfdist.tuning.schedule.journal import DONE, FAILED, INFEASIBLE, RUNNING, STOPPED, Sweep, Trial
+from tfdist.tuning.schedule.journal import DONE, FAILED, INFEASIBLE, INTERRUPTED, RUNNING, STOPPED, Sweep, Trial
 
 
 @dataclasses.dataclass
@@ -55,7 +55,7 @@ class SweepProgress:
         elif kind == journals.TRIAL_STARTED and trial is not None:
             self._print(start_line(trial))
         elif kind == journals.TRIAL_ENDED and trial is not None:
-            self._num_ended += 1
+            self._num_ended += trial.status != INTERRUPTED
             self._print(" | ".join([end_line(self.sweep, trial), *self._summary()]))
         elif trial is not None and self.clock() - self._last_line_time >= PROGRESS_LINE_SECONDS:
             target = "" if trial.target_epochs is None else f"/{trial.target_epochs}"
@@ -68,11 +68,11 @@ class SweepProgress:
 
     def _summary(self) -> list[str]:
         """`7/60 trials`, `best val_accuracy 0.9544 by trial 0036`, `about 0:12:05 left`, as far as they are known."""
-        sweep, over = self.sweep, sum(trial.status != RUNNING for trial in self.sweep.trials)
+        sweep, over = self.sweep, sum(trial.status not in (RUNNING, INTERRUPTED) for trial in self.sweep.trials)
         parts = [count_text(over, "trial") if sweep.max_trials is None else f"{over}/{sweep.max_trials} trials"]
         parts += [] if sweep.best is None else [_best_text(sweep)]
         left = max(self._deadline - self.clock(), 0.0)
-        if sweep.max_trials is not None and over < sweep.max_trials:
+        if self._num_ended and sweep.max_trials is not None and over < sweep.max_trials:
             pace = (self.clock() - self._started) / self._num_ended
             left = min(left, pace * (sweep.max_trials - over))
         return parts if left == math.inf else [*parts, f"about {duration_text(left)} left"]
