@@ -9,7 +9,7 @@ from sweep_journals import START, Journal
 
 from tfdist.tuning.report.progress import SweepProgress
 
-_VALUES = {"train.learning_rate": 0.00123, "models.build.layers": 3}
+_VALUES = {"train.learning_rate": 0.001234567891, "models.build.layers": 3}
 
 
 def shown(journal: Journal, *, replayed: int = 0, max_seconds: float | None = None) -> list[str]:
@@ -24,14 +24,14 @@ def shown(journal: Journal, *, replayed: int = 0, max_seconds: float | None = No
 
 def test_the_lines_tell_start_end_best_and_time_left() -> None:
     journal = Journal(max_trials=3).begin().start("0000", _VALUES).report("0000", 1, 0.5).end("0000", 0.5, epochs=1)
-    journal.start("0001", {"train.learning_rate": 0.1}).end("0001", None, "infeasible", epochs=1)
+    journal.start("0001", {"Adam.beta_2": 0.9994}).end("0001", None, "infeasible", epochs=1)
     assert shown(journal) == [
         "sweep: random for the highest val_accuracy over 6 parameters, up to 3 trials",
-        "trial 0000 started  rung 0 to epoch 3  learning_rate 0.00123  layers 3",
+        "trial 0000 started  rung 0 to epoch 3  learning_rate 0.0012346  layers 3",
         "trial 0000 epoch 1/3  val_accuracy 0.5000",
         "trial 0000 done  val_accuracy 0.5000  1 epoch  0:01:00 | 1/3 trials"
         " | best val_accuracy 0.5000 by trial 0000 | about 0:02:04 left",
-        "trial 0001 started  rung 0 to epoch 3  learning_rate 0.1",
+        "trial 0001 started  rung 0 to epoch 3  beta_2 0.9994",
         "trial 0001 infeasible  1 epoch  0:01:00  The loss is NaN at step 120. | 2/3 trials"
         " | best val_accuracy 0.5000 by trial 0000 | about 0:00:32 left",
     ]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import html
+import json
 import pathlib
+import re
 import sys
 
 import pytest
@@ -99,6 +102,17 @@ def test_the_csv_has_a_column_a_parameter_and_gaps_where_a_trial_has_none(shared
         assert row["objective"] == ("" if trial.objective is None else repr(trial.objective))
         assert float(row["train.learning_rate"]) == trial.values["train.learning_rate"]
         assert row["models.build.filters"] == str(trial.values.get("models.build.filters", ""))
+
+
+def test_choices_that_look_alike_are_points_of_their_own(tmp_path: pathlib.Path) -> None:
+    choices = [0.9991, 0.9994, 0.99999999991, 0.99999999992, "@a.Adam", "@b.Adam", 1, "1"]
+    journal = Journal(space={"optimizer": {"kind": "choice", "values": choices}}).begin()
+    for number, choice in enumerate(choices):
+        journal.start(f"{number}", {"optimizer": choice}).end(f"{number}", -float(number))
+    page = report_of(journal, tmp_path)
+    assert "<dt>optimizer</dt><dd>0.9991</dd>" in page.text and page.rows[2][-1] == "0.9994"
+    (labels,) = re.findall(r'"factors":(\[[^]]*\])', (tmp_path / "report" / "index.html").read_text())
+    assert json.loads(html.unescape(labels)) == ["0.9991", "0.9994", *(repr(choice) for choice in choices[2:])]
 
 
 def test_unreadable_lines_are_told_on_the_page(tmp_path: pathlib.Path) -> None:

@@ -141,12 +141,13 @@ def short_names(paths: Sequence[str], separator: str = ".") -> dict[str, str]:
 
 
 def value_text(value: Any, *, most: int | None = None) -> str:
-    """A parameter's value: floats to three digits, text without quotes, the rest as Python has it; cut to `most`.
+    """A parameter's value: a long float to five digits, text without quotes, the rest as Python has it; cut to `most`.
 
     Of a reference such as `@keras.optimizers.Adam()` the last component is left: `@Adam()`.
     """
     if isinstance(value, float):
-        return f"{value:.3g}"
+        text = repr(float(value))  # as it was typed, where somebody has typed it
+        return text if len(text) <= 10 else f"{value:.5g}"
     text = value if isinstance(value, str) else repr(value)
     if _GIN_REFERENCE.fullmatch(text):
         text = text[0] + re.split(r"[./]", text[1:])[-1]

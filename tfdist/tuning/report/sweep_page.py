@@ -133,15 +133,22 @@ def _parameters(sweep: Sweep) -> Section:
         values = [trial.values[path] for trial in trials]
         scale: dict[str, Any] = {"x_axis_type": "log" if about.get("sampling") == "log" else "linear"}
         if "low" not in about:  # choices, by name
-            values = [value_text(value, most=24) for value in values]
-            known = [value_text(value, most=24) for value in about.get("values", ())]
-            scale = {"x_range": list(dict.fromkeys([*known, *values]))}
+            labels = _label_choices([*about.get("values", ()), *values])
+            values = [labels[repr(value)] for value in values]
+            scale = {"x_range": list(dict.fromkeys(labels.values()))}
         objectives = [trial.objective or 0.0 for trial in trials]
         colors, texts = [choose_color(t.rung) for t in trials], [f"trial {t.name}" for t in trials]
         points = list(zip(values, objectives, colors, texts, strict=True))
         figure = draw_points(points, y_range=find_limits(sweep, objectives), **scale)
         plots.append(Plot(title=names[path], figure=figure, legend=legend))
     return Section(title="Parameters", text=f"{sweep.objective} over each parameter, a point a trial.", plots=plots)
+
+
+def _label_choices(values: Sequence[Any]) -> dict[str, str]:
+    """A text for the `repr` of each value: a short one, or itself where others have the same short one."""
+    texts = {repr(value): value_text(value, most=24) for value in values}
+    counts = collections.Counter(texts.values())
+    return {exact: text if counts[text] == 1 else exact for exact, text in texts.items()}
 
 
 def _learning_curves(sweep: Sweep) -> Section:
@@ -198,5 +205,4 @@ def _trials(sweep: Sweep, directory: str) -> Section:
 
 def _cell(value: Any) -> Cell:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    text = f"{value:.5g}" if isinstance(value, float) else value_text(value, most=40)
-    return Cell(text, value if is_number else None)
+    return Cell(value_text(value, most=40), value if is_number else None)
