@@ -18,14 +18,23 @@ from tfdist.tuning.execution.local_slots import TrialCommand
 
 # A script without `if __name__ == "__main__"`, which a process of multiprocessing would start again.
 SCRIPT = """\
+import contextlib
 import json
+import multiprocessing.forkserver
 import os
 import pathlib
+import signal
 import sys
 
 from tfdist.telemetry.run_directory import RunDirectory
-from tfdist.tuning.execution.local_slots import LocalSlots, TrialCommand
+from tfdist.tuning.execution.local_slots import LocalSlots, TrialCommand, start_fork_server
 
+start_fork_server()
+server = multiprocessing.forkserver._forkserver._forkserver_pid
+blocked = int(pathlib.Path(f"/proc/{server}/status").read_text().partition("SigBlk:")[2].split()[0], 16)
+assert blocked >> signal.SIGINT - 1 & 1 or os.getsid(server) == server
+with contextlib.suppress(KeyboardInterrupt):
+    os.killpg(0, signal.SIGINT)
 os.environ["SLURM_STEP_NUM_TASKS"] = "2"
 slots = LocalSlots(TrialCommand(["--gin_file=own.gin"]), 2, gpus=["5", "7"])
 for name in ("first", "second"):
@@ -35,18 +44,21 @@ while len(ends) < 2:
     slots.wait(1.0)
     ends += slots.collect()
 slots.close()
+assert multiprocessing.forkserver._forkserver._forkserver_pid == server
 print(json.dumps({end.name: [end.status, end.log] for end in ends}))
 """
 # What a trial imports first: it writes down what it sees, leaves a process behind, and cannot be trained.
 OWN = """\
 import json
 import os
+import signal
 import subprocess
 import sys
 
 left = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 told = [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_NUM_TASKS")]
 print(json.dumps([left.pid, sorted(os.sched_getaffinity(0)), *told]), flush=True)
+assert signal.getsignal(signal.SIGINT) != signal.SIG_IGN and not signal.pthread_sigmask(signal.SIG_BLOCK, [])
 os._exit(3)
 """
 
@@ -57,7 +69,9 @@ def test_a_trial_has_its_devices_log_and_status_and_leaves_no_process_behind(tmp
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "output.log").write_text("of an earlier start\n")
-    ended = json.loads(support.run_python([tmp_path / "script.py", tmp_path], cwd=tmp_path).check().stdout)
+    done = support.run_python([tmp_path / "script.py", tmp_path], cwd=tmp_path).check()
+    ended = json.loads(done.stdout)
+    assert "Traceback" not in done.stderr
     assert {name: status for name, (status, _) in ended.items()} == {"first": 3, "second": 3}
     cpus = sorted(os.sched_getaffinity(0))
     assert (tmp_path / "first" / "output.log").read_text() == f"of an earlier start\n{ended['first'][1]}"

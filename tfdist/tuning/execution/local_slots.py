@@ -21,7 +21,7 @@ import time
 import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
@@ -279,8 +279,13 @@ def run_trial(command: Sequence[str], log: str, variables: Mapping[str, str], cp
 def start_fork_server() -> None:
     """Starts the process that forks trials, which imports TensorFlow at once, while this one continues."""
     forkserver.set_forkserver_preload([f"{__package__}.preload"])
-    with _without_main():
-        forkserver.ensure_running()
+    resource_tracker.ensure_running()  # now, as it unblocks signals
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # there, until it leads a session
+    try:
+        with _without_main():
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextlib.contextmanager
