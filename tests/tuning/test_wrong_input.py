@@ -68,6 +68,10 @@ def test_a_choice_may_be_of_functions_each_with_settings_of_its_own(answer: Call
         ("tune.space = {'train.optimizer': @space.choice(values=['@keras.optimizers.Adem'])}", "Did you mean 'Adam"),
         (f"tune.space = {{'{RATE}': @space.uniform(low=1.0, high=0.1)}}", f"tune.space['{RATE}']: the range is empty"),
         (f"tune.space = {{'train.stop_after_epochs': {UNIFORM}}}", "cannot be searched"),
+        (
+            "tune.search = @search.AshaStopping()\ntune.space = {'train.epochs': @space.choice(values=[2, 8])}",
+            "tune.space['train.epochs']: this is set by the rungs of tune.search and cannot be searched.",
+        ),
         ("tune.search = @search.Rand()", "Did you mean 'Random'"),
         ("tune.search = 'random'", "@search.Random()"),
         ("tune.objective = 'val_quality'", "tune.direction"),

@@ -241,7 +241,7 @@ def _sample_space(settings: TuneSettings, experiment: Experiment) -> list[str]:
         return []
     space = Space(settings.space)
     taken = {"train.stop_after_epochs": "tune", "train.strategy": "the whole sweep"}
-    taken |= {"train.epochs": "tune.search"} if settings.search.SETS_EPOCHS else {}
+    taken |= {"train.epochs": "the rungs of tune.search"} if settings.search.DIVIDES_EPOCHS else {}
     for path in settings.space:
         if path in taken or path.startswith("tune."):
             raise UserError(
