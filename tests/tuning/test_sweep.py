@@ -80,6 +80,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Do
             *("unfit", 0, "tune.search = @search.Grid()", "train.epochs = 1"),
             "tune.space = {'tiny.linear.units': @space.choice(values=[8, -1, -2, -3, -4, 16])}",
         ),
+        ("hopeless", 0, *first, f"tune.space = {{'{RATE}': @space.choice(values=[1e30])}}"),
         ("objective", 2, *first, "tune.objective = 'val_acuracy'", "tune.direction = 'max'"),
         ("nothing", 2, *first, "train.eval_data = None", "tune.objective = 'val_loss'"),
         ("model", 2, *first, "tune.space = {'tiny.linear.units': @space.choice(values=['wide'])}"),
@@ -142,6 +143,7 @@ def test_a_trial_that_diverges_is_infeasible_and_the_sweep_goes_on(done: Done) -
     assert all(status == ("infeasible" if "1e+30" in values else "done") for values, status in ends.items())
     messages = [e["message"] for e in done["grid"].ends if e["status"] == "infeasible"]
     assert all("Training diverged" in message for message in messages)
+    assert f"No trial has a {ACCURACY}, so best.gin is not written. 1 of 1 trial: Training diverged" in done.errors
 
 
 def test_tensorboard_shows_each_trial_with_its_values_metrics_and_end(done: Done) -> None:

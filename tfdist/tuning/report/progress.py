@@ -6,6 +6,7 @@ metrics are what its own run wrote.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime
 import math
@@ -106,6 +107,13 @@ def last_line(sweep: Sweep) -> str:
     """`sweep ended: best val_accuracy 0.9544 by trial 0036, 60 trials in 6:38:52`."""
     best = "no trial has an objective" if sweep.best is None else _best_text(sweep)
     return f"sweep ended: {best}, {count_text(len(sweep.trials), 'trial')} in {duration_text(sweep.seconds)}"
+
+
+def explain_no_best(sweep: Sweep) -> str:
+    """`No trial has a val_accuracy, so best.gin is not written. 3 of 4 trials: Training diverged at step 7.`"""
+    ((message, count),) = collections.Counter(trial.message for trial in sweep.trials).most_common(1)
+    ended = f"{count} of {count_text(len(sweep.trials), 'trial')}: {' '.join(message.split())}"
+    return f"No trial has a {sweep.objective}, so best.gin is not written. {ended}"
 
 
 def _best_text(sweep: Sweep) -> str:

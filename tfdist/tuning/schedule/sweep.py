@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import UserError
+from tfdist.errors import UserError, printable
 from tfdist.storage import files, lease
 from tfdist.strategies.cluster import environment, tf_config
 from tfdist.telemetry.console.progress_bar import open_console
@@ -29,7 +29,7 @@ from tfdist.training.run.claim import check_kind, select_fixed_settings
 from tfdist.training.run.request import Request
 from tfdist.training.run.train_settings import TrainSettings
 from tfdist.tuning.execution.local_slots import LocalSlots, TrialCommand, find_gpus
-from tfdist.tuning.report.progress import SweepProgress, write_hparams
+from tfdist.tuning.report.progress import SweepProgress, explain_no_best, write_hparams
 from tfdist.tuning.report.sweep_page import write_sweep_report
 from tfdist.tuning.schedule import journal as journals
 from tfdist.tuning.schedule.chief import Chief, SweepPlan
@@ -112,6 +112,8 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
             Chief(plan, OracleClient(oracle, plan.objective.name), journal, slots).run(past)
         best = {"best": sweep.best and sweep.best.name, "best_objective": sweep.best and sweep.best.objective}
         journal.write(journals.ENDED, **best, num_trials=len(sweep.trials))
+        if sweep.trials and sweep.best is None:
+            console.message(printable(explain_no_best(sweep)), "warning")
         result = _write_result(plan, sweep, experiment, time.monotonic() - started)
         try:
             console.message(f"report: {write_sweep_report(plan.run_dir)}")
