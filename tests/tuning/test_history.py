@@ -52,6 +52,14 @@ def test_a_promoted_trial_keeps_its_first_rung_and_sums_its_seconds(tmp_path: pa
     assert (trial.epochs, trial.seconds) == (9, 720)
 
 
+def test_between_two_starts_a_sweep_takes_no_time_and_its_limit_may_change(tmp_path: pathlib.Path) -> None:
+    journal = Journal(max_trials=1).begin().start("0000").end("0000", 0.5).add("sweep_ended", seconds=3)
+    journal.add("sweep_resumed", seconds=1e6, max_trials=2).start("0001").end("0001", 0.7)
+    sweep = read_sweep(journal.write(tmp_path))
+    assert (sweep.max_trials, sweep.seconds, sweep.is_ended) == (2, 7.0, False)
+    assert [end.at_seconds for trial in sweep.trials for end in trial.ends] == [2.0, 7.0]
+
+
 DONE = [("0000", -3.0, "done"), ("0006", -3.0, "done")]
 OTHERS = [
     ("0001", -1.0, "stopped"),

@@ -62,8 +62,9 @@ def test_of_the_epochs_one_line_in_ten_seconds_is_shown() -> None:
 
 def test_what_an_earlier_start_did_is_silent_and_known() -> None:
     journal = Journal(max_trials=3).begin().start("0000").end("0000", 0.9).add("sweep_ended", seconds=1e6)
-    lines = shown(journal.start("0001").end("0001", 0.1), replayed=4)
-    assert len(lines) == 2 and "2/3 trials | best val_accuracy 0.9000 by trial 0000" in lines[1]
+    journal.add("sweep_resumed", max_trials=5).start("0001").end("0001", 0.1)
+    lines = shown(journal, replayed=4)
+    assert len(lines) == 2 and "2/5 trials | best val_accuracy 0.9000 by trial 0000" in lines[1]
 
 
 def test_text_of_a_value_or_a_message_cannot_move_the_cursor() -> None:

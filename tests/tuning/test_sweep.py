@@ -308,15 +308,19 @@ def test_a_finished_sweep_can_have_more_trials_and_no_other_sweep_in_its_place(
     commands = [
         arguments(gin_file, sweep.directory, *BAYESIAN),
         arguments(gin_file, sweep.directory, *BAYESIAN, "tune.max_trials = 7"),
+        arguments(gin_file, sweep.directory, *BAYESIAN, "tune.max_trials = 5"),
         arguments(gin_file, sweep.directory, *BAYESIAN, "tune.objective = 'val_loss'"),
         arguments(gin_file, sweep.directory, *BAYESIAN, "train.global_batch_size = 32"),
     ]
     finished = support.run_python(["-c", SEVERAL, json.dumps(commands)], timeout=100).check()
     statuses = [line for line in finished.stdout.splitlines() if line.startswith("status")]
-    assert statuses == ["status 0", "status 0", "status 2", "status 2"], finished.outputs()
+    assert statuses == ["status 0", "status 0", *["status 2"] * 3], finished.outputs()
     assert [e["num_trials"] for e in sweep.of("sweep_ended")] == [6, 6, 7]
     assert {key: outcome for key, outcome in sweep.outcomes.items() if key[0] != "0006"} == before.outcomes
     assert len(sweep.of("trial_started")) == 7 and sweep.result["num_trials"] == 7
+    assert "| 7/7 trials | best" in finished.stdout and sweep.of("sweep_resumed")[-1]["max_trials"] == 7
+    assert sweep.result["wall_seconds"] > before.result["wall_seconds"]
+    assert "holds a sweep of 7 trials, and tune.max_trials is 5. Write tune.max_trials = 7 or more" in finished.stderr
     assert "holds another sweep; the objective: there val_sparse_categorical_accuracy, here val_loss" in finished.stderr
     assert "holds another sweep; the configuration: its settings differ" in finished.stderr
 

@@ -31,7 +31,7 @@ from tfdist.telemetry.records import (
 )
 from tfdist.telemetry.run_directory import RunDirectory
 
-STARTED, ENDED = "sweep_started", "sweep_ended"
+STARTED, RESUMED, ENDED = "sweep_started", "sweep_resumed", "sweep_ended"
 TRIAL_STARTED, TRIAL_REPORTED, TRIAL_ENDED = "trial_started", "trial_reported", "trial_ended"
 RUNNING, INTERRUPTED = "running", "interrupted"
 DONE, PAUSED, STOPPED, INFEASIBLE, FAILED = "done", "paused", "stopped", "infeasible", "failed"
@@ -39,6 +39,7 @@ DONE, PAUSED, STOPPED, INFEASIBLE, FAILED = "done", "paused", "stopped", "infeas
 _VALUES = Mapping[str, Any]
 _FIELDS: dict[str, dict[str, Any]] = {
     STARTED: {"objective": str, "direction": str, "search": str, "space": Mapping[str, _VALUES]},
+    RESUMED: {"max_trials": int | None},
     TRIAL_STARTED: {"trial": str, "rung": int, "values": _VALUES, "epochs": int | None, "asked": int},
     TRIAL_REPORTED: {"trial": str, "epoch": int, "step": int, "objective": float, "asked": int},
     TRIAL_ENDED: {"trial": str, "rung": int, "status": str, "objective": float | None, "epochs": int, "seconds": float}
@@ -216,7 +217,7 @@ class Sweep:
     Attributes:
       space: as `Space.describe` has it.
       started: when, as ISO 8601 has it.
-      seconds: from there to the last event.
+      seconds: that it ran, to the last event of each start.
     """
 
     objective: str = "objective"
@@ -228,6 +229,7 @@ class Sweep:
     started: str = ""
     seconds: float = 0.0
     num_unreadable_lines: int = 0
+    last_time: datetime.datetime | None = None
     by_name: dict[str, Trial] = dataclasses.field(default_factory=dict)
 
     @property
@@ -250,13 +252,15 @@ class Sweep:
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Takes in one event; one of an unknown kind changes nothing."""
-        kind, time = event["event"], event["time"]
-        self.started = self.started or time
-        began, now = as_type(datetime.datetime, self.started), as_type(datetime.datetime, time)
-        self.seconds, self.is_ended = max(self.seconds, (now - began).total_seconds()), kind == ENDED
+        kind, now = event["event"], as_type(datetime.datetime, event["time"])
+        if kind not in (STARTED, RESUMED) and self.last_time is not None:
+            self.seconds += max(0.0, (now - self.last_time).total_seconds())
+        self.started, self.last_time, self.is_ended = self.started or event["time"], now, kind == ENDED
+        if kind in (STARTED, RESUMED):
+            self.max_trials = event.get("max_trials")
         if kind == STARTED:
             self.objective, self.direction, self.search = event["objective"], event["direction"], event["search"]
-            self.space, self.max_trials = event["space"], event.get("max_trials")
+            self.space = event["space"]
         elif kind in (TRIAL_STARTED, TRIAL_REPORTED, TRIAL_ENDED):
             self.by_name.setdefault(event["trial"], Trial(name=event["trial"])).add(event, self.seconds)
 

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import hashlib
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -69,7 +68,6 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
     """
     if sys.platform != "linux":
         raise UserError(f"--mode=tune starts trials on Linux only; this is {sys.platform!r}.")
-    started = time.monotonic()
     plan, command, _ = _prepare(settings, request, experiment)
     console = open_console(is_chief=True)
     identity = _identify(plan, request)
@@ -103,18 +101,20 @@ def tune(settings: TuneSettings, request: Request, experiment: Experiment) -> di
                     console.message(f"TensorBoard's table of the trials lacks trial {name}: {error}", "warning")
 
         journal = leaving.enter_context(contextlib.closing(Journal(plan.run_dir, on_event, held.check)))
-        past = _open_journal(plan, identity, journal)
+        past = _read_journal(plan, identity, journal)
+        for event in past:
+            sweep.add(event)
+        start = {"event": journals.RESUMED} if past else {"event": journals.STARTED, **identity}
+        journal.write(**start, max_trials=settings.max_trials)
         shares_gpus = settings.executor.shares_gpus and (settings.num_workers > 1 or command.launch)
         slots = LocalSlots(command, settings.num_workers, gpus=find_gpus() if shares_gpus else ())
         with contextlib.closing(slots):
-            for event in past:
-                sweep.add(event)
             Chief(plan, OracleClient(oracle, plan.objective.name), journal, slots).run(past)
         best = {"best": sweep.best and sweep.best.name, "best_objective": sweep.best and sweep.best.objective}
         journal.write(journals.ENDED, **best, num_trials=len(sweep.trials))
         if sweep.trials and sweep.best is None:
             console.message(printable(explain_no_best(sweep)), "warning")
-        result = _write_result(plan, sweep, experiment, time.monotonic() - started)
+        result = _write_result(plan, sweep, experiment)
         try:
             console.message(f"report: {write_sweep_report(plan.run_dir)}")
         except (UserError, OSError) as error:  # a sweep is no worse without
@@ -194,24 +194,29 @@ def _build_hypermodel(training: TrainSettings) -> HyperModel | None:
     return model if isinstance(model, HyperModel) else None
 
 
-def _open_journal(plan: SweepPlan, identity: Mapping[str, Any], journal: Journal) -> list[dict[str, Any]]:
+def _read_journal(plan: SweepPlan, identity: Mapping[str, Any], journal: Journal) -> list[dict[str, Any]]:
     """Returns this sweep's events; deletes the journal and the trials of another sweep that has stored nothing.
 
     Raises:
-      UserError: the directory holds another sweep.
+      UserError: the directory holds another sweep, or more trials than the settings allow.
     """
     events = journal.read()
-    if events:
-        try:
+    try:
+        if events:
             check_identity(identity, events[0], plan.run_dir)
-            return events
-        except UserError:
-            if _has_stored(plan.run_dir, events):
-                raise
+    except UserError:
+        if _has_stored(plan.run_dir, events):
+            raise
         files.remove(RunDirectory(plan.run_dir).sweep)
         files.remove_tree(files.join(plan.run_dir, "trials"))
-    journal.write(journals.STARTED, **identity, max_trials=plan.settings.max_trials)
-    return []
+        return []
+    count, limit = len({e["trial"] for e in events if e["event"] == journals.TRIAL_STARTED}), plan.settings.max_trials
+    if limit is not None and count > limit:
+        raise UserError(
+            f"{plan.run_dir} holds a sweep of {count} trials, and tune.max_trials is {limit}. Write tune.max_trials = "
+            f"{count} or more, or give another --run_dir."
+        )
+    return events
 
 
 def _has_stored(run_dir: str, events: Sequence[Mapping[str, Any]]) -> bool:
@@ -254,7 +259,7 @@ def _sample_space(settings: TuneSettings, experiment: Experiment) -> list[str]:
     return space.sample()
 
 
-def _write_result(plan: SweepPlan, sweep: Sweep, experiment: Experiment, seconds: float) -> dict[str, Any]:
+def _write_result(plan: SweepPlan, sweep: Sweep, experiment: Experiment) -> dict[str, Any]:
     """best.gin, the configuration with the best values, and result.json, which names the best; the latter last."""
     best, num_trials = sweep.best, len(sweep.trials)
     values = best and plan.space.from_json(best.values)
@@ -269,7 +274,7 @@ def _write_result(plan: SweepPlan, sweep: Sweep, experiment: Experiment, seconds
         "best_run_dir": best and plan.directory(best.name).path,
         "num_trials": num_trials,
         "trials_by_status": dict(collections.Counter(trial.status for trial in sweep.trials)),
-        "wall_seconds": seconds,
+        "wall_seconds": sweep.seconds,
     }
     if best is not None:
         statements = plan.space.statements(values or {})
