@@ -59,19 +59,11 @@ def test_rates_are_tried_apart_from_the_run(tmp_path: pathlib.Path) -> None:
 @pytest.mark.slow
 def test_a_step_has_the_loss_of_its_batch_also_where_an_epochs_last_is_smaller(tmp_path: pathlib.Path) -> None:
     wanted = np.arange(40, dtype=np.float32)[:, None]
-    training = TrainSettings(
-        model=lambda: keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]),
-        optimizer="sgd",
-        task=Supervised(loss="mean_squared_error"),
-        train_data=lambda: (np.zeros_like(wanted), wanted),
-        strategy=OneDevice(),
-        global_batch_size=32,
-        epochs=1,
-        shuffle=False,
-        xla="off",
-    )
-    tiny = FindRateSettings(lowest=1e-12, highest=2e-12, steps=10)
-    found = find_rate(tiny, training, Request(run_dir=str(tmp_path)), train, lambda line: None)
+    model, task = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]), Supervised(loss="mean_squared_error")
+    settings = {"model": lambda: model, "task": task, "train_data": lambda: (np.zeros_like(wanted), wanted)}
+    settings |= {"optimizer": "sgd", "global_batch_size": 32, "epochs": 1, "shuffle": False, "xla": "off"}
+    tiny, request = FindRateSettings(lowest=1e-12, highest=2e-12, steps=10), Request(run_dir=str(tmp_path))
+    found = find_rate(tiny, TrainSettings(**settings, strategy=OneDevice()), request, train, lambda line: None)
     assert found.losses == pytest.approx([np.mean(wanted[:32] ** 2), np.mean(wanted[32:] ** 2)] * 5)
 
 

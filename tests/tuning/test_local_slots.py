@@ -18,13 +18,7 @@ from tfdist.tuning.execution.local_slots import TrialCommand
 
 # A script without `if __name__ == "__main__"`, which a process of multiprocessing would start again.
 SCRIPT = """\
-import contextlib
-import json
-import multiprocessing.forkserver
-import os
-import pathlib
-import signal
-import sys
+import contextlib, json, multiprocessing.forkserver, os, pathlib, signal, sys
 
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.tuning.execution.local_slots import LocalSlots, TrialCommand, start_fork_server
@@ -49,11 +43,7 @@ print(json.dumps({end.name: [end.status, end.log] for end in ends}))
 """
 # What a trial imports first: it writes down what it sees, leaves a process behind, and cannot be trained.
 OWN = """\
-import json
-import os
-import signal
-import subprocess
-import sys
+import json, os, signal, subprocess, sys
 
 left = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 told = [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_NUM_TASKS")]
