@@ -80,7 +80,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Do
             *("unfit", 0, "tune.search = @search.Grid()", "train.epochs = 1"),
             "tune.space = {'tiny.linear.units': @space.choice(values=[8, -1, -2, -3, -4, 16])}",
         ),
-        ("hopeless", 0, *first, f"tune.space = {{'{RATE}': @space.choice(values=[1e30])}}"),
+        ("hopeless", 0, *first, f"tune.space = {{'{RATE}': @space.choice(values=[1e30])}}", "tiny.linear.units = 8"),
         ("objective", 2, *first, "tune.objective = 'val_acuracy'", "tune.direction = 'max'"),
         ("nothing", 2, *first, "train.eval_data = None", "tune.objective = 'val_loss'"),
         ("model", 2, *first, "tune.space = {'tiny.linear.units': @space.choice(values=['wide'])}"),

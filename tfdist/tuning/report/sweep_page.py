@@ -114,7 +114,7 @@ def _objectives(sweep: Sweep) -> Section:
     curve = {sweep.objective: Curve(np.array(times), best)}
     plot = draw_curves("Best so far", Axis("seconds"), curve, y_range=find_limits(sweep, objectives))
     plot.figure.scatter(times, objectives, color=choose_color(1), size=6)
-    text = "Each end of a trial or of one of its rungs, by the time since the sweep began."
+    text = "Each end of a trial or of one of its rungs, by how long the sweep had run."
     return Section(title="Objective", text=text, plots=[plot], is_wide=True)
 
 

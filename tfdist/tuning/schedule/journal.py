@@ -154,7 +154,7 @@ class TrialPoint:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How one stretch of a trial ended, `at_seconds` after the sweep began; the objective counts where there is one."""
+    """How one stretch of a trial ended, when the sweep had run `at_seconds`; the objective counts if there is one."""
 
     objective: float | None
     seconds: float

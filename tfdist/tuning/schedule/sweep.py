@@ -274,7 +274,7 @@ def _write_result(plan: SweepPlan, sweep: Sweep, experiment: Experiment) -> dict
         "best_run_dir": best and plan.directory(best.name).path,
         "num_trials": num_trials,
         "trials_by_status": dict(collections.Counter(trial.status for trial in sweep.trials)),
-        "wall_seconds": sweep.seconds,
+        "wall_seconds": round(sweep.seconds, 3),
     }
     if best is not None:
         statements = plan.space.statements(values or {})
