@@ -66,8 +66,14 @@ class LayerwiseDecay:
         number(0, 1)("LayerwiseDecay.factor", self.factor)
 
     def rates(self, paths: Sequence[str]) -> list[float]:
-        """The factor of each path's rate."""
-        numbers = [int(found[1] or 0) if (found := re.search(self.layers, path)) else None for path in paths]
+        """The factor of each path's rate; raises UserError where the group holds something else than a number."""
+        matches = [re.search(self.layers, path) for path in paths]
+        if wrong := [found for found in matches if found and not (found[1] or "0").isdecimal()]:
+            raise UserError(
+                f"LayerwiseDecay.layers is {self.layers!r}, whose group holds {wrong[0][1]!r}, not a number, in "
+                rf"{wrong[0].string}. Write a group of digits, such as r'block_(\d+)/'."
+            )
+        numbers = [int(found[1] or 0) if found else None for found in matches]
         last = max((number for number in numbers if number is not None), default=0)
         return [1.0 if number is None else self.factor ** (last - number) for number in numbers]
 
@@ -108,9 +114,7 @@ class Grouped:
         """The optimizer, not built yet."""
         optimizer = self._optimizer()
         if isinstance(optimizer, keras.optimizers.MultiOptimizer):
-            raise UserError(
-                "Grouped.optimizer gives a MultiOptimizer, which has groups of its own. Give one optimizer."
-            )
+            raise UserError("Grouped.optimizer gives a MultiOptimizer, which has groups of its own. Give another.")
         setattr(optimizer, GROUPS, self)
         return optimizer
 
