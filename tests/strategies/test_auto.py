@@ -15,7 +15,7 @@ from support import CLUSTER_VARIABLES
 
 from tfdist.errors import UserError
 from tfdist.strategies import horovod
-from tfdist.strategies.auto import choose
+from tfdist.strategies.auto import choose, wrap_strategy
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import refuse_others
@@ -68,6 +68,11 @@ def test_the_strategy_fits_what_is_found_and_says_what_that_was(
 def test_the_chosen_strategy_is_made_as_the_caller_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["device"] * 2 * (kind == "GPU"))
     assert choose(mirrored=lambda: Mirrored(num_cpu_devices=3)).expected_replicas() == 3
+
+
+def test_a_strategy_that_is_not_known_is_refused() -> None:
+    with pytest.raises(UserError, match="in the scope of a Strategy, which tfdist does not train under"):
+        wrap_strategy(object.__new__(tf.distribute.Strategy))
 
 
 @pytest.mark.parametrize(

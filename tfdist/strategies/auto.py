@@ -22,13 +22,6 @@ from tfdist.strategies.strategy import Notify, Strategy, Topology, find_connecte
 from tfdist.strategies.tpu import TPU
 
 WRAPPED = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
-REFUSED = (
-    tf.distribute.MultiWorkerMirroredStrategy,
-    tf.distribute.TPUStrategy,
-    tf.distribute.experimental.CentralStorageStrategy,
-    tf.distribute.experimental.ParameterServerStrategy,
-    tf.distribute.ParameterServerStrategy,
-)
 
 
 def choose(
@@ -101,7 +94,7 @@ def join_before_first_operation() -> None:
 
 
 def wrap_strategy(distribution: tf.distribute.Strategy) -> Strategy:
-    """The strategy for what was made in the scope of `distribution`; one device for TensorFlow's default.
+    """The strategy for what was made in the scope of `distribution`.
 
     Raises:
       UserError: it is none that tfdist trains under.
@@ -109,14 +102,11 @@ def wrap_strategy(distribution: tf.distribute.Strategy) -> Strategy:
     known = find_connected(distribution)
     if known is not None:
         return known
-    if isinstance(distribution, REFUSED):
-        raise UserError(
-            f"The model was made in the scope of a tf.distribute.{type(distribution).__name__}, which tfdist does not "
-            "train under as it is. Make it in the scope of one of tfdist.strategies, such as "
-            "multi_worker.MultiWorker()."
-        )
     if not isinstance(distribution, WRAPPED):
-        return OneDevice()
+        raise UserError(
+            f"The model was made in the scope of a {type(distribution).__name__}, which tfdist does not train under as "
+            "it is. Make it in the scope of one of tfdist.strategies, such as multi_worker.MultiWorker()."
+        )
     strategy = WrappedStrategy(distribution)
     strategy.connect()
     return strategy
