@@ -16,9 +16,12 @@ from mistakes import call, each_is_refused
 from support import Finished
 from training.trainings import STEPS_PER_EPOCH, run
 
+from tfdist.data.batches import BatchPlan
 from tfdist.errors import UserError
 from tfdist.recipes import schedules
-from tfdist.recipes.lengths import RunLength
+from tfdist.recipes.lengths import RunLength, parse_length
+from tfdist.training.loop.boundaries import LengthSettings
+from tfdist.training.run.assembly import length_of
 
 RUN = RunLength(total_steps=100, steps_per_epoch=20, examples_per_epoch=630, global_batch_size=32)
 
@@ -109,6 +112,12 @@ def test_a_schedule_goes_through_kerass_configuration() -> None:
     made = schedules.Warmup(schedules.CosineDecay(0.1, "2 epochs"), "5 steps")
     again = of_keras.deserialize(of_keras.serialize(made))
     np.testing.assert_array_equal(values(again), values(made))
+
+
+@pytest.mark.parametrize(("length", "steps"), [("2 epochs", 6), ("120 examples", 12), ("0.5 of run", 6)])
+def test_a_length_counts_the_epochs_of_the_run(length: str, steps: int) -> None:
+    run = length_of(LengthSettings(epochs=4, steps_per_epoch=3), BatchPlan(100, 11, num_replicas=1))
+    assert parse_length("", length).steps(run) == steps
 
 
 @pytest.mark.slow

@@ -21,14 +21,14 @@ class RunLength:
 
     Attributes:
       total_steps: of all of it.
-      steps_per_epoch: of one pass over the examples.
-      examples_per_epoch: how many those are.
+      steps_per_epoch: of an epoch: one pass over the examples, or as many as are to count as one.
+      examples_per_epoch: of so many steps on average.
       global_batch_size: examples of a step.
     """
 
     total_steps: int
     steps_per_epoch: int
-    examples_per_epoch: int
+    examples_per_epoch: float
     global_batch_size: int
 
 

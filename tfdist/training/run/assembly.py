@@ -195,10 +195,11 @@ def scale_microbatches(run: Run, learner: Learner, plan: BatchPlan) -> BatchPlan
 
 def length_of(settings: TrainSettings, plan: BatchPlan) -> RunLength:
     """Returns the length of a training, in the units of its schedules."""
+    boundaries, steps_of_pass = settings.boundaries(plan.steps_per_epoch), plan.steps_per_epoch
     return RunLength(
-        total_steps=settings.boundaries(plan.steps_per_epoch).total_steps,
-        steps_per_epoch=plan.steps_per_epoch,
-        examples_per_epoch=plan.num_examples_until(plan.steps_per_epoch),
+        total_steps=boundaries.total_steps,
+        steps_per_epoch=boundaries.steps_per_epoch,
+        examples_per_epoch=plan.num_examples_until(steps_of_pass) * boundaries.steps_per_epoch / steps_of_pass,
         global_batch_size=plan.global_batch_size,
     )
 
