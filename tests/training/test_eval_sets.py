@@ -126,13 +126,20 @@ def test_validation_takes_as_many_batches_of_a_set_as_training() -> None:
         validate(settings({"near": first_set, "far": EvalSet(stream, num_batches=2)}), told.append)
 
 
-def test_fit_takes_sets_by_name() -> None:
+class StopsAtThird(keras.callbacks.Callback):
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.model.stop_evaluating |= batch == 2
+
+
+@pytest.mark.parametrize("callbacks", [[], [StopsAtThird()]], ids=["whole", "the first stopped"])
+def test_fit_takes_sets_by_name(callbacks: list[keras.callbacks.Callback]) -> None:
     histories = []
     for data in ({"near": first_set(), "far": second_set()}, first_set(), second_set()):
         keras.utils.set_random_seed(1)
         model = build_model()
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        fitted = tfdist.fit(model, *examples(0, 200), epochs=2, shuffle=False, validation_data=data, verbose=0)
+        given: dict[str, Any] = {"validation_data": data, "callbacks": callbacks}
+        fitted = tfdist.fit(model, *examples(0, 200), epochs=2, shuffle=False, verbose=0, **given)
         histories.append(fitted.history)
     both, near, far = histories
     assert (both["val_loss"], both["val_far_loss"]) == (near["val_loss"], far["val_loss"])

@@ -133,10 +133,9 @@ class Callbacks:
         """Whether no weight is infinite or not a number."""
         return all(np.isfinite(w).all() for w in self._model.get_weights() if w.dtype.kind == "f")
 
-    def test_begin(self) -> None:
-        """Begins an evaluation."""
+    def allow_evaluation(self) -> None:
+        """Clears `stop_evaluating`, which an earlier evaluation, or that of another set, may have left."""
         self._model.stop_evaluating = False
-        self.call("on_test_begin")
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Calls a hook of all callbacks, with logs as `fit` gives them.

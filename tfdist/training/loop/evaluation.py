@@ -196,8 +196,10 @@ class EvaluatorGroup:
 
     def evaluate(self, votes: Votes = Vote, hooks: Callbacks | None = None) -> dict[str, Any] | None:
         """One pass over each set, as `Evaluator.evaluate`; None where one ended early."""
-        results = {}
+        results: dict[str, dict[str, Any]] = {}
         for name, evaluator in self._evaluators.items():
+            if results and hooks:
+                hooks.allow_evaluation()
             found = evaluator.evaluate(votes, hooks)
             if found is None:
                 return None

@@ -424,7 +424,8 @@ class Loop:
     def _evaluate(self) -> None:
         assert self._evaluator is not None
         started = time.perf_counter()
-        self._callbacks.test_begin()
+        self._callbacks.allow_evaluation()
+        self._callbacks.call("on_test_begin")
         hooks = self._callbacks if self._callbacks.act_on_test_batches else None
         results = self._evaluator.evaluate(lambda: self._votes(self._outcome.step), hooks)
         if results is None:
