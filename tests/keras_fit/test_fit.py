@@ -171,16 +171,16 @@ def test_a_cell_that_is_run_again_trains_on_without_a_warning(
 def test_what_each_verbose_tells(capfd: pytest.CaptureFixture[str]) -> None:
     says = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print("mine"))
     lines = {}
-    for verbose in (0, 1, 2, "auto"):
+    for verbose in (0, 1, 2, "auto", False):
         fit(classifier(), epochs=2, verbose=verbose, callbacks=says)
-        lines[verbose] = capfd.readouterr().out.splitlines()
-    assert lines[0] == ["mine"] * 2
-    assert [line.split()[0] for line in lines[2]] == ["epoch", "mine"] * 2
-    assert len(lines[1]) > len(lines[2])
+        lines[str(verbose)] = capfd.readouterr().out.splitlines()
+    assert lines["0"] == lines["False"] == ["mine"] * 2
+    assert [line.split()[0] for line in lines["2"]] == ["epoch", "mine"] * 2
+    assert len(lines["1"]) > len(lines["2"])
     # How many epochs have a line is a matter of time.
-    one, auto = (sum(not line.startswith("epoch ") for line in lines[verbose]) for verbose in (1, "auto"))
+    one, auto = (sum(not line.startswith("epoch ") for line in lines[verbose]) for verbose in ("1", "auto"))
     assert one == auto
-    assert not any("tfdist-fit" in line for line in lines[1]), "no path of what is not kept"
+    assert not any("tfdist-fit" in line for line in lines["1"]), "no path of what is not kept"
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def console_for(verbose: Any) -> Callable[[bool], Console]:
     """
     if verbose not in KNOWN:
         raise UserError(f"verbose is {verbose!r}; write 0, 1, 2 or 'auto'.")
-    level = {"0": 0, "2": 2}.get(str(verbose), 1)
+    level = 1 if verbose == "auto" else int(verbose)
 
     def make_console(is_chief: bool) -> Console:
         if not is_chief or level == 1:
