@@ -24,7 +24,7 @@ from tfdist.data.sources.prebatched import PrebatchedSource, missing_input_error
 from tfdist.data.sources.source import Source
 from tfdist.data.sources.user_dataset import batch_size as size_of_batches
 from tfdist.data.sources.user_dataset import count_elements, find_batching
-from tfdist.errors import UserError
+from tfdist.errors import UserError, build_user_error
 from tfdist.keras_fit.python_batches import OneShotGenerator, PythonBatches, python_kind
 from tfdist.settings.checks import COUNT, or_none
 from tfdist.tasks.losses import check_class_weight, weigh_classes
@@ -86,6 +86,8 @@ def to_train(
       UserError: it cannot be trained on.
     """
     _check_counts(batch_size=batch_size, steps_per_epoch=steps_per_epoch)
+    if not isinstance(class_weight, Mapping):
+        check_class_weight(class_weight)
     if isinstance(x, Source):
         _check_alone(x, y=y, sample_weight=sample_weight, class_weight=class_weight)
     return _examples((x, y, sample_weight), class_weight, batch_size, steps_per_epoch, seed=seed, epochs=epochs)
@@ -244,9 +246,16 @@ def _as_tuple(nest: Any) -> tuple[Any, ...]:
 
 
 def _check_values(x: Any, name: str) -> None:
-    """Raises UserError where one of several inputs is None."""
-    if x is not None and any(leaf is None for leaf in keras.tree.flatten(x)):
-        raise missing_input_error(name)
+    """Raises UserError where x or one of its inputs is None, is sparse or holds no examples."""
+    if x is None:
+        raise UserError(f"{name} is None; write arrays, a batched tf.data.Dataset, a PyDataset or a generator.")
+    for leaf in keras.tree.flatten(x):
+        if leaf is None:
+            raise missing_input_error(name)
+        if hasattr(leaf, "toarray"):
+            raise UserError(f"{name} is sparse; write x.toarray().")
+        if [*getattr(leaf, "shape", ())][:1] == [0]:
+            raise build_user_error(f"{name} holds no examples.", error_id="no-examples")
 
 
 def _check_counts(**counts: Any) -> None:

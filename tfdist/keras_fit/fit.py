@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import random
 import re
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist import experiment
@@ -45,9 +47,10 @@ from tfdist.tasks.losses import check_one_class
 from tfdist.tasks.task import overrides
 from tfdist.telemetry.console.console import Console, write_line
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.loop.boundaries import EPOCHS
 from tfdist.training.loop.callbacks import CallbackError, find_backup
 from tfdist.training.run.compiled import uses_own_steps
-from tfdist.training.run.eval_sets import EvalSet
+from tfdist.training.run.eval_sets import SET_NAME, EvalSet
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import reporting_failures
 from tfdist.training.run.train_settings import TrainSettings
@@ -125,12 +128,12 @@ def fit(
             return _call_own_fit(model, arguments)
         strategy = _choose_and_connect(model, strategy)
         at_end.enter_context(reporting_failures(strategy))
-        validation_freq = sorted(validation_freq) if isinstance(validation_freq, Collection) else validation_freq
-        _check_arguments(settings, epochs, initial_epoch, validation_freq)
+        if isinstance(validation_freq, Collection) and not isinstance(validation_freq, str):
+            validation_freq = sorted(np.array(list(validation_freq)).tolist())
+        _check_arguments(settings, epochs, initial_epoch, validation_freq, run_dir)
         epochs = _cap_count(epochs, keras.config.max_epochs())
         given, shows = flatten_callbacks(callbacks)
-        histories = [each for each in given if isinstance(each, keras.callbacks.History)]
-        history = histories[0] if histories else keras.callbacks.History()
+        history = next((each for each in given if isinstance(each, keras.callbacks.History)), keras.callbacks.History())
         tuner_dir, values = find_trial(given)
         kept = run_dir or tuner_dir
         resumes = kept is not None or find_backup(given) is not None
@@ -153,12 +156,12 @@ def fit(
             check_one_class(model.loss, data.source.structure[1])
         sets = {}
         for name, each in (validation_data if isinstance(validation_data, Mapping) else {"": validation_data}).items():
-            held_out = examples.to_evaluate(
-                each, batch_size=validation_batch_size or batch_size, steps=validation_steps
-            )
-            at_end.callback(held_out.close)
-            if held_out.source is not None:
-                sets[name] = EvalSet(functools.partial(lambda source: source, held_out.source), held_out.batch_size)
+            if isinstance(validation_data, Mapping):
+                SET_NAME("The name of a set of validation_data", name)
+            holdout = examples.to_evaluate(each, batch_size=validation_batch_size or batch_size, steps=validation_steps)
+            at_end.callback(holdout.close)
+            if holdout.source is not None:
+                sets[name] = EvalSet(functools.partial(lambda source: source, holdout.source), holdout.batch_size)
         model.history = history
         parts = {"batch_size": data.batch_size, "steps_per_epoch": data.steps_per_epoch, "shuffle": bool(shuffle)}
         known_by = values | {f"fit.{name}": repr(value) for name, value in (parts | {"seed": seed}).items()}
@@ -176,7 +179,7 @@ def fit(
             eval_every=validation_freq,
             shuffle=bool(shuffle),
             seed=seed,
-            callbacks=given if histories else [*given, history],
+            callbacks=given if history in given else [*given, history],
             **(defaults | settings),
         )
         _train(model, trained, kept, known_by, console_for(verbose if shows else 0), initial_epoch)
@@ -255,6 +258,8 @@ class TfdistFit:
 
 # Settings that the call makes itself, or (sharding) whose optimizer would not be the model's own.
 OMITTED = ("model", "train_data", "eval_data", "optimizer", "task", "hyperparameters", "steps", "callbacks", "sharding")
+# What fit calls some of the others.
+NAMES = {"global_batch_size": "batch_size", "eval_every": "validation_freq", "eval_batch_size": "validation_batch_size"}
 
 
 @contextlib.contextmanager
@@ -285,18 +290,20 @@ def _rephrase_for_fit(message: str) -> str:
     return re.sub(r"\b(?:train|fit)\.([a-z_]+)", r"\1", message)
 
 
-def _check_arguments(settings: Mapping[str, Any], epochs: Any, initial_epoch: Any, validation_freq: Any) -> None:
-    known = [name for name in TrainSettings.declarations() if name not in OMITTED]
+def _check_arguments(settings: Mapping[str, Any], epochs: Any, initial_epoch: Any, freq: Any, run_dir: Any) -> None:
+    known = [name for name in TrainSettings.declarations() if name not in (*OMITTED, *NAMES)]
     for name in settings:
         if name not in known:
             raise build_user_error(
                 f"fit() got an argument {name!r}, which neither keras.Model.fit nor tfdist.fit takes."
-                f"{suggest(name, [*inspect.signature(fit).parameters, *known])}",
+                f"{suggest(NAMES.get(name, name), [*inspect.signature(fit).parameters, *known])}",
                 error_id="unknown-setting",
             )
     COUNT("fit.epochs", epochs)
     whole_number(0)("fit.initial_epoch", initial_epoch)
-    TrainSettings.declarations()["eval_every"].check("fit.validation_freq", validation_freq)
+    EPOCHS("fit.validation_freq", freq)
+    if not isinstance(run_dir, str | os.PathLike | None):
+        raise UserError(f"run_dir is {run_dir!r}; write a path, such as 'runs/one', or None.")
 
 
 def _choose_and_connect(model: keras.Model, strategy: Strategy | str | None) -> Strategy:

@@ -30,6 +30,7 @@ def _steps_in(value: Any) -> int | None:
     return int(length.amount) if length is not None and length.unit == "steps" and length.amount else None
 
 
+EPOCHS = Check("a number of epochs, or a list of the numbers of epochs", _are_epochs)
 EVALUATIONS = Check(
     "a number of epochs, a list of the numbers of epochs, or '500 steps'",
     lambda value: _are_epochs(value) or _steps_in(value) is not None,

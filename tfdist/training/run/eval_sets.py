@@ -17,6 +17,7 @@ from tfdist.errors import UserError
 from tfdist.settings.checks import COUNT, FUNCTION, Check, or_none
 
 NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
+SET_NAME = Check("a letter, then letters, digits, _", lambda name: isinstance(name, str) and bool(NAME.fullmatch(name)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +78,12 @@ def _name_sets(eval_data: Any) -> Mapping[Any, Any]:
 
 def _are_sets(value: Any) -> bool:
     sets = _name_sets(value)
-    are_named = sets is not value or all(isinstance(name, str) and NAME.fullmatch(name) for name in sets)
+    are_named = sets is not value or all(map(SET_NAME.accepts, sets))
     return bool(sets) and are_named and all(isinstance(e, EvalSet) or FUNCTION.accepts(e) for e in sets.values())
 
 
 EVAL_DATA = Check(
     "a function, @my_module.my_function without parentheses; or several by name, {'test': @my_module.test}",
     _are_sets,
-    hint=lambda value: "" if isinstance(value, Mapping) else FUNCTION.hint(value),
+    hint=lambda value: " Names are of letters and digits." if isinstance(value, Mapping) else FUNCTION.hint(value),
 )
