@@ -511,6 +511,15 @@ row(
     validation_split=0.2,
     model=two_inputs,
 )
+row(
+    "NumPy's numbers",
+    **dict.fromkeys(["epochs", "steps_per_epoch", "validation_steps", "validation_batch_size"], np.int64(2)),
+    batch_size=np.int32(10),
+    initial_epoch=np.int32(0),
+    validation_split=np.float32(0.25),
+    validation_freq=[np.int64(2)],
+    class_weight={np.int64(0): np.float64(2.0)},
+)
 row("validation_freq as a list of epochs", epochs=4, validation_data=(X, Y), validation_freq=[1, 3])
 row(
     "shuffle=True",

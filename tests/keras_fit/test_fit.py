@@ -355,7 +355,7 @@ def test_random_layers_draw_what_they_draw_in_fit() -> None:
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-6)
 
 
-@pytest.mark.parametrize("settings", [{"deterministic": 4}, {"num_microbatches": 3}], ids=str)
+@pytest.mark.parametrize("settings", [{"deterministic": 4}, {"num_microbatches": np.int64(3)}], ids=str)
 def test_parts_of_a_datasets_batches_are_those_of_arrays(settings: dict[str, int]) -> None:
     weights = []
     for data, size in ((dataset(8), None), ((X, Y), 8)):

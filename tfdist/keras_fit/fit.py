@@ -122,6 +122,8 @@ def fit(
         with status 5 where it could not be saved.
     """
     arguments = {name: value for name, value in locals().items() if name not in ("model", "settings")} | settings
+    if numbers := {name: value.item() for name, value in arguments.items() if isinstance(value, np.generic)}:
+        return fit(model, **arguments | numbers)
     with _raising_as_fit(), contextlib.ExitStack() as at_end:
         check_compiled(model)
         if overrides(model, "fit") and model is not getattr(_thread, "prepared", None):

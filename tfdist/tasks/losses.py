@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import UserError, is_whole_number
+from tfdist.errors import UserError
 from tfdist.tasks.keras_names import find_loss, resolve_loss
 from tfdist.tasks.task import REDUCTIONS
 
@@ -148,11 +148,11 @@ def check_class_weight(given: Any) -> dict[int, float] | None:
     """Raises UserError where `given` is no {class: weight}, with whole numbers from 0 on for classes."""
     if given is None:
         return None
-    is_weight = (int, float, np.integer, np.floating)
+    whole, number = (int, np.integer), (int, np.integer, float, np.floating)
     if (
         not isinstance(given, Mapping)
         or not given
-        or not all(is_whole_number(c, least=0) and isinstance(w, is_weight) and w >= 0 for c, w in given.items())
+        or not all(isinstance(c, whole) and c >= 0 and isinstance(w, number) and w >= 0 for c, w in given.items())
     ):
         raise UserError(
             f"class_weight is {given!r}; write a dict of weights by class number, {{0: 1.0, 1: 20.0}}. A class without "
