@@ -667,6 +667,19 @@ def _(fit: Fit) -> Seen:
     return found, simply(fit, X, X[:, :1], sample_weight=WEIGHTS, model=model, batch_size=10)
 
 
+@behavior("a loss function of another number of values than one a row")
+def _(fit: Fit) -> Seen:
+    def flattened(y_true: Any, y_pred: Any) -> Any:
+        return keras.ops.reshape(keras.ops.square(y_true - y_pred), [-1])
+
+    def masked(y_true: Any, y_pred: Any) -> Any:
+        return tf.boolean_mask(flattened(y_true, y_pred), keras.ops.reshape(y_true, [-1]) > 0)
+
+    y = np.eye(3, dtype=np.float32)[Y]
+    models = [classifier(loss=loss) for loss in (flattened, masked)]
+    return [simply(fit, X, y, model=model, batch_size=13, validation_data=(X, y)) for model in models]
+
+
 row("seeds of weights that the call creates", model=lambda: compiled_as(Drawing()))
 row(
     "an Embedding under an optimizer with a state, such as Adam",

@@ -19,6 +19,7 @@ from tfdist.tasks.keras_names import find_loss, resolve_loss
 from tfdist.tasks.task import REDUCTIONS
 
 SPARSE, ONE_HOT = "sparse_categorical_crossentropy", "categorical_crossentropy"
+TRACED_ROWS = 1_009  # a prime, which no other axis is likely to have
 Loss: TypeAlias = "keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
 
 
@@ -72,9 +73,7 @@ def compute_losses(
         lambda t: t if t.dtype == tf.string else tf.cast(t, loss.dtype), (y_true, y_pred)
     )
     values = loss.call(y_true, y_pred)
-    rows = [part.shape[0] for part in tf.nest.flatten((y_true, y_pred)) if part.shape.rank]
-    # As many numbers for any batch, as of a mean over its rows: seen where a batch is traced first, without a length.
-    if rows and values.shape.rank and values.shape[0] not in (None, *rows):
+    if values.shape.rank != 0 and not _gives_value_per_row(loss, y_true, y_pred, values):
         loss.needs_whole_batch = True
     own = keras_mask(values)
     values = tf.cast(values, tf.float32)
@@ -83,6 +82,34 @@ def compute_losses(
     if given is not None and own is not None:
         return values, tf.cast(given, tf.bool) & tf.cast(own, tf.bool)
     return values, own if given is None else given
+
+
+def _gives_value_per_row(loss: keras.losses.Loss, y_true: Any, y_pred: Any, values: tf.Tensor) -> bool:
+    """True where the shape of the losses, `values`, shows one or more for each row and none of several rows.
+
+    A batch without a static length does not show it; a trace of the loss on TRACED_ROWS does, but for Keras's own.
+    """
+    length = values.shape[0] if values.shape.rank else None
+    rows = [part.shape[0] for part in tf.nest.flatten((y_true, y_pred)) if part.shape.rank]
+    if length is not None:
+        return not rows or length in rows
+    if all(str(each.__module__).startswith("keras.") for each in (type(loss), getattr(loss, "fn", loss))):
+        return True
+    if None not in rows:
+        return False
+    specs = tf.nest.map_structure(
+        lambda t: tf.TensorSpec([TRACED_ROWS, *t.shape[1:]] if t.shape.rank else t.shape, t.dtype), (y_true, y_pred)
+    )
+    known, key = vars(loss).setdefault("gives_value_per_row", {}), tuple(tf.nest.flatten(specs))
+    if key not in known:
+        try:
+            with keras.StatelessScope(initialize_variables=False):
+                traced = tf.function(loss.call, autograph=False).get_concrete_function(*specs)
+            shape = traced.structured_outputs.shape.as_list()
+        except Exception:  # of a user's function, which takes some numbers of rows alone
+            shape = []
+        known[key] = shape[:1] == [TRACED_ROWS] and shape.count(TRACED_ROWS) == 1
+    return known[key]
 
 
 def takes_class_numbers(loss: Any) -> bool:

@@ -288,7 +288,7 @@ def _sum_whole_term(
     if num_parts != num_replicas():
         raise UserError(
             f"The loss {name!r} is computed from the whole batch at once, which num_microbatches cuts up. Write "
-            "train.num_microbatches = 1, or a loss that gives one number for each example."
+            "train.num_microbatches = 1, or a loss whose static shape has one number for each example."
         )
     parts = tf.nest.flatten(term.parts)
     logits = {index: part._keras_logits for index, part in enumerate(parts) if hasattr(part, "_keras_logits")}
@@ -308,12 +308,14 @@ def _sum_whole_term(
     whole = term.term(tf.nest.pack_sequence_as(term.parts, gathered[: len(parts)]))
     weight = None
     if whole.values.shape.rank == 0:
-        loss = whole.values
+        loss = shown = whole.values
     else:
-        sums = _sum_term(name, whole, tf.cast(tf.shape(whole.values)[0], tf.float32), None, 1)
+        rows = tf.cast(tf.shape(whole.values)[0], tf.float32)
+        sums = _sum_term(name, whole, rows, None, 1)
         loss = tf.math.divide_no_nan(sums.numerator, sums.divisor)
+        shown = tf.math.divide_no_nan(sums.shown, rows if sums.shown_by == ROWS else sums.divisor)
         weight = None if sums.weight is None else sums.weight / num_parts
-    return _Sums(loss, ONE, tf.constant(1.0 / num_parts), loss / num_parts, ONE, weight)
+    return _Sums(loss, ONE, tf.constant(1.0 / num_parts), shown / num_parts, ONE, weight)
 
 
 def _has_same_divisor(a: Term | WholeTerm, b: Term) -> bool:
