@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -332,6 +333,22 @@ row(
     model=lambda: two_outputs(names=True, loss_weights={"kind": 1.0, "size": 0.3}, metrics={"kind": ["accuracy"]}),
     batch_size=10,
 )
+
+
+@behavior("lists of losses, loss weights and metrics for outputs in a dict")
+def _(fit: Fit) -> Seen:
+    def model(layers: list[str], outputs: type[dict[str, Any]] = dict) -> keras.Model:
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((4,))
+        named = zip(("size", "kind"), [keras.layers.Dense(1, name=name)(inputs) for name in layers], strict=True)
+        return keras.Model(inputs, outputs(named))
+
+    names, y = ["size", "kind"], {"size": X[:, :1], "kind": X[:, 1:2]}
+    weights = {"size": WEIGHTS, "kind": WEIGHTS[::-1].copy()}
+    lists = {"loss": ["mae", "mse"], "loss_weights": [1.0, 0.5], "weighted_metrics": [["mape"], ["msle"]]}
+    models = [model(names), model(names[::-1]), model(names, OrderedDict), Around(model(names))]
+    made = [compiled_as(each, metrics=[["mse"], ["mae"]], **lists) for each in models]
+    return [simply(fit, X, y, sample_weight=weights, model=each, batch_size=10) for each in made]
 
 
 @behavior("one output in a dict")

@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import keras
@@ -105,8 +106,9 @@ def _build_task(model: keras.Model, structure: Any) -> Supervised:
     losses = {n: _find_loss(one) for n, one in _by_output(loss, outputs, "loss", every=True).items()}
     weights = _by_output(weights, outputs, "loss_weights")
     by_output: dict[str, list[Any]] = {name: [] for name in losses}
+    names = getattr(model, "output_names", None) or []  # Keras takes lists of metrics by them
     for kind, metrics in own:
-        for name, some in _by_output(metrics, outputs, "metrics").items():
+        for name, some in _by_output(metrics, names if set(names) == set(outputs) else outputs, "metrics").items():
             each = some if isinstance(some, list | tuple) else [some]
             by_output.setdefault(name, []).extend(map(kind, _build_metrics(each)))
     by_output = {name: some for name, some in by_output.items() if some or name in losses}
@@ -133,8 +135,8 @@ def _find_outputs(model: keras.Model, inputs: Any) -> Any:
     outputs = call_symbolically(model, inputs)
     if len(flat := keras.tree.flatten(outputs)) == 1:
         return flat[0]
-    if isinstance(outputs, Mapping):
-        return outputs
+    if isinstance(outputs, Mapping):  # in the order in which Keras takes lists of losses
+        return outputs if isinstance(outputs, OrderedDict) else dict(sorted(outputs.items()))
     names = getattr(model, "output_names", None)
     if names is None:
         raise UserError(
@@ -144,7 +146,7 @@ def _find_outputs(model: keras.Model, inputs: Any) -> Any:
     return outputs_by_name(names, outputs)
 
 
-def _by_output(given: Any, outputs: Mapping[str, Any], what: str, *, every: bool = False) -> dict[str, Any]:
+def _by_output(given: Any, outputs: Collection[str], what: str, *, every: bool = False) -> dict[str, Any]:
     if given is None:
         return {}
     if isinstance(given, Mapping):
