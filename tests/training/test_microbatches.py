@@ -8,10 +8,12 @@ import types
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from training.trainings import run
 
+import tfdist
 from tfdist.data.batches import BatchPlan
 from tfdist.strategies.cluster.environment import ALL_WORKERS_VARIABLE
 from tfdist.training.run.assembly import scale_microbatches
@@ -106,6 +108,22 @@ def test_slices_are_no_larger_than_with_all_workers(monkeypatch: pytest.MonkeyPa
         "2 of 3 workers train; each computes its part of a batch in 2 slices in place of 1."
     ]
     assert slices_of(keras.layers.Dense(1), workers=1, slices=4)[0] == 12
+
+
+@pytest.mark.slow
+def test_the_rows_of_an_embedding_and_its_gradient_as_a_tensor_add_up() -> None:
+    rows, found = np.arange(24).reshape(8, 3), []
+    for num_microbatches in (1, 2):
+        keras.utils.set_random_seed(1)
+        words, layer = keras.Input((3,), dtype="int32"), keras.layers.Embedding(2**18, 4)
+        tied = keras.layers.Lambda(lambda each: tf.ones_like(each, "float32") @ layer.embeddings[:3], (4,))
+        model = keras.Model(words, [keras.ops.mean(layer(words), axis=1), tied(words)])
+        model.compile("sgd", [keras.losses.MeanSquaredError(reduction="sum"), "mse"])
+        tfdist.fit(
+            model, rows, [np.ones((8, 4), np.float32)] * 2, batch_size=8, num_microbatches=num_microbatches, verbose=0
+        )
+        found.append(layer.get_weights()[0])
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow

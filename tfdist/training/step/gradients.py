@@ -332,9 +332,10 @@ def add_gradients(a: Gradient, b: Gradient) -> Gradient:
     """The sum of two gradients, of which None is nothing. Rows that both have are not added up."""
     if a is None or b is None:
         return b if a is None else a
-    if isinstance(a, tf.IndexedSlices):
+    if isinstance(a, tf.IndexedSlices) and isinstance(b, tf.IndexedSlices):
         values, indices = tf.concat([a.values, b.values], 0), tf.concat([a.indices, b.indices], 0)
         return tf.IndexedSlices(values, indices, a.dense_shape)
+    a, b = tf.convert_to_tensor(a), tf.convert_to_tensor(b)
     with colocate_with(a):
         return a + b
 
