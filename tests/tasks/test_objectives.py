@@ -65,6 +65,18 @@ def test_distillation_is_its_formula(tmp_path: pathlib.Path, from_logits: bool) 
     np.testing.assert_allclose(found["loss"], 0.3 * hard + 0.7 * soft, rtol=1e-4)
 
 
+def test_a_teacher_says_nothing_of_padding(tmp_path: pathlib.Path) -> None:
+    tokens, path = np.minimum(RANDOM.integers(0, 5, (N, 6)), np.arange(6)[::-1]), str(tmp_path / "taught.keras")
+    taught, model = (
+        keras.Sequential([keras.Input((6,)), keras.layers.Embedding(5, 4, mask_zero=mask), keras.layers.Dense(5)])
+        for mask in (False, True)
+    )
+    taught.save(path)
+    found = evaluated(Distillation(teacher=path, temperature=1.0, loss=sparse_loss()), model, (tokens, tokens))
+    ours, target = (softmax(np.asarray(each(tokens)))[tokens > 0] for each in (model, taught))
+    assert found["soft_loss"] == pytest.approx((target * np.log(target / ours)).sum(axis=-1).mean(), rel=2e-3)
+
+
 @pytest.mark.slow
 def test_a_teacher_is_no_part_of_what_is_trained_or_exported(tmp_path: pathlib.Path) -> None:
     model, teacher = scores(), str(tmp_path / "teacher.keras")
@@ -125,8 +137,9 @@ def test_several_steps_of_an_attack_stay_within_the_radius_and_find_more() -> No
 
 
 @pytest.mark.slow
-def test_learned_weights_of_losses_are_their_formula_and_move(tmp_path: pathlib.Path) -> None:
-    losses = {"digit": sparse_loss(), "odd": keras.losses.MeanSquaredError()}
+@pytest.mark.parametrize("squared", [keras.losses.MeanSquaredError(), "mse"], ids=["class", "name"])
+def test_learned_weights_of_losses_are_their_formula_and_move(tmp_path: pathlib.Path, squared: Any) -> None:
+    losses = {"digit": sparse_loss(), "odd": squared}
     task = UncertaintyWeighted(loss=losses, loss_weights={"odd": 2.0})
     model = two_output_model()
     examples = two_outputs()[:2]

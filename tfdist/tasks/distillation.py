@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.settings.checks import POSITIVE, number, text
 from tfdist.storage import files
+from tfdist.tasks.losses import keras_mask
 from tfdist.tasks.supervised import ONLY_OUTPUT, Supervised, only
 from tfdist.tasks.task import Term, WholeTerm, scale_term
 from tfdist.telemetry.run_directory import RunDirectory
@@ -70,10 +71,10 @@ class Distillation(Supervised):
         examples, outputs = self._call_model(model, examples, training=training)
         hard = self._build_terms(examples, outputs)[ONLY_OUTPUT]
         divergence = self._divergence(teacher_outputs, outputs[ONLY_OUTPUT])
-        weights = self._weights(examples)[ONLY_OUTPUT]
+        weights, mask = self._weights(examples)[ONLY_OUTPUT], keras_mask(outputs[ONLY_OUTPUT], divergence)
         return {
             HARD: scale_term(hard, 1 - self._soft),
-            SOFT: Term(divergence, weights, self._soft, "sum_over_batch_size"),
+            SOFT: Term(divergence, weights, self._soft, "sum_over_batch_size", mask),
         }, self._collect_predictions(outputs)
 
     def term_names(self) -> Sequence[str]:

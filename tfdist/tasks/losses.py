@@ -93,10 +93,9 @@ def _gives_value_per_row(loss: keras.losses.Loss, y_true: Any, y_pred: Any, valu
     rows = [part.shape[0] for part in tf.nest.flatten((y_true, y_pred)) if part.shape.rank]
     if length is not None:
         return not rows or length in rows
-    if all(str(each.__module__).startswith("keras.") for each in (type(loss), getattr(loss, "fn", loss))):
-        return True
-    if None not in rows:
-        return False
+    is_keras = all(str(each.__module__).startswith("keras.") for each in (type(loss), getattr(loss, "fn", loss)))
+    if is_keras or None not in rows:
+        return is_keras
     specs = tf.nest.map_structure(
         lambda t: tf.TensorSpec([TRACED_ROWS, *t.shape[1:]] if t.shape.rank else t.shape, t.dtype), (y_true, y_pred)
     )
@@ -166,9 +165,10 @@ def _check_form(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> None:
         )
 
 
-def keras_mask(tensor: Any) -> tf.Tensor | None:
-    """The mask that a layer or a loss left on what it returned."""
-    return getattr(tensor, "_keras_mask", None)
+def keras_mask(tensor: Any, values: tf.Tensor | None = None) -> tf.Tensor | None:
+    """The mask that a layer or a loss left on what it returned; None if it has more axes than `values`."""
+    mask = getattr(tensor, "_keras_mask", None)
+    return None if mask is None or (values is not None and mask.shape.rank > values.shape.rank) else mask
 
 
 def check_class_weight(given: Any) -> dict[int, float] | None:

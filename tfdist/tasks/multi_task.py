@@ -59,8 +59,8 @@ class UncertaintyWeighted(Supervised):
         logs = tf.convert_to_tensor(getattr(model, PRIOR).values)
         terms: dict[str, Term | WholeTerm] = {}
         for index, (name, term) in enumerate(given.items()):
-            half = 0.5 if isinstance(self._losses[name], keras.losses.MeanSquaredError) else 1.0
-            terms[name] = scale_term(term, half * tf.exp(-logs[index]))
+            is_squared = getattr(self._losses[name], "fn", None) is keras.losses.mean_squared_error
+            terms[name] = scale_term(term, (0.5 if is_squared else 1.0) * tf.exp(-logs[index]))
         rows = tf.shape(tf.nest.flatten(examples)[0])[:1]
         terms[PRIOR] = Term(tf.broadcast_to(0.5 * tf.reduce_sum(logs), rows), reduction="sum_over_batch_size")
         return terms, seen
