@@ -142,6 +142,15 @@ class Drawing(keras.Model):
         return keras.ops.softmax(x @ self.kernel)
 
 
+class Scaled(keras.metrics.Mean):
+    def __init__(self, scale: float = 1.0, shift: float = 0.0, name: str = "scaled") -> None:
+        super().__init__(name)
+        self._scale, self._by = scale, shift
+
+    def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> None:
+        super().update_state(p * self._scale + self._by)
+
+
 class Prepared(Subclassed):
     """Prepares its data itself, as KerasHub's models do."""
 
@@ -338,16 +347,14 @@ row(
 @behavior("lists of losses, loss weights and metrics for outputs in a dict")
 def _(fit: Fit) -> Seen:
     def model(layers: list[str], outputs: type[dict[str, Any]] = dict) -> keras.Model:
-        keras.utils.set_random_seed(1)
         inputs = keras.Input((4,))
-        named = zip(("size", "kind"), [keras.layers.Dense(1, name=name)(inputs) for name in layers], strict=True)
-        return keras.Model(inputs, outputs(named))
+        made = [keras.layers.Dense(1, name=name, kernel_initializer="ones")(inputs) for name in layers]
+        return keras.Model(inputs, outputs(zip(("size", "kind"), made, strict=True)))
 
-    names, y = ["size", "kind"], {"size": X[:, :1], "kind": X[:, 1:2]}
-    weights = {"size": WEIGHTS, "kind": WEIGHTS[::-1].copy()}
-    lists = {"loss": ["mae", "mse"], "loss_weights": [1.0, 0.5], "weighted_metrics": [["mape"], ["msle"]]}
+    names, metrics = ["size", "kind"], {"metrics": [["mse"], ["mae"]], "weighted_metrics": [["mape"], ["msle"]]}
     models = [model(names), model(names[::-1]), model(names, OrderedDict), Around(model(names))]
-    made = [compiled_as(each, metrics=[["mse"], ["mae"]], **lists) for each in models]
+    made = [compiled_as(each, loss=["mae", "mse"], loss_weights=[1.0, 0.5], **metrics) for each in models]
+    y, weights = {"size": X[:, :1], "kind": X[:, 1:2]}, {"size": WEIGHTS, "kind": WEIGHTS[::-1].copy()}
     return [simply(fit, X, y, sample_weight=weights, model=each, batch_size=10) for each in made]
 
 
@@ -673,28 +680,23 @@ def _(fit: Fit) -> Seen:
     return simply(fit, X, X[:, :1], model=model)
 
 
+row(
+    "metrics whose configuration leaves arguments out",
+    y=np.eye(3)[Y],
+    model=lambda: classifier(loss="mse", metrics=[Scaled(3.0), keras.metrics.CosineSimilarity(axis=0)]),
+)
+
+
 @behavior("a loss function that averages over rows")
 def _(fit: Fit) -> Seen:
     def gap(y_true: Any, y_pred: Any) -> Any:
         return keras.ops.mean(keras.ops.abs(y_true - y_pred), axis=0)
 
-    found = simply(fit, X, np.eye(3, dtype=np.float32)[Y], model=classifier(loss=gap), batch_size=10)
+    losses = [gap, lambda y, p: keras.ops.reshape(keras.ops.square(y - p), [-1])]  # and of another number of values
+    found = [simply(fit, X, np.eye(3)[Y], model=classifier(loss=loss), batch_size=10) for loss in losses]
     keras.utils.set_random_seed(3)
     model = compiled_as(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), loss=gap, metrics=None)
     return found, simply(fit, X, X[:, :1], sample_weight=WEIGHTS, model=model, batch_size=10)
-
-
-@behavior("a loss function of another number of values than one a row")
-def _(fit: Fit) -> Seen:
-    def flattened(y_true: Any, y_pred: Any) -> Any:
-        return keras.ops.reshape(keras.ops.square(y_true - y_pred), [-1])
-
-    def masked(y_true: Any, y_pred: Any) -> Any:
-        return tf.boolean_mask(flattened(y_true, y_pred), keras.ops.reshape(y_true, [-1]) > 0)
-
-    y = np.eye(3, dtype=np.float32)[Y]
-    models = [classifier(loss=loss) for loss in (flattened, masked)]
-    return [simply(fit, X, y, model=model, batch_size=13, validation_data=(X, y)) for model in models]
 
 
 row("seeds of weights that the call creates", model=lambda: compiled_as(Drawing()))
@@ -779,15 +781,7 @@ row("a loss that is not finite", holds=REFUSED, note="ends with DivergedError", 
 AREAS.append(MISTAKES)
 mistake("a model that is not compiled", "Call model.compile", model=lambda: keras.Sequential([keras.layers.Dense(3)]))
 mistake("a misspelt argument", r"Did you mean 'epochs'\? \[unknown-setting\]$", epoch=2)
-mistake("global_batch_size, which experiments have", "takes. Did you mean 'batch_size'", global_batch_size=8)
-mistake("eval_every, which experiments have", "takes. Did you mean 'validation_freq'", eval_every=2)
-mistake("validation_freq as a text", "validation_freq is '2 steps'; write .*of epochs. ", validation_freq="2 steps")
-mistake("a run_dir that is no path", "run_dir is 5; write a path", run_dir=5)
-mistake("no data", "x is None; write arrays", x=None, y=None)
-mistake("no examples", "x holds no examples", x=X[:0], y=Y[:0])
-mistake("a sparse matrix", r"x is sparse; write x\.toarray\(\)", x=lambda: sparse.csr_matrix(X))
-mistake("class_weight as a list", r"class_weight is \[1, 2\]; write a dict", class_weight=[1, 2])
-mistake("a set's name with a space", "a set of validation_data is 'a b'; write", validation_data={"a b": (X, Y)})
+mistake("a metric without get_config", r"get_config .* shift", model=lambda: classifier(metrics=[Scaled(1, 2)]))
 mistake("no targets", r"the data gives no y\. Give y\.$", y=None)
 mistake("sharding, which experiments have", "'sharding', which neither", sharding="optimizer")
 mistake("x and y of different lengths", "same number of samples", y=Y[:20])

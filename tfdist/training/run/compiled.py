@@ -95,22 +95,21 @@ def _build_task(model: keras.Model, structure: Any) -> Supervised:
     if not model.built:
         model(inputs)
     given = model._compile_config.config
-    loss, weights = given["loss"], given["loss_weights"]
+    loss = keras.tree.map_structure(lambda one: one if isinstance(one, str) else keras.losses.get(one), given["loss"])
+    weights = given["loss_weights"]
     own = [(Unweighted, given["metrics"]), (Weighted, given["weighted_metrics"])]
     outputs = _find_outputs(model, inputs)
     if not isinstance(outputs, Mapping):
         (loss, *_), (weight, *_) = keras.tree.flatten(loss), keras.tree.flatten(weights)
         metrics = [kind(one) for kind, some in own for one in _build_metrics(keras.tree.flatten(some))]
-        loss_weights = None if weight is None else {ONLY_OUTPUT: weight}
-        return Supervised(loss=_find_loss(loss), loss_weights=loss_weights, metrics=metrics)
-    losses = {n: _find_loss(one) for n, one in _by_output(loss, outputs, "loss", every=True).items()}
+        return Supervised(loss=loss, loss_weights=None if weight is None else {ONLY_OUTPUT: weight}, metrics=metrics)
+    losses = _by_output(loss, outputs, "loss", every=True)
     weights = _by_output(weights, outputs, "loss_weights")
     by_output: dict[str, list[Any]] = {name: [] for name in losses}
     names = getattr(model, "output_names", None) or []  # Keras takes lists of metrics by them
     for kind, metrics in own:
         for name, some in _by_output(metrics, names if set(names) == set(outputs) else outputs, "metrics").items():
-            each = some if isinstance(some, list | tuple) else [some]
-            by_output.setdefault(name, []).extend(map(kind, _build_metrics(each)))
+            by_output.setdefault(name, []).extend(map(kind, _build_metrics(keras.tree.flatten(some))))
     by_output = {name: some for name, some in by_output.items() if some or name in losses}
     unreduced = [name for name, one in losses.items() if getattr(one, "reduction", "mean") in ("none", None)]
     if unreduced and len(losses) > 1:
@@ -123,11 +122,6 @@ def _build_task(model: keras.Model, structure: Any) -> Supervised:
         loss_weights={name: one for name, one in weights.items() if name in losses or name not in outputs},
         metrics=by_output,
     )
-
-
-def _find_loss(given: Any) -> Any:
-    """Finds the loss for `Supervised` in what compile() took; a name stays one, as it may depend on shapes."""
-    return given if isinstance(given, str) else keras.losses.get(given)
 
 
 def _find_outputs(model: keras.Model, inputs: Any) -> Any:
@@ -165,19 +159,38 @@ def _build_metrics(given: Sequence[Any]) -> list[Any]:
 
 
 def _build_metric(given: Any) -> keras.metrics.Metric:
+    """Builds a metric like a given one, of its configuration, or also of attributes named as its class's arguments."""
+    if not isinstance(given, keras.metrics.Metric):
+        return resolve_metric(given)
     if type(given) is keras.metrics.MeanMetricWrapper:  # whose configuration knows a function by name alone
         return keras.metrics.MeanMetricWrapper(given._fn, given.name, given.dtype, **given._fn_kwargs)
-    if isinstance(given, keras.metrics.Metric):
-        return type(given).from_config(_filter_config(type(given), given.get_config()))
-    return resolve_metric(given)
-
-
-def _filter_config(kind: type[keras.metrics.Metric], config: dict[str, Any]) -> dict[str, Any]:
-    """Returns what of a metric's configuration its class takes: many of users' own leave Keras's `dtype` out."""
+    kind, own = type(given), {n: v for n, v in vars(given).items() if not isinstance(v, keras.metrics.Metric)}
     parameters = inspect.signature(kind).parameters
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
-        return config
-    return {name: value for name, value in config.items() if name in parameters}
+    is_open = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    config = {n: v for n, v in given.get_config().items() if is_open or n in parameters}  # many do not take `dtype`
+    missing = [name for name in parameters if name not in config]
+    stored = {name: own[key] for name in missing for key in (f"_{name}", name) if key in own}
+    for arguments in (config, config | stored):
+        with contextlib.suppress(TypeError):
+            made = kind.from_config(arguments)
+            if isinstance(made, keras.metrics.MeanMetricWrapper):
+                made._fn_kwargs = given._fn_kwargs  # which some of Keras's configurations leave out
+            found = _describe(made)
+            if not missing or all(found.get(name, value) == value for name, value in _describe(given).items()):
+                return made
+    raise UserError(
+        f"The metric {given.name!r} cannot be built again for the training: {kind.__name__}.get_config leaves out "
+        f"{', '.join(missing)}. Return super().get_config() | {{'argument': value, …}} there."
+    )
+
+
+def _describe(value: Any) -> Any:
+    """A metric's attributes, or another value, for a comparison: functions by their code, objects by their type."""
+    if isinstance(value, keras.metrics.Metric):
+        compared = vars(value).keys() - {"name", "_built", "_variables"}
+        return {name: keras.tree.map_structure(_describe, vars(value)[name]) for name in compared}
+    is_plain = type(value).__module__ in ("builtins", "numpy") and not hasattr(value, "__code__")
+    return repr(value) if is_plain else getattr(value, "__code__", type(value))
 
 
 class CallbackModel:

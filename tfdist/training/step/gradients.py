@@ -321,10 +321,8 @@ def _dense(sums: Sums) -> Sums:
 
 
 def _add_sums(a: Sums, b: Sums) -> Sums:
-    gradients = {}
-    for name, some in a[0].items():
-        add = tf.maximum if name == NEXT_VALUES else add_gradients
-        gradients[name] = [add(x, y) for x, y in zip(some, b[0][name], strict=True)]
+    add = {NEXT_VALUES: tf.maximum}
+    gradients = {name: [*map(add.get(name, add_gradients), some, b[0][name])] for name, some in a[0].items()}
     return gradients, tf.nest.map_structure(tf.add, a[1], b[1])
 
 
