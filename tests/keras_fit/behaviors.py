@@ -820,6 +820,15 @@ mistake(
     callbacks=keras.callbacks.EarlyStopping("val_acc"),
 )
 mistake("something that is no callback", "no keras.callbacks.Callback", callbacks=[3])
+mistake("global_batch_size, which experiments have", "takes. Did you mean 'batch_size'", global_batch_size=8)
+mistake("eval_every, which experiments have", "takes. Did you mean 'validation_freq'", eval_every=2)
+mistake("validation_freq as a text", "validation_freq is '2 steps'; write .*of epochs. ", validation_freq="2 steps")
+mistake("a run_dir that is no path", "run_dir is 5; write a path", run_dir=5)
+mistake("no data", "x is None; write arrays", x=None, y=None)
+mistake("no examples", "x holds no examples", x=X[:0], y=Y[:0])
+mistake("a sparse matrix", r"x is sparse; write x\.toarray\(\)", x=lambda: sparse.csr_matrix(X))
+mistake("class_weight as a list", r"class_weight is \[1, 2\]; write a dict", class_weight=[1, 2])
+mistake("a set's name with a space", "a set of validation_data is 'a b'; write", validation_data={"a b": (X, Y)})
 
 
 def table() -> str:
