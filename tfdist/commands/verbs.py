@@ -207,9 +207,10 @@ def _format_flags(values: flags.FlagValues, defined: flags.FlagValues) -> list[s
 
 def _as_flag(argument: str) -> str:
     """The flag of an experiment or a setting; other arguments as they are."""
-    if argument.startswith("-") or not (_is_setting(argument) or argument.endswith(".gin")):
+    is_setting = _is_setting(argument)
+    if argument.startswith("-") or not (is_setting or argument.endswith(".gin")):
         return argument
-    return f"--gin_param={argument}" if _is_setting(argument) else f"--gin_file={argument}"
+    return f"--gin_param={argument}" if is_setting else f"--gin_file={argument}"
 
 
 def _is_setting(operand: str) -> bool:

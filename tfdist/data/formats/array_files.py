@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.formats.input_files import Path, find_path
+from tfdist.data.formats.input_files import PathLike, expand_path
 from tfdist.data.sources.arrays import ArraySource
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.columns import Columns, Names
@@ -44,14 +44,14 @@ class ArrayFiles(ArraySource):
 
     def __init__(
         self,
-        path: Path | Mapping[str, Path],
+        path: PathLike | Mapping[str, PathLike],
         *,
         inputs: Names,
         targets: Names,
         weights: str | None = None,
         augmentation: Sequence[LayerBuilder] = (),
     ) -> None:
-        paths = {n: find_path(p) for n, p in path.items()} if isinstance(path, Mapping) else find_path(path)
+        paths = {n: expand_path(p) for n, p in path.items()} if isinstance(path, Mapping) else expand_path(path)
         columns = Columns(inputs, targets, weights)
         self._location = paths if isinstance(paths, str) else ", ".join(paths.values())
         arrays = _load_arrays(paths, columns, self._location)

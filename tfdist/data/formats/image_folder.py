@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.formats.input_files import IMAGE_SUFFIXES, find_path
+from tfdist.data.formats.input_files import IMAGE_SUFFIXES, PathLike, expand_path
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.indexed import IndexedSource
 from tfdist.data.sources.source import Order, StagedReader
@@ -58,7 +58,7 @@ class ImageFolder(IndexedSource):
 
     def __init__(
         self,
-        root: str | os.PathLike[str],
+        root: PathLike,
         *,
         size: tuple[int, int],
         classes: Sequence[str] | None = None,
@@ -75,7 +75,7 @@ class ImageFolder(IndexedSource):
             raise UserError(f"channels is {channels!r}; write one of {', '.join(map(str, MODES))}.")
         one_of(*METHODS)("method", method)
         one_of(*FITS)("fit", fit)
-        root = find_path(root)
+        root = expand_path(root)
         self._root, self._scale = root, float(scale)
         self.classes = find_classes(root, classes)
         listed = [list_images(files.join(root, name)) for name in self.classes]

@@ -10,11 +10,11 @@ from tfdist.storage import files
 from tfdist.storage.contents import FileVersion
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".tif", ".tiff")
-Path = str | os.PathLike[str]
-Patterns = Path | Sequence[Path]
+PathLike = str | os.PathLike[str]
+Patterns = PathLike | Sequence[PathLike]
 
 
-def find_path(path: Path) -> str:
+def expand_path(path: PathLike) -> str:
     """A path as text, with the user's home directory for `~`."""
     return os.path.expanduser(os.fspath(path))
 
@@ -44,7 +44,7 @@ def find_files(patterns: Patterns, setting: str) -> list[FileVersion]:
             f"{setting} is {patterns!r}; write a path, a pattern such as 'data/train-*', or a list of them."
         )
     found: list[str] = []
-    for pattern in map(find_path, listed):
+    for pattern in map(expand_path, listed):
         try:
             matched = [pattern] if files.exists(pattern) else files.glob(pattern)
         except OSError as error:

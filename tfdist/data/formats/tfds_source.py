@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data.formats.input_files import file_version
+from tfdist.data.formats.input_files import expand_path, file_version
 from tfdist.data.formats.record_files import FilePart, RecordFile, RecordFileSource
 from tfdist.data.sources.augment import Augmentation, LayerBuilder
 from tfdist.data.sources.columns import Columns, Decoding
@@ -124,8 +124,7 @@ def find_builder(name: str, *, data_dir: str | None) -> Any:
       UserError: it is not prepared; or the package is missing.
     """
     tfds = import_tfds()
-    directory = data_dir or DEFAULT_DIRECTORY
-    directory = directory if files.is_remote(directory) else os.path.expanduser(directory)
+    directory = expand_path(data_dir or DEFAULT_DIRECTORY)
     from tensorflow_datasets.core import registered
 
     try:

@@ -78,7 +78,6 @@ class TFRecordSource(RecordFileSource):
             block_records=block_records,
         )
 
-
     def describe(self) -> list[str]:
         """Counts files, records and bytes; notes features whose padding depends on the number of replicas."""
         fixed = (tf.io.FixedLenFeature, tf.io.FixedLenSequenceFeature)

@@ -80,7 +80,7 @@ class IndexedSource(Source):
             )
         self._lock = threading.Lock()
         self.num_examples = _count_examples(data)
-        # A transform may name a column that is not in use, which is a mistake that `Decoding` tells.
+        # Of the columns that transforms name, too, `read_batch` says which are missing.
         self._columns = columns and Columns([*columns.names, *(transforms or ())], ())
         first = read_batch(data, [0], columns=self._columns)
         self._description = describe_nest(first, is_batch=True)

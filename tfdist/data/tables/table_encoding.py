@@ -115,7 +115,7 @@ def encode(rule: Rule, column: pyarrow.ChunkedArray, fitted: FittedColumns, desc
     elif rule.kind == STRING:
         raw = raw_values(rule, column)
     else:
-        raw = _to_keys(rule, column).cast("int64").fill_null(0).to_numpy()
+        raw = _to_integers(rule, column)
     encoded = Encoder(rule, fitted).encode(tf.constant(raw), tf.constant(is_missing))
     values, is_refused = (t.numpy() for t in encoded)
     if is_refused.any():
@@ -149,7 +149,7 @@ def raw_values(rule: Rule, column: Any) -> np.ndarray:
     if dtype == tf.string:
         return np.array(_to_keys(rule, column).fill_null("").to_pylist(), dtype=object)
     if dtype == tf.int64:
-        return _to_keys(rule, column).cast("int64").fill_null(0).to_numpy()
+        return _to_integers(rule, column)
     return _to_numbers(column).astype(dtype.as_numpy_dtype)
 
 
@@ -235,6 +235,11 @@ def _to_numbers(column: Any) -> np.ndarray:
     import pyarrow
 
     return np.asarray(column.cast(pyarrow.float64(), safe=False).to_numpy(), np.float64)  # whole numbers may be large
+
+
+def _to_integers(rule: Rule, column: Any) -> np.ndarray:
+    """int64 [n], 0 where a value is missing."""
+    return _to_keys(rule, column).cast("int64").fill_null(0).to_numpy()
 
 
 def _to_keys(rule: Rule, column: Any) -> Any:

@@ -264,8 +264,7 @@ def read_lines(file: FileVersion) -> list[Line]:
         if not (label and text.strip()):
             problem = "no label" if separator and not label else "no text" if separator else "no '\\t'"
             raise UserError(
-                f"{file.path}:{number} has {problem}: {line.decode()[:60]!r}. A line is a label, a "
-                "tab and a text."
+                f"{file.path}:{number} has {problem}: {line.decode()[:60]!r}. A line is a label, a tab and a text."
             )
         lines.append(Line(file.path, number, sys.intern(label.decode()), text))
     return lines
