@@ -151,6 +151,44 @@ class Scaled(keras.metrics.Mean):
         super().update_state(p * self._scale + self._by)
 
 
+class Reported(Subclassed):
+    """Has a layer that measures, and adds to what the metrics give."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.hidden = Measuring(5)
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        found = super().get_metrics_result()
+        return found | {"twice": 2 * found["accuracy"]}
+
+
+class Measuring(keras.layers.Dense):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.size = keras.metrics.Mean(name="size")
+
+    def call(self, x: Any) -> Any:
+        found = super().call(x)
+        self.size.update_state(keras.ops.abs(found))
+        return found
+
+
+class Halving(keras.optimizers.SGD):
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        return super().apply_gradients([(gradient / 2, variable) for gradient, variable in grads_and_vars])
+
+
+class Called(keras.losses.MeanSquaredError):
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return 2 * super().__call__(y_true, y_pred, sample_weight)
+
+
+class Looped(Subclassed):
+    def make_train_function(self, force: bool = False) -> Any:
+        return super().make_train_function(force)
+
+
 class Prepared(Subclassed):
     """Prepares its data itself, as KerasHub's models do."""
 
@@ -466,6 +504,23 @@ row(
     model=two_outputs,
     batch_size=10,
 )
+
+
+@behavior("a mask, with metrics, weighted metrics and a sample_weight of each step")
+def _(fit: Fit) -> Seen:
+    tokens, y = np.abs(X * 3).astype(np.int32) % 4, (X > 0).astype(np.float32)
+    metrics: dict[str, Any] = {"metrics": ["mae", "AUC"], "weighted_metrics": ["mse", "AUC"]}
+    found = []
+    for weights in (None, np.tile(WEIGHTS[:, np.newaxis, np.newaxis], (4, 1))):
+        for xla in ("off", "on") if fit.__name__ == "by_tfdist" else ("", ""):
+            keras.utils.set_random_seed(1)
+            layers = [keras.layers.Embedding(4, 2, mask_zero=True), keras.layers.Dense(1, "sigmoid")]
+            model = layered([keras.Input((4,)), *layers], optimizer="sgd", loss="mse", **metrics)
+            how = {"xla": xla} if xla else {}
+            found.append(simply(fit, tokens, y[..., np.newaxis], model=model, sample_weight=weights, **how))
+    return found
+
+
 row("class_weight", class_weight={0: 2.0, 1: 0.5}, epochs=2)
 row(
     "class_weight with a tf.data.Dataset",
@@ -699,6 +754,10 @@ def _(fit: Fit) -> Seen:
     return found, simply(fit, X, X[:, :1], sample_weight=WEIGHTS, model=model, batch_size=10)
 
 
+row(
+    "get_metrics_result, and metrics of layers", model=lambda: compiled_as(Reported()), validation_data=(X[:20], Y[:20])
+)
+row("an optimizer's apply_gradients", epochs=2, model=lambda: classifier(optimizer=Halving(0.1)))
 row("seeds of weights that the call creates", model=lambda: compiled_as(Drawing()))
 row(
     "an Embedding under an optimizer with a state, such as Adam",
@@ -781,6 +840,12 @@ row("a loss that is not finite", holds=REFUSED, note="ends with DivergedError", 
 AREAS.append(MISTAKES)
 mistake("a model that is not compiled", "Call model.compile", model=lambda: keras.Sequential([keras.layers.Dense(3)]))
 mistake("a misspelt argument", r"Did you mean 'epochs'\? \[unknown-setting\]$", epoch=2)
+mistake(
+    "a loss's own __call__",
+    r"Called, which has a __call__ of its own \(.*behaviors\.py",
+    model=lambda: classifier(loss=Called()),
+)
+mistake("make_train_function", "Looped has a make_train_function of its own", model=lambda: compiled_as(Looped()))
 mistake("a metric without get_config", r"get_config .* shift", model=lambda: classifier(metrics=[Scaled(1, 2)]))
 mistake("no targets", r"the data gives no y\. Give y\.$", y=None)
 mistake("sharding, which experiments have", "'sharding', which neither", sharding="optimizer")

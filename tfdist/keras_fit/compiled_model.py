@@ -22,8 +22,10 @@ from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import Strategy
+from tfdist.tasks.task import overrides
 from tfdist.telemetry.json_text import to_json
 from tfdist.training.step.optimizer import list_optimizers
+from tfdist.user_code import where_defined
 
 # Where models of several workers were made, which Keras does not know of them after a training.
 _scopes: weakref.WeakKeyDictionary[keras.Model, tf.distribute.Strategy] = weakref.WeakKeyDictionary()
@@ -38,6 +40,12 @@ def check_compiled(model: keras.Model) -> None:
         raise UserError(
             f"tfdist.fit takes a compiled keras.Model; received {type(model).__name__}. Call model.compile(…) before."
         )
+    for method in ("make_train_function", "make_test_function"):
+        if overrides(model, method):
+            raise UserError(
+                f"{type(model).__name__} has a {method} of its own{where_defined(getattr(type(model), method))}, which "
+                "tfdist.fit would not call. Write what a batch does as a train_step and a test_step, or call model.fit."
+            )
     if model.run_eagerly:
         raise UserError(
             "The model is compiled with run_eagerly=True, and tfdist.fit always compiles its steps. Leave that out, or "

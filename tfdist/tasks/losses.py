@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist.errors import UserError
 from tfdist.tasks.keras_names import find_loss, resolve_loss
 from tfdist.tasks.task import REDUCTIONS
+from tfdist.user_code import where_defined
 
 SPARSE, ONE_HOT = "sparse_categorical_crossentropy", "categorical_crossentropy"
 TRACED_ROWS = 1_009  # a prime, which no other axis is likely to have
@@ -42,6 +43,12 @@ def as_loss(given: Any, where: str) -> keras.losses.Loss | str:
         loss = resolve_loss(given)
         loss.needs_whole_batch, loss.unwrapped = bool(getattr(given, "needs_whole_batch", False)), given
         return loss
+    if type(given).__call__ is not keras.losses.Loss.__call__:
+        raise UserError(
+            f"The loss for {where} is a {type(given).__name__}, which has a __call__ of its own"
+            f"{where_defined(type(given).__call__)}. tfdist takes each example's loss from call(y_true, y_pred), and "
+            "weighs and reduces them itself. Write it in call, or give a function of (y_true, y_pred)."
+        )
     if given.reduction not in REDUCTIONS:
         raise UserError(f"The loss for {where} has reduction = {given.reduction!r}; write one of {REDUCTIONS[:-1]}.")
     return given

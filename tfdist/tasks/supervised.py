@@ -221,12 +221,15 @@ class Supervised(Task):
         targets, weights = self._targets(examples), self._weights(examples)
         for metric, (output, build) in zip(metrics, self._metrics, strict=True):
             prediction = outputs[output]
-            counts_once = isinstance(build, Unweighted)
-            weight = None if counts_once else weights[output]
-            if prediction.mask is not None and not counts_once:
-                weight = _apply_mask(weight, prediction.mask)
+            weight = _apply_shares(None if isinstance(build, Unweighted) else weights[output], shares)
+            if (mask := prediction.mask) is not None:
+                prediction.values._keras_mask = mask  # which Keras's means go by, and its other metrics do not
+                if not isinstance(build, Weighted):
+                    weight = _apply_mask(weight, mask)
+                elif weight is not None:
+                    weight = with_trailing_axes(weight, max(weight.shape.rank, mask.shape.rank))
             try:
-                metric.update_state(targets[output], prediction.values, sample_weight=_apply_shares(weight, shares))
+                metric.update_state(targets[output], prediction.values, sample_weight=weight)
             except ValueError as error:
                 if shares is None:
                     raise
@@ -353,11 +356,11 @@ def _apply_shares(weights: Any, shares: tf.Tensor | None) -> Any:
 
 
 def _squeeze(weights: Any) -> tf.Tensor | None:
-    """float32 weights, [n] where they are given as [n, 1]; None stays None."""
+    """float32 weights, [n, …] where they are given as [n, …, 1]; None stays None."""
     if weights is None:
         return None
     weights = tf.cast(weights, tf.float32)
-    return tf.squeeze(weights, -1) if weights.shape.rank == 2 and weights.shape[-1] == 1 else weights
+    return tf.squeeze(weights, -1) if (weights.shape.rank or 0) > 1 and weights.shape[-1] == 1 else weights
 
 
 def _apply_mask(weights: tf.Tensor | None, mask: tf.Tensor) -> tf.Tensor:

@@ -26,7 +26,7 @@ ONE = "one"  # the divisor of a sum
 MEANS = ("sum_over_batch_size", "mean")
 REDUCTIONS = (*MEANS, "mean_with_sample_weight", "sum", "none", None)
 # Methods of Keras's trainer; one that a model overrides is called, see training/step/own_step.py, or refused.
-STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
+STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics", "get_metrics_result")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tfdist.keras_patches.patches import COMPILED, Patches
 from tfdist.keras_patches.random_by_place import FixedShapes, record_fixed_shapes
 from tfdist.recipes.recompute import AUTO, choose_layers
 from tfdist.strategies.strategy import Strategy
-from tfdist.tasks.task import STEPS, OwnSteps, Task, overrides, symbolic_inputs
+from tfdist.tasks.task import OwnSteps, Task, symbolic_inputs
 from tfdist.telemetry import heartbeat
 from tfdist.training.sharding.sharded_update import build_on_stages, build_sharded
 from tfdist.training.sharding.sharded_weights import gather_weights
@@ -143,8 +143,6 @@ def _check_own_step(
 ) -> None:
     """Raises UserError where a model's own step updates nothing, or by what does not fit a step on replicas."""
     name = f"{type(model).__name__}.train_step"
-    if not any(overrides(model, method) for method in STEPS):
-        name = "the step of a model without a loss in compile()"
     if step.adds_rows and num_replicas > 1:
         raise UserError(
             f"{name} differentiates a loss of each row, and so adds up their gradients. On {num_replicas} replicas "

@@ -21,7 +21,7 @@ from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lengths import RunLength
 from tfdist.recipes.recompute import recompute_layers
 from tfdist.strategies.cluster import environment
-from tfdist.tasks.task import OwnSteps, Task
+from tfdist.tasks.task import STEPS, OwnSteps, Task
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors, direct_monitors, reported_by
 from tfdist.training.loop.boundaries import Boundaries
@@ -165,9 +165,9 @@ def check_own_step_settings(settings: TrainSettings) -> None:
         names.append("train.strategy = @pipelined.Pipelined()")
     if names:
         raise UserError(
-            "The model has a train_step, test_step, compute_loss or compute_metrics of its own, or no loss in "
-            f"compile(). tfdist runs its steps as they are. Leave out: {', '.join(names)}. Or take the method out, and "
-            "write the loss in compile(), or as train.task."
+            f"The model has a {', '.join(STEPS[:-1])} or {STEPS[-1]} of its own, metrics of layers, or no loss in "
+            f"compile(). tfdist runs its steps as they are. Leave out: {', '.join(names)}. Or take the method or the "
+            "metrics out, and write the loss in compile(), or as train.task."
         )
 
 

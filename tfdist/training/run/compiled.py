@@ -82,8 +82,14 @@ def _build(
 
 
 def uses_own_steps(model: keras.Model) -> bool:
-    """Whether a compiled model says by itself how it is trained, or was given no loss, which its layers may add."""
-    return model._compile_loss is None or any(overrides(model, method) for method in STEPS)
+    """Whether a compiled model says by itself how it is trained, or was given no loss, which its layers may add.
+
+    So does one with metrics beside those of `compile`, which it or its layers update.
+    """
+    if model._compile_loss is None or any(overrides(model, method) for method in STEPS):
+        return True
+    compiled = (model._loss_tracker, model._compile_metrics, *model._compile_loss.metrics)
+    return any(all(each is not one for one in compiled) for each in model.metrics)
 
 
 def _build_task(model: keras.Model, structure: Any) -> Supervised:

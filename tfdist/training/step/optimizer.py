@@ -233,6 +233,8 @@ class Update:
             done = tf.convert_to_tensor(self._strategy.first_local(optimizer.iterations.value))
 
             apply = functools.partial(optimizer.apply, trainable_variables=own)
+            if type(optimizer).apply_gradients is not keras.optimizers.Optimizer.apply_gradients:  # which fit calls
+                apply = functools.partial(_apply_gradients, optimizer, own)
             if not own:  # a worker that owns none counts as the others do
                 apply = functools.partial(lambda one, _: one.iterations.assign_add(1), optimizer)
             with Patches() as patches:  # while it is traced; not for the threads of single replicas
@@ -296,6 +298,10 @@ class Update:
         """Whether XLA has all that an update of `variables` needs; nothing is run."""
         gradients = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
         return can_lower(lambda *own: self(own, variables), gradients)
+
+
+def _apply_gradients(optimizer: Any, variables: Sequence[keras.Variable], gradients: Gradients) -> None:
+    optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
 
 def _rows_are_known(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
