@@ -205,6 +205,7 @@ LAUNCH_MISTAKES = [
     (["--hosts=a.invalid,127.0.0.1", "a.py"], "The host 'a.invalid' of --hosts has no address"),
     (["--hosts=192.0.2.77,192.0.2.78", "a.py"], "is this machine, whose addresses are"),
     (["--hosts=localhost,127.0.0.1", "a.py"], "are both this machine"),
+    (["--hosts=localhost,192.0.2.77", "a.py"], "--hosts lists localhost beside '192.0.2.77'"),
 ]
 
 

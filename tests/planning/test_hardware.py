@@ -39,9 +39,20 @@ test_a_wrong_flag_is_one_message = each_is_refused(
 )
 
 
-def test_a_table_of_ones_own_is_checked(tmp_path: Path) -> None:
-    (tmp_path / "own.toml").write_text("[mine]\nmemory_gib = 8\nflop = 1\n")
-    with pytest.raises(UserError, match="flop"):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("flop = 1", "flop"),
+        ("memory_gib = '24'", "mine.memory_gib is '24'; write a number"),
+        ("memory_bytes_per_second = 0", "mine.memory_bytes_per_second is 0; write"),
+        ("flops = 6e13", "is no table of devices"),
+    ],
+)
+def test_a_table_of_ones_own_is_checked(tmp_path: Path, changes: str, message: str) -> None:
+    rows = {"memory_gib": 8, "flops": "{float32 = 1e11}", "memory_bytes_per_second": 1, "link_bytes_per_second": 1}
+    rows |= {"per_machine": 8, changes.split()[0]: changes.split()[-1]}
+    (tmp_path / "own.toml").write_text("\n".join(["[mine]", *(f"{name} = {value}" for name, value in rows.items())]))
+    with pytest.raises(UserError, match=message):
         read_devices(str(tmp_path / "own.toml"))
 
 

@@ -325,6 +325,8 @@ test_a_request_that_cannot_be_met_is_one_message = each_is_refused(
     (CLUSTER | {"modelConfig": {"framework": "pytorch"}}, "Write one of tensorflow, keras. The nearest:"),
     (CLUSTER | {"modelConfig": {"sizes": "7B"}}, "has 'modelConfig.sizes', which no request has. Did you mean"),
     ({"modelConfig": {}, "dataConfig": {}}, "lacks clusterConfig. Write modelConfig, dataConfig, clusterConfig, or"),
+    (CLUSTER | {"modelConfig": {"framework": ["keras"]}}, r"framework is \['keras'\], which tfdist does not have"),
+    ({"task_type": "setup_automl", "training_context": {"compute_requirements": {"memory_gb": "40"}}}, "such as 40"),
     (CLUSTER | {"modelConfig": {"size": "large"}}, "'large' is no amount. Write a number, or such as '7B'"),
     (
         {"task_type": "tune", "training_context": {}},

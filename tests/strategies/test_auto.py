@@ -45,6 +45,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"TPU_NAME": "node-1"}, {}, "tpu", "TPU_NAME is set"),
         ({"TPU_WORKER_ID": "0"}, {"GPU": 2}, "tpu", "TPU_WORKER_ID is set"),
         ({"HOROVOD_RANK": "1"}, {"GPU": 2}, "horovod", "HOROVOD_RANK is set"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, {"GPU": 2}, "mirrored", "2 GPUs were found"),
         ({"OMPI_COMM_WORLD_RANK": "0"}, {}, "horovod", "OMPI_COMM_WORLD_RANK is set"),
         (ONE, {}, "multi_worker", "TF_CONFIG is set"),
         (ONE, {"GPU": 4}, "multi_worker", "TF_CONFIG is set"),
@@ -125,5 +126,8 @@ def test_horovod_that_meets_nobody_among_several_is_refused(monkeypatch: pytest.
     monkeypatch.setattr(horovod, "import_horovod", lambda: nobody)
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")
-    with pytest.raises(UserError, match=r"horovod trains in one process here, and PMI_SIZE says .* one of 2"):
+    expected = (
+        r"horovod trains in one process here, and PMI_SIZE says .* one of 2.* use tfdist launch --launcher=horovod"
+    )
+    with pytest.raises(UserError, match=expected):
         horovod.Horovod().connect()

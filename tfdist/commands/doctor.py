@@ -63,6 +63,8 @@ def run(arguments: Sequence[str]) -> int:
         from tfdist.commands import compile_for
 
         return compile_for.run(options)
+    if options.largest_batch:
+        raise UserError("--largest_batch needs a slice to compile for. Write, for example, --compile_for=v5e:2x4 too.")
     doctor = Doctor(options, os.environ)
     doctor.examine()
     host, status = socket.gethostname(), say.exit_status(doctor.findings)
@@ -139,7 +141,7 @@ class Doctor:
         if self.cluster is not None:
             self.worker = self.cluster.worker_index
             self.strategy = "multi_worker" if self.cluster.num_workers > 1 else ""
-        elif marks.first_set(marks.HOROVOD_MARKS, self.environment) is not None:
+        elif marks.find_horovod(self.environment) is not None:
             self.strategy = "horovod"
 
     def _check_devices(self) -> int | None:

@@ -22,6 +22,7 @@ from typing import Any
 from tfdist.errors import UserError
 from tfdist.launch import local_workers
 from tfdist.launch.horovod_workers import serve_rendezvous
+from tfdist.launch.own_host import LOOPBACK, refuse_loopback
 from tfdist.launch.plan import Plan, host_of
 from tfdist.launch.processes import Worker, send_to_group
 from tfdist.launch.supervise.output import Output
@@ -29,7 +30,6 @@ from tfdist.launch.worker_host import HostLostError, start_hosted
 
 ASK_SECONDS = 1.0
 ANSWER_SECONDS = 30.0  # for the command
-LOOPBACK = ("localhost", "127.0.0.1")
 # Environment variables of one host; a worker elsewhere has its own.
 HOST_VARIABLES = ("HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PATH", "PWD", "SHELL", "SHLVL", "TMPDIR", "USER", "_")
 _END_SECONDS = 10.0
@@ -52,13 +52,7 @@ def read_hosts(text: str) -> list[str]:
             raise UserError(f"--hosts_command lists HOST or HOST:SLOTS, one a line; received {line!r}.")
         known = sum(host_of(slot) == host for slot in slots)
         slots += [host if not number else f"{host}#{number + 1}" for number in range(known, known + int(count or 1))]
-    hosts = [host_of(slot) for slot in slots]
-    elsewhere = [host for host in hosts if host != "localhost" and not host.startswith("127.")]
-    if elsewhere and any(host in LOOPBACK for host in hosts):
-        raise UserError(
-            f"--hosts_command lists {LOOPBACK[0]} beside {elsewhere[0]!r}, which would not find it under that name. "
-            f"Write this machine's own name, such as {socket.gethostname()!r}."
-        )
+    refuse_loopback([host_of(slot) for slot in slots], "--hosts_command")
     return slots
 
 

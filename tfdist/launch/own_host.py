@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ import psutil
 from tfdist.errors import UserError
 
 PORT = 2222
+LOOPBACK = ("localhost", "127.0.0.1")
 
 
 def find_own_host(text: str) -> tuple[list[str], int]:
@@ -42,7 +44,18 @@ def find_own_host(text: str) -> tuple[list[str], int]:
             "write --workers=N in place of --hosts."
         )
     _check_port(addresses[here[0]])
+    refuse_loopback([address.rpartition(":")[0] for address in addresses], "--hosts")
     return addresses, here[0]
+
+
+def refuse_loopback(hosts: Sequence[str], flag: str) -> None:
+    """Raises UserError where the hosts of a flag are localhost and other machines."""
+    elsewhere = [host for host in hosts if host != "localhost" and not host.startswith("127.")]
+    if elsewhere and any(host in LOOPBACK for host in hosts):
+        raise UserError(
+            f"{flag} lists {LOOPBACK[0]} beside {elsewhere[0]!r}, which would not find it under that name. Write this "
+            f"machine's own name, such as {socket.gethostname()!r}."
+        )
 
 
 def read_addresses(text: str) -> list[str]:

@@ -207,8 +207,9 @@ def choose_plans(found: Sequence[Estimate], limits: Limits) -> list[Estimate]:
     """
     if not found:
         raise UserError(
-            "The training fits on none of these devices, or its batch cannot be split among them. Name larger ones or "
-            "more of them by --devices, or write a smaller train.global_batch_size."
+            "The training fits on none of these devices, or its batch cannot be split among them, or --hardware "
+            "gives them no network_bytes_per_second. Name larger ones or more of them by --devices, or write a smaller "
+            "train.global_batch_size."
         )
     if limits.budget_usd is not None and all(each.price is None for each in found):
         raise UserError("--budget_usd needs to know what these devices cost. Write, for example, --prices=a100_40=3.67")

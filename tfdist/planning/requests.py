@@ -205,10 +205,12 @@ def _flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 def _check_value(name: str, word: str, value: Any) -> None:
     choices = CHOICES.get(word, ())
     if choices and value not in choices:
-        near = f" The nearest: {NEAREST[value]}." if value in NEAREST else suggest(str(value), choices)
+        near = f" The nearest: {NEAREST[str(value)]}." if str(value) in NEAREST else suggest(str(value), choices)
         raise UserError(f"{name} is {value!r}, which tfdist does not have. Write one of {', '.join(choices)}.{near}")
     if word in COUNTS and not is_whole_number(value, least=1):
         raise UserError(f"{name} is {value!r}. Write an integer from 1 on.")
+    if word in ("memory_gb", "storage_gb") and (not isinstance(value, int | float) or isinstance(value, bool)):
+        raise UserError(f"{name} is {value!r}. Write a number of gigabytes, such as 40.")
     if word == "gpu_count" and value > MAX_GPUS:
         raise UserError(f"{name} is {value}. Write at most {MAX_GPUS}.")
     if word in ("size", "data_size", "bandwidth"):

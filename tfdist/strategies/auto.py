@@ -57,7 +57,7 @@ def choose(
     tpu_mark = environment.first_set(environment.TPU_MARKS, variables)
     if read_tf_config(variables) is not None:
         strategy, why = multi_worker(), "TF_CONFIG is set"
-    elif mark := environment.first_set(environment.HOROVOD_MARKS, variables):
+    elif mark := environment.find_horovod(variables):
         strategy, why = horovod(), f"{mark} is set"
     elif tf.config.list_physical_devices("TPU"):
         strategy, why = tpu(), "TensorFlow finds a TPU on this machine"

@@ -38,6 +38,7 @@ _TOGETHER = {
     environment.SLURM_TASKS: "slurm.sbatch of `tfdist new jobs --example=clusters`: it gives each task its TF_CONFIG",
 }
 _BY_HOROVOD = "train.strategy = @horovod.Horovod() (--gin_file=configs/strategies/horovod.gin)"
+_WITHOUT_MPI = "tfdist launch --launcher=horovod, or horovodrun: this Horovod does not read it, as it has no MPI"
 _connected: dict[int, Strategy] = {}  # by the id of what each stands on, which it keeps alive
 _connecting: list[Strategy] = []  # with those that have connected
 
@@ -498,10 +499,10 @@ def refuse_others(strategy: str, variables: Mapping[str, str]) -> None:
     counts |= {name: variables.get(name, "") for name in (*environment.HOROVOD_SIZES, environment.SLURM_TASKS)}
     for name, count in counts.items():
         if count.isdecimal() and int(count) > 1:
+            together = _WITHOUT_MPI if strategy == "horovod" else _TOGETHER.get(name, _BY_HOROVOD)
             raise build_user_error(
                 f"The strategy {strategy} trains in one process here, and {name} says that this is one of {count}. "
                 "Each of them would train by itself, into the same run directory. To train together, use "
-                f"{_TOGETHER.get(name, _BY_HOROVOD)}. To train in this process alone on purpose, take the variable "
-                f"away: env -u {name} tfdist …",
+                f"{together}. To train in this process alone on purpose, drop the variable: env -u {name} tfdist …",
                 error_id="cluster-mismatch",
             )

@@ -10,9 +10,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 
 from tfdist.errors import UserError, suggest
+from tfdist.settings.checks import number
 
 TABLE = pathlib.Path(__file__).parents[1] / "configs" / "hardware" / "devices.toml"
 GIB = 1 << 30
+RATE = number(1e-3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,9 +61,15 @@ def read_devices(path: str | None = None) -> dict[str, Device]:
     """The table, by kind. Raises UserError where a table of the user's own cannot be read."""
     try:
         table = tomllib.loads(pathlib.Path(path or TABLE).read_text(encoding="utf-8"))
-        return {kind: Device(kind=kind, **row) for kind, row in table.items()}
+        devices = {kind: Device(kind=kind, **row) for kind, row in table.items()}
+        rates = {f"{kind}.flops.{name}": rate for kind, each in devices.items() for name, rate in each.flops.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"--hardware={path} is no table of devices: {error}. Write one as {TABLE} is.") from error
+    needed = ("memory_gib", "memory_bytes_per_second", "link_bytes_per_second", "per_machine")
+    rates |= {f"{kind}.{name}": getattr(each, name) for kind, each in devices.items() for name in needed}
+    for name, rate in rates.items():
+        RATE(f"--hardware={path}: {name}", rate)
+    return devices
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,6 +63,15 @@ def first_set(names: tuple[str, ...], environment: Mapping[str, str]) -> str | N
     return next((name for name in names if environment.get(name)), None)
 
 
+def find_horovod(environment: Mapping[str, str]) -> str | None:
+    """The variable that says that Horovod's launcher started this process; srun's and mpirun's only for several."""
+    marks = zip(HOROVOD_MARKS, HOROVOD_SIZES, strict=True)
+    is_own = environment.get(HOROVOD_MARKS[0])
+    return next(
+        (mark for mark, size in marks if environment.get(mark) and (is_own or environment.get(size) != "1")), None
+    )
+
+
 def metadata_address(environment: Mapping[str, str]) -> str | None:
     """`host` or `host:port` of the metadata server to ask in place of Google's usual one, as Google's libraries do."""
     return environment.get("GCE_METADATA_HOST") or None

@@ -168,7 +168,7 @@ def _prepare(
 
 def _check_alone(variables: Mapping[str, str]) -> None:
     """Raises UserError where this is one of several processes, each of which would lead the sweep."""
-    mark = environment.first_set(environment.HOROVOD_MARKS, variables)
+    mark = environment.find_horovod(variables)
     member = tf_config.read_tf_config(variables)
     if mark is None and member is not None and member.num_workers > 1:
         mark = tf_config.VARIABLE
