@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from monitoring_support import at, facts_of_a_start, feed, otlp_receiver, run_facts
 
@@ -59,6 +61,7 @@ def test_a_token_comes_from_the_environment_and_a_run_that_is_not_sampled_sends_
     assert {headers["authorization"] for headers in receiver.headers} == ({"Bearer abc"} if rate else set())
 
 
-def test_a_wrong_endpoint_is_refused_at_once() -> None:
+@pytest.mark.parametrize("endpoint", ["localhost:4318", 4318])
+def test_a_wrong_endpoint_is_refused_at_once(endpoint: Any) -> None:
     with pytest.raises(UserError, match="must be the URL"):
-        OpenTelemetry(endpoint="localhost:4318")
+        OpenTelemetry(endpoint=endpoint)

@@ -23,6 +23,7 @@ from tuning.sweeps import arguments, write_experiment
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.sinks.mlflow import MLflow
+from tfdist.telemetry.sinks.sink import check_client
 from tfdist.telemetry.sinks.wandb import Wandb
 
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
@@ -173,3 +174,12 @@ def test_arguments_that_cannot_be_meant_are_refused() -> None:
         Wandb(mode="disabled")
     with pytest.raises(UserError, match=r"Wandb\.project must be a text; received ''"):
         Wandb(project="")
+
+
+def test_a_client_is_imported_by_the_thread_that_makes_the_sink(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_client.py").write_text("import threading\nTHREAD = threading.current_thread()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    check_client("Sink", "a_client", "a-client", {})
+    assert sys.modules["a_client"].THREAD is threading.current_thread()

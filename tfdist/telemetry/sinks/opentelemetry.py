@@ -59,10 +59,10 @@ class OpenTelemetry(Sink):
     every_worker = True
 
     def __init__(self, *, endpoint: str = "http://localhost:4318") -> None:
-        if not endpoint.startswith(("http://", "https://")):
+        if not str(endpoint).startswith(("http://", "https://")):
             raise UserError(
                 "opentelemetry.OpenTelemetry.endpoint must be the URL of a collector's OTLP/HTTP receiver, such as "
-                f"'http://localhost:4318'. Received: {redact(endpoint)!r}."
+                f"'http://localhost:4318'. Received: {redact(str(endpoint))!r}."
             )
         self._endpoint = endpoint.rstrip("/")
 

@@ -85,7 +85,7 @@ class Prometheus(Sink):
             except (OSError, OverflowError) as error:
                 raise UserError(
                     f"Prometheus's endpoint of worker {run.worker} cannot listen on {self._address}:{port}: {error}. "
-                    "Give another prometheus.Prometheus.port (worker k listens on port + k)."
+                    "Give another prometheus.Prometheus.port (worker k listens on port + k), or address."
                 ) from error
 
     def event(self, event: Event) -> None:

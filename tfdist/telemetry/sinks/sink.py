@@ -8,7 +8,9 @@ sinks. The run's own records (the console, events.jsonl, metrics.jsonl, TensorBo
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import importlib
 import queue
 import threading
 import time
@@ -128,7 +130,7 @@ class SinkDispatcher:
         if thread in self._threads:
             self._threads = [other for other in self._threads if other is not thread]
             thread.is_dropped = True
-            self._warn(f"The sink {thread.name} was dropped, and the run goes on without it: {trouble}.")
+            self._warn(f"The sink {thread.name} was dropped, and the run goes on without it: {trouble.rstrip('.')}.")
 
 
 class _SinkThread:
@@ -188,8 +190,14 @@ def describe_run(run: RunFacts) -> dict[str, Any]:
 
 
 def check_client(sink: str, module: str, package: str, texts: Mapping[str, object]) -> None:
-    """Raises UserError where an argument is not a text or None, or a tracker's client is not installed."""
+    """Raises UserError where an argument is not a text or None, or a tracker's client is not installed.
+
+    It imports the client: the sink's thread would import its libraries, pandas say, while the data function does, and
+    one of two threads that import modules in a circle sees one half made.
+    """
     for name, value in texts.items():
         if value is not None and (not isinstance(value, str) or not value):
             raise UserError(f"{sink}.{name} must be a text; received {value!r}.")
     check_package(module, package, module, f"{module}.{sink}")
+    with contextlib.suppress(Exception):  # which `open` meets again, and tells
+        importlib.import_module(module)
