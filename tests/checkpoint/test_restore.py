@@ -66,7 +66,7 @@ def test_every_difference_is_in_one_message() -> None:
         "  bias: float32[3] in the checkpoint, bfloat16[3] here",
         "  odd int64[4]: not in the checkpoint. Did you mean 'old'?",
         "  old int64[4]: only in the checkpoint",
-        "Train with the configuration that made it, or allow a partial load.",
+        "Train with the configuration that made it, or write train.accept_changes = True to load what fits.",
     ]
 
 

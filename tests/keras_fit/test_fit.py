@@ -16,7 +16,7 @@ import pytest
 import support
 from equivalence.cases import random_model
 from fuzz.fit_parts import Batches
-from keras_fit.behaviors import X, Y, batches, classifier, dataset
+from keras_fit.behaviors import CROSSENTROPY, X, Y, batches, classifier, dataset
 from keras_fit.test_behaviors import differences
 from keras_fit.under_workers import fit_in_own_order
 from training.test_resume import Once, send
@@ -67,16 +67,23 @@ def test_a_finished_run_gives_its_weights_and_history_and_goes_on_with_more_epoc
 
 @pytest.mark.slow
 def test_a_run_of_another_optimizer_loss_model_or_of_other_arrays_is_refused_by_name(tmp_path: pathlib.Path) -> None:
-    def compiled(rate: float = 0.1, loss: str = "sparse_categorical_crossentropy", units: int = 4) -> keras.Model:
-        model = keras.Sequential([keras.Input(X.shape[1:]), keras.layers.Dense(units), keras.layers.Softmax()])
-        model.compile(keras.optimizers.SGD(rate), loss)
+    def compiled(
+        rate: float = 0.1, loss: str = CROSSENTROPY, units: int = 4, names: str = "pq", skips: bool = False, **how: Any
+    ) -> keras.Model:
+        inputs = keras.Input(X.shape[1:])
+        first = keras.layers.Dense(units, name=names[0])(inputs)
+        second = keras.layers.Dense(units, name=names[1])(first)
+        outputs = keras.layers.Softmax()(keras.layers.Add()([first if skips else second, second]))
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(rate), loss, **how)
         return model
 
     plateau = keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=100.0)
     place, model = str(tmp_path / "run"), compiled()
     first = tfdist.fit(model, X, Y, epochs=2, verbose=0, run_dir=place, callbacks=plateau)
     others = [(compiled(0.5), Y, "optimizer"), (compiled(units=5), Y, "model"), (compiled(), Y[::-1], "data")]
-    for other, labels, name in [*others, (compiled(loss="mse"), Y, "loss")]:
+    others += [(compiled(loss="mse"), Y, "loss"), (compiled(loss_weights=[2.0]), Y, "loss_weights")]
+    for other, labels, name in [*others, (compiled(names="qp"), Y, "model"), (compiled(skips=True), Y, "model")]:
         with pytest.raises(ValueError, match=f"another experiment(.|\n)* {name}: (.|\n)*accept_changes = True"):
             tfdist.fit(other, X, labels, epochs=2, verbose=0, run_dir=place)
     again = compiled()

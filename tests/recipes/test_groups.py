@@ -96,6 +96,7 @@ test_a_mistake_is_one_message = each_is_refused(
     (lambda: Grouped(keras.optimizers.SGD(0.1)), "without parentheses"),
     (lambda: Grouped(sgd(), [3]), "Grouped.groups is [3]; write a list"),
     (lambda: stepped(grouped(Group("batch_norm"))), "which matches no variable. The model has block_0/kernel,"),
+    (lambda: stepped(Grouped(lambda: keras.optimizers.Ftrl(RATE), [Group("bias$", rate=0)])), "by which Ftrl divides"),
     (lambda: stepped(grouped(layerwise=LayerwiseDecay("(head)"))), "LayerwiseDecay.layers is '(head)', which"),
     (lambda: stepped(grouped(layerwise=LayerwiseDecay(r"block(_\d+)/"))), "'_0', not a number, in block_0/kernel"),
 )

@@ -15,7 +15,7 @@ from tfdist.data.sources.arrays import ArraySource
 from tfdist.errors import UserError
 from tfdist.serving.inputs import name_outputs
 from tfdist.strategies.one_device import OneDevice
-from tfdist.tasks.supervised import Supervised
+from tfdist.tasks.supervised import Prediction, Supervised, Unweighted, Weighted
 from tfdist.tasks.task import Task
 from tfdist.training.loop.learner import build_model, check_fit
 from tfdist.training.run.compiled import parts_of
@@ -221,6 +221,16 @@ def test_each_output_has_weights_of_its_own() -> None:
     for_all = evaluated(Supervised(loss=two_losses()), model, (ROWS, TARGETS, WEIGHTS))
     named = evaluated(Supervised(loss=two_losses()), model, (ROWS, TARGETS, {"label": WEIGHTS, "odd": WEIGHTS}))
     assert for_all == pytest.approx(named, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", [Unweighted, Weighted])
+def test_a_masked_metric_counts_a_replicas_share_of_each_example(kind: type[Weighted]) -> None:
+    task = Supervised(loss="mse", metrics=[kind(lambda: keras.metrics.MeanAbsoluteError())])
+    metric, shares = keras.metrics.MeanAbsoluteError(), tf.constant([1.0, 0.5])
+    values, mask = [[[1.0], [9.0], [2.0]], [[3.0], [9.0], [6.0]]], [[True, False, True]] * 2
+    outputs = {"output": Prediction(tf.constant(values), tf.constant(mask))}
+    task.update_metrics([metric], (None, tf.zeros((2, 3, 1))), outputs, shares)
+    assert float(metric.result()) == pytest.approx((1.0 + 2.0 + 0.5 * (3.0 + 6.0)) / 3.0)
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def match_tensors(tensors: Mapping[str, np.ndarray], wanted: TensorSpecs, *, par
         raise build_user_error(
             f"The checkpoint does not fit this program ({len(found):,} difference{'s' * (len(found) > 1)}):"
             f"{listed}\n"
-            "Train with the configuration that made it, or allow a partial load.",
+            "Train with the configuration that made it, or write train.accept_changes = True to load what fits.",
             error_id="checkpoint-mismatch",
         )
     return {name: tensors[name] for name, kind in wanted.items() if name in tensors and _fits(tensors[name], kind)}

@@ -24,7 +24,9 @@ from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.task import overrides
 from tfdist.telemetry.json_text import to_json
+from tfdist.training.run.compiled import find_loss_weights
 from tfdist.training.step.optimizer import list_optimizers
+from tfdist.training.step.state import is_named_by_keras
 from tfdist.user_code import where_defined
 
 # Where models of several workers were made, which Keras does not know of them after a training.
@@ -166,6 +168,8 @@ def identity_of(model: keras.Model, source: Source) -> dict[str, str]:
         "fit.optimizer": first if optimizer == left else optimizer,
         "fit.loss": _text(model.loss),
     }
+    if (weights := find_loss_weights(model)) is not None:
+        found["fit.loss_weights"] = _text(weights)
     if (held := source.arrays_in_memory()) is not None:
         found["fit.data"] = digest_arrays(keras.tree.flatten(held))
     return found
@@ -198,10 +202,28 @@ def _config(part: Any) -> dict[str, Any]:
 
 
 def _layers(model: Any) -> list[Any]:
-    """Classes and settings of all layers, in their order."""
-    return [
-        [type(layer).__name__, _layers(layer) if hasattr(layer, "layers") else _config(layer)] for layer in model.layers
+    """Classes, own names and settings of all layers, in their order, and how those of a functional model connect."""
+    layers = [
+        [
+            type(layer).__name__,
+            *([] if is_named_by_keras(layer) else [layer.name]),
+            _layers(layer) if hasattr(layer, "layers") else _config(layer),
+        ]
+        for layer in model.layers
     ]
+    return [*layers, _connections(model)]
+
+
+def _connections(model: Any) -> list[Any]:
+    """What the layers of a functional model are called on, by their places; of other models nothing."""
+    try:
+        config = model.get_config()
+    except (NotImplementedError, TypeError, ValueError):  # of the user's own
+        return []
+    entries = [each for each in config.get("layers", ()) if isinstance(each, Mapping) and "inbound_nodes" in each]
+    places = {each["name"]: place for place, each in enumerate(entries)}
+    nodes = [config.get("input_layers"), config.get("output_layers"), *(each["inbound_nodes"] for each in entries)]
+    return [_plain(keras.tree.map_structure(lambda one: places.get(one, one) if isinstance(one, str) else one, nodes))]
 
 
 def _plain(config: Any) -> Any:

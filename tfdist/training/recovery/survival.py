@@ -168,7 +168,7 @@ def _load_newest(training: Training, state: TrainingState) -> tuple[Checkpoint |
         if run.strategy.any_worker(any(map(concerns_optimizer, changes))):
             restore_all = functools.partial(_restore_but_rates, start, optimizer)
             start = Checkpoint(start.step, start.values, start.arrays, restore_all)
-        if run.topology.is_chief and not files.exists(run.directory.starts):
+        if run.topology.is_chief and run.request.keeps and not files.exists(run.directory.starts):
             run.warn_of_file(f"{run.directory.starts} is missing: goodput counts from this start on.")
         logged = start.step - 1 if start.values.get("boundary_is_due") else start.step
         epochs_until = logged - logged % training.boundaries.steps_per_epoch if run.request.keeps else 0

@@ -92,6 +92,11 @@ def uses_own_steps(model: keras.Model) -> bool:
     return any(all(each is not one for one in compiled) for each in model.metrics)
 
 
+def find_loss_weights(model: keras.Model) -> Any:
+    """The weights of several losses that a model was compiled with; None without any."""
+    return model._compile_config.config.get("loss_weights")
+
+
 def _build_task(model: keras.Model, structure: Any) -> Supervised:
     if not isinstance(structure, tuple | list) or len(structure) < 2:
         raise UserError(
@@ -102,7 +107,7 @@ def _build_task(model: keras.Model, structure: Any) -> Supervised:
         model(inputs)
     given = model._compile_config.config
     loss = keras.tree.map_structure(lambda one: one if isinstance(one, str) else keras.losses.get(one), given["loss"])
-    weights = given["loss_weights"]
+    weights = find_loss_weights(model)
     own = [(Unweighted, given["metrics"]), (Weighted, given["weighted_metrics"])]
     outputs = _find_outputs(model, inputs)
     if not isinstance(outputs, Mapping):

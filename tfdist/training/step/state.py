@@ -201,14 +201,15 @@ def model_variables(model: keras.Model) -> dict[str, keras.Variable]:
 
 def _stable_layer_names(model: keras.Model) -> dict[str, str]:
     """For each name that Keras made, one that is numbered through this model alone."""
-    layers = [  # whose names are those of their classes, and perhaps a number
-        layer
-        for layer in model._flatten_layers()
-        if _plain(layer.name).replace("_", "") == type(layer).__name__.replace("_", "").lower()
-    ]
+    layers = [layer for layer in model._flatten_layers() if is_named_by_keras(layer)]
     found = dict(zip((la.name for la in layers), _number_repeats(_plain(la.name) for la in layers), strict=True))
     generators = [generator.name for generator in seed_generators(model)]
     return found | dict(zip(generators, _number_repeats("seed_generator" for _ in generators), strict=True))
+
+
+def is_named_by_keras(layer: keras.layers.Layer) -> bool:
+    """Whether a layer's name is that of its class, and perhaps a number."""
+    return _plain(layer.name).replace("_", "") == type(layer).__name__.replace("_", "").lower()
 
 
 def _slot_name(variable: keras.Variable, slots: Mapping[str, str]) -> str:
