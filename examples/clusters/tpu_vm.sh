@@ -69,6 +69,7 @@ create() {
 }
 
 trap 'delete; rm -f "$archive"' EXIT
+trap 'exit 130' INT # gcloud takes Ctrl-C, and would end as after a failure
 failures=0
 while true; do
     status=0

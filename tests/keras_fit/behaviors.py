@@ -892,6 +892,7 @@ mistake("a run_dir that is no path", "run_dir is 5; write a path", run_dir=5)
 mistake("no data", "x is None; write arrays", x=None, y=None)
 mistake("no examples", "x holds no examples", x=X[:0], y=Y[:0])
 mistake("a sparse matrix", r"x is sparse; write x\.toarray\(\)", x=lambda: sparse.csr_matrix(X))
+mistake("a ragged tensor", r"x is a RaggedTensor; write x\.to_tensor", x=lambda: tf.RaggedTensor.from_tensor(X), y=Y)
 mistake("class_weight as a list", r"class_weight is \[1, 2\]; write a dict", class_weight=[1, 2])
 mistake("a set's name with a space", "a set of validation_data is 'a b'; write", validation_data={"a b": (X, Y)})
 

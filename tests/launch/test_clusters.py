@@ -197,7 +197,8 @@ def run_script(text: str, stubs: pathlib.Path, directory: pathlib.Path, **variab
         "SLURM_JOB_NODELIST": "node[1-2]",
         **variables,
     }
-    return support.run_command(["bash", str(script)], env=environment, timeout=240, cwd=support.REPOSITORY)
+    by_default = ["env", "--default-signal=INT"]  # which a shell's background process ignores
+    return support.run_command([*by_default, "bash", str(script)], env=environment, timeout=240, cwd=support.REPOSITORY)
 
 
 # Starts two tasks of this machine as `srun` would, passes the signal before the time limit to them once training has
@@ -340,11 +341,13 @@ def test_a_tpu_vm_of_somebody_else_is_not_deleted(tmp_path: pathlib.Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_tpu_vm_is_given_back_when_the_script_is_ended(tmp_path: pathlib.Path) -> None:
-    ended = '*tfdist.main*) kill -TERM "$PPID"; sleep 0.2 ;;'
+@pytest.mark.parametrize("number", ["TERM", "INT"])
+def test_a_tpu_vm_is_given_back_when_the_script_is_ended(tmp_path: pathlib.Path, number: str) -> None:
+    ended = f'*tfdist.main*) kill -{number} "$PPID"; sleep 0.2; exit 255 ;;'
     stubs = write_stubs(tmp_path, gcloud=GCLOUD.replace("*tfdist.main*)", f"{ended}\n    never)"))
     assert run_script(read("tpu_vm.sh"), stubs, tmp_path, POLL_SECONDS="0.01").status
-    assert "delete digits " in (stubs / "calls").read_text().splitlines()[-1]
+    calls = (stubs / "calls").read_text().splitlines()
+    assert "delete digits " in calls[-1] and sum("tfdist.main" in call for call in calls) == 1
 
 
 @pytest.mark.slow

@@ -194,7 +194,11 @@ def test_outputs_of_two_sizes_are_one_message(tmp_path: Path) -> None:
 
 
 def test_a_compiled_model_predicts(used: Used, predict_here: Callable[..., Finished]) -> None:
-    settings = ["predict.model = @used.compiled", "predict.weights = 'single.keras'", "predict.data = @used.labeled"]
+    settings = [
+        "predict.model = @used.compiled",
+        "predict.weights = 'single.keras'",
+        "predict.data = {'a': @used.labeled, 'b': @used.narrow}",
+    ]
     predict_here("compiled", *settings).check()
     expected = keras.models.load_model("single.keras")(used.rows)
     np.testing.assert_allclose([each["output"] for each in used.lines("compiled")], expected, atol=1e-6)

@@ -254,6 +254,9 @@ def _check_values(x: Any, name: str) -> None:
             raise missing_input_error(name)
         if hasattr(leaf, "toarray"):
             raise UserError(f"{name} is sparse; write x.toarray().")
+        if isinstance(leaf, tf.SparseTensor | tf.RaggedTensor):
+            dense = "x.to_tensor()" if isinstance(leaf, tf.RaggedTensor) else "tf.sparse.to_dense(x)"
+            raise UserError(f"{name} is a {type(leaf).__name__}; write {dense}.")
         if [*getattr(leaf, "shape", ())][:1] == [0]:
             raise build_user_error(f"{name} holds no examples.", error_id="no-examples")
 

@@ -32,6 +32,7 @@ from tfdist.telemetry.json_text import to_json
 from tfdist.training.loop.learner import build_model
 from tfdist.training.recovery.weights import find_weights, put_weights
 from tfdist.training.run import assembly, validate_run
+from tfdist.training.run.eval_sets import first_function
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
 from tfdist.training.step.precision import set_precision
@@ -57,7 +58,7 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
     with open_run(request, OneDevice(), mode="export") as run, tempfile.TemporaryDirectory(prefix="tfdist-") as scratch:
         set_precision(settings.precision)
         found = find_weights(run, settings.weights, settings.policy, setting="export.weights")
-        source = assembly.open_source(run, settings.data, "comparison")
+        source = assembly.open_source(run, first_function(settings.data), "comparison")
         task = InputsAlone(settings.task)
         model = build_model(builder, task, source.structure)
         put_weights(run, model, found)
@@ -102,7 +103,9 @@ def validate_export(settings: ExportSettings, run_dir: str, tell: Callable[[str]
     """Checks what can be checked of an export without writing one."""
     check_packages(settings)
     builder = without_compilation(hypermodel.builder_of_trained(settings, run_dir))
-    validate_run.check_use(settings, builder, InputsAlone(settings.task), settings.data, OneDevice(), tell)
+    validate_run.check_use(
+        settings, builder, InputsAlone(settings.task), first_function(settings.data), OneDevice(), tell
+    )
 
 
 def check_packages(settings: ExportSettings) -> None:

@@ -23,6 +23,7 @@ from tfdist.telemetry import heartbeat
 from tfdist.training.loop.learner import build_model
 from tfdist.training.recovery.weights import SavedWeights, find_weights, put_weights
 from tfdist.training.run import assembly, validate_run
+from tfdist.training.run.eval_sets import first_function
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
 from tfdist.training.step.precision import as_tf_function, set_precision
@@ -45,7 +46,7 @@ def predict(settings: PredictSettings, request: Request) -> str:
         builder = without_compilation(hypermodel.builder_of_trained(settings, request.run_dir, run.strategy))
         set_precision(settings.precision)
         found = find_weights(run, settings.weights, settings.policy, setting="predict.weights")
-        source = assembly.open_source(run, settings.data, "prediction")
+        source = assembly.open_source(run, first_function(settings.data), "prediction")
         task = InputsAlone(settings.task)
         with run.strategy.scope():
             model = build_model(builder, task, source.structure)
@@ -69,7 +70,9 @@ def validate_prediction(settings: PredictSettings, run_dir: str, tell: Callable[
     """Checks what can be checked of a prediction without computing one."""
     check_format(settings.format)
     builder = without_compilation(hypermodel.builder_of_trained(settings, run_dir))
-    validate_run.check_use(settings, builder, InputsAlone(settings.task), settings.data, settings.strategy, tell)
+    validate_run.check_use(
+        settings, builder, InputsAlone(settings.task), first_function(settings.data), settings.strategy, tell
+    )
 
 
 class Predictor:

@@ -60,6 +60,11 @@ def list_eval_sets(eval_data: Any, batch_size: int) -> dict[str, tuple[EvalSet, 
     return {name: (each, each.batch_size or batch_size) for name, each in sets.items()}
 
 
+def first_function(eval_data: Any) -> Callable[[], Any]:
+    """The data function of the only set, or of the first."""
+    return next(iter(list_eval_sets(eval_data, 1).values()))[0].data
+
+
 def name_split(name: str) -> str:
     """What messages call a set of this name."""
     return f"evaluation ({name})" if name else "evaluation"

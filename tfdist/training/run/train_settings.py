@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import keras
 
@@ -51,6 +51,7 @@ from tfdist.training.step.precision import POLICIES
 
 DETERMINISM = "train.deterministic"
 DataFunction = Callable[[], Any]
+EvalData: TypeAlias = "DataFunction | EvalSet | Mapping[str, DataFunction | EvalSet]"
 ON, OFF = "on", "off"
 STRATEGY = instance_of(Strategy, "@mirrored.Mirrored()")
 COMPUTES = "who computes; by itself what fits the environment and the devices"
@@ -155,7 +156,7 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         checked_later("{'units': 64}"),
         None,
     )
-    eval_data: DataFunction | EvalSet | Mapping[str, DataFunction | EvalSet] | None = setting(
+    eval_data: EvalData | None = setting(
         "returns the evaluation examples, or several sets by name; None evaluates nothing", or_none(EVAL_DATA), None
     )
     eval_batch_size: int | None = setting(
@@ -399,9 +400,7 @@ class EvaluateSettings(TrainedSettings):
 
     NAME: ClassVar[str] = "evaluate"
 
-    data: DataFunction | EvalSet | Mapping[str, DataFunction | EvalSet] = setting(
-        "returns the examples, or several sets by name", EVAL_DATA
-    )
+    data: EvalData = setting("returns the examples, or several sets by name", EVAL_DATA)
     strategy: Strategy = setting(COMPUTES, STRATEGY, make_default=auto.choose)
     only_newest: bool = setting("with --follow: passes over checkpoints that a newer one has overtaken", SWITCH, False)
 
