@@ -202,6 +202,7 @@ LAUNCH_MISTAKES = [
     (["--hosts=a:port,b", "a.py"], "received 'a:port'"),
     (["--hosts=a:99999,b", "a.py"], "received 'a:99999'"),
     (["--hosts=:22,b", "a.py"], "received ':22'"),
+    (["--hosts=::1,b", "a.py"], "received '::1': an IPv6 address stands in brackets"),
     (["--hosts=a.invalid,127.0.0.1", "a.py"], "The host 'a.invalid' of --hosts has no address"),
     (["--hosts=192.0.2.77,192.0.2.78", "a.py"], "is this machine, whose addresses are"),
     (["--hosts=localhost,127.0.0.1", "a.py"], "are both this machine"),

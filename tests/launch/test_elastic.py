@@ -20,9 +20,11 @@ from launch import gates, ranks
 from launch.programs import both_launchers
 from processes import Running
 
-from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR
+from tfdist.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from tfdist.launch import hosts
 from tfdist.launch.hosts import HostList
+from tfdist.launch.plan import Plan
+from tfdist.launch.supervise.output import Output
 from tfdist.launch.supervise.supervisor import WorkerSlots
 
 TOLERANCE = 1e-5
@@ -249,11 +251,19 @@ def test_hosts_that_stay_keep_their_places() -> None:
         ("echo '# IPv6'; echo; echo ::1", "received '::1'"),
         ("echo :4", "received ':4'"),
         ("printf 'a\\t4'", "received 'a\\t4'"),
+        ("echo a,b", "received 'a,b'"),
     ],
 )
 def test_hosts_that_cannot_be_used_are_one_message_and_status_2(hosts: str, expected: str) -> None:
     done = support.run_python(["-m", "tfdist.launch", f"--hosts_command={hosts}", "--", "x"], cwd=support.REPOSITORY)
     assert done.status == EXIT_USER_ERROR and expected in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("shell", ["no-such-shell -q", "'", ""])
+def test_a_remote_shell_that_is_not_there_is_one_message(shell: str) -> None:
+    plan = Plan(num_workers=1, first_index=0, command=("x",), environment={}, slots=("elsewhere.invalid",))
+    with pytest.raises(UserError, match=r"--remote_shell is .* no such program"), contextlib.ExitStack() as started:
+        started.enter_context(hosts.start(plan, Output(), remote_shell=shell))
 
 
 def test_a_listing_goes_on_after_an_error_is_killed_whole_where_it_hangs_and_ends_with_the_launcher(

@@ -370,6 +370,8 @@ def test_a_plan_is_valid_and_trains_and_measurements_of_the_run_take_the_place_o
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert measured["performance_targets"]["throughput"] == pytest.approx(result["examples_per_second"])
     assert measured["basis"]["step_seconds"].startswith("measured in")
+    told = plan(tmp_path, "--devices=l4:1", f"--from_run={tmp_path}/run").check()
+    assert f"{tmp_path}/run ran on other devices" in " ".join(told.stdout.split())
 
 
 @pytest.mark.slow

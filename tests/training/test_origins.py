@@ -25,7 +25,7 @@ from tfdist.commands import verbs
 from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.training.recovery.matching import SavedArray, match_arrays
-from tfdist.training.recovery.origins import StartFrom
+from tfdist.training.recovery.origins import StartFrom, find_origin
 from tfdist.training.recovery.weights import load_weights
 from tfdist.training.step.state import ModelState
 
@@ -307,6 +307,15 @@ def test_layers_that_were_counted_otherwise_are_not_taken_for_each_other() -> No
     assert [source.name for source in match.sources.values()] == ["dense/kernel", "dense_1/kernel", "dense_2/kernel"]
     match = match_arrays(saved, specs | {"branch/kernel": ((4, 4), "float32")})  # of which one is new
     assert not match.sources and len(match.problems) == 7
+
+
+@pytest.mark.parametrize("item", ["default", "pytree"])
+def test_the_item_of_an_orbax_step_is_found(tmp_path: pathlib.Path, item: str) -> None:
+    for step in ("2", "10"):
+        (tmp_path / step / item).mkdir(parents=True)
+        (tmp_path / step / item / "_METADATA").touch()
+    found = find_origin(str(tmp_path))
+    assert found is not None and found[1] == str(tmp_path / "10" / item)
 
 
 def test_orbax_that_is_not_installed_is_named_with_its_extra(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import pathlib
+import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -301,13 +302,16 @@ def test_without_checkpoints_nothing_is_kept_and_a_run_begins_anew(tmp_path: pat
 
 
 def test_checkpoints_that_cannot_be_written_leave_the_training_alone_or_stop_it(tmp_path: pathlib.Path) -> None:
-    for name in ("continue", "stop"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "checkpoints").symlink_to("/proc/sys/vm")  # where even the superuser makes nothing
+    places = ("continue/checkpoints", "stop/checkpoints", "full/checkpoints", "full/export")
+    for place in places:
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).symlink_to("/proc/sys/vm")  # where even the superuser makes nothing
     trained = run(tmp_path / "continue", **BASE | {"epochs": 1})
     assert trained.result.steps == STEPS_PER_EPOCH
     failed = trained.events("checkpoint_failed")
     assert failed and all(event["level"] == "warning" for event in failed)
+    full = run(tmp_path / "full", may_fail=True, **BASE | {"epochs": 1})
+    assert re.search("could not be stored. .* work of all 7 steps is lost, and the same command", str(full.error))
     stopped = run(
         tmp_path / "stop", may_fail=True, **BASE | {"checkpoint": CheckpointPolicy(every_steps=1, on_error="stop")}
     )

@@ -20,7 +20,7 @@ import numpy as np
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 
 # Set by Keras, or true of a process and not of the training.
-NO_STATE = ("params", "_is_tracing", "_profiler_started")
+NO_STATE = ("params", "_is_tracing", "_profiler_started", "_async_futures")
 # With its comparison, which is a function, a callback of Keras that monitors a metric also turns this number's sign.
 SET_UP_ONCE = ("min_delta",)
 _ARRAY, _TUPLE, _ITEMS, _PAIRS, _VARIABLE = "$array", "$tuple", "$items", "$pairs", "$variable"

@@ -41,6 +41,7 @@ from tfdist.keras_fit.python_batches import BatchError
 from tfdist.keras_patches.patches import Patches
 from tfdist.settings.checks import COUNT, MOST_SEED, whole_number
 from tfdist.storage import files
+from tfdist.storage.troubles import explain_failure
 from tfdist.strategies.auto import choose_strategy, wrap_strategy
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.losses import check_one_class
@@ -275,6 +276,10 @@ def _raising_as_fit() -> Iterator[None]:
         raise error.raised from None
     except UserError as error:
         raise FitError(_rephrase_for_fit(format_error(error))) from error
+    except OSError as error:
+        if (cause := explain_failure(error)) is None:
+            raise
+        raise FitError(str(cause)) from error
     except NotSavedError as error:
         write_line(sys.stderr, format_error(error), "error")
         raise SystemExit(error.exit_status) from error

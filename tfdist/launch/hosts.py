@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -48,7 +49,7 @@ def read_hosts(text: str) -> list[str]:
         if not (entry := line.partition("#")[0].strip()):
             continue
         host, _, count = entry.partition(":")
-        if not (count or "1").isdecimal() or len(host.split()) != 1:
+        if not (count or "1").isdecimal() or len(host.replace(",", " ").split()) != 1:
             raise UserError(f"--hosts_command lists HOST or HOST:SLOTS, one a line; received {line!r}.")
         known = sum(host_of(slot) == host for slot in slots)
         slots += [host if not number else f"{host}#{number + 1}" for number in range(known, known + int(count or 1))]
@@ -125,9 +126,11 @@ def start(plan: Plan, output: Output, *, remote_shell: str, is_horovod: bool = F
       is_horovod: they find each other as Horovod's processes; else through TF_CONFIG.
 
     Raises:
-      UserError: Horovod is not installed.
+      UserError: Horovod is not installed, or the remote shell.
     """
     hosts = [host_of(slot) for slot in plan.slots]
+    if not all(map(is_here, hosts)):
+        _check_remote_shell(remote_shell)
     with contextlib.ExitStack() as at_end:
         assign = None
         if is_horovod:
@@ -142,6 +145,17 @@ def start(plan: Plan, output: Output, *, remote_shell: str, is_horovod: bool = F
 
         yield at_end.enter_context(
             start_hosted(plan, output, lambda _: list(zip(hosts, shells, strict=True)), assign, close_shells)
+        )
+
+
+def _check_remote_shell(command: str) -> None:
+    try:
+        program = shlex.split(command)[0]
+    except (ValueError, IndexError):
+        program = ""
+    if shutil.which(program) is None:
+        raise UserError(
+            f"--remote_shell is {command!r}, and there is no such program here. Install ssh, or name another."
         )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from tfdist.errors import UserError
+from tfdist.strategies.cluster import tf_config
 
 PORT = 2222
 LOOPBACK = ("localhost", "127.0.0.1")
@@ -68,8 +69,10 @@ def read_addresses(text: str) -> list[str]:
         host, colon, port = part.rpartition(":") if part.count(":") == 1 or "]" in part else (part, "", "")
         if not colon or part.endswith("]"):
             host, port = part, str(PORT)
-        if len(host.split()) != 1 or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise UserError(f"--hosts takes HOST or HOST:PORT, separated by commas, or a file; received {part!r}.")
+        if mistake := tf_config.address_mistake(f"{host}:{port}"):
+            raise UserError(
+                f"--hosts takes HOST or HOST:PORT, separated by commas, or a file; received {part!r}: {mistake}"
+            )
         addresses.append(f"{host}:{port}")
     if len(set(addresses)) < len(addresses):
         twice = next(each for each in addresses if addresses.count(each) > 1)

@@ -99,6 +99,8 @@ def plan(
         best = choose_plans(found, limits)
         # Two checkpoints are kept while one is being written.
         notes = [] if request is None else request.list_notes(3 * best[0].step.state_bytes)
+        if measured is not None and not any(map(measured.ran_on, wanted)):
+            notes.append(f"{measured.path} ran on other devices, or another number of them: its speed changes nothing.")
         facts: dict[str, Any] = {"measured": measured, "tuning": tuning, "notes": notes, "directory": directory}
         document = documents.build_document(best, training, limits, **facts)
         files.write_atomic(files.join(directory.path, "plan.json"), to_json(document, indent=2) + "\n")

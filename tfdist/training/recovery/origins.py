@@ -295,7 +295,7 @@ def _locate_orbax(path: str) -> str | None:
     """The directory of the arrays: the path, the newest step of a CheckpointManager, or the item of one of them."""
     steps = [name for name in files.list_names(path) if name.isdigit()] if files.is_dir(path) else []
     parents = [path, files.join(path, max(steps, key=int))] if steps else [path]
-    targets = (target for parent in parents for target in (parent, files.join(parent, "default")))
+    targets = (files.join(parent, item) if item else parent for parent in parents for item in ("", "default", "pytree"))
     return next((target for target in targets if files.exists(files.join(target, "_METADATA"))), None)
 
 

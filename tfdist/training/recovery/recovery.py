@@ -130,14 +130,15 @@ class Recovery:
         is_lost = problem is not None or (is_chief and self.newest_step != step)
         if self.strategy.any_worker(is_lost):  # nobody goes before it is stored
             lost = (
-                self._describe_loss(step)
+                self.describe_loss(step)
                 if is_chief
                 else "The chief's message says from where the same command continues."
             )
             why = "" if problem is None else f" {problem}"
             raise NotSavedError(f"Left at step {step:,}, because {because}, and could not save.{why} {lost}")
 
-    def _describe_loss(self, step: int) -> str:
+    def describe_loss(self, step: int) -> str:
+        """Says from where the same command continues once `step` steps are done, and what is lost."""
         newest = self.newest_step
         if newest is None:
             return f"There is no checkpoint: the work of all {step:,} steps is lost, and the same command begins anew."

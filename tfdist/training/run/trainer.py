@@ -11,7 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.data.pipeline import dispose
+from tfdist.errors import UserError
 from tfdist.storage import files
+from tfdist.storage.troubles import explain_failure
 from tfdist.tasks.task import OwnSteps
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.sampler import list_local_devices
@@ -85,7 +87,7 @@ class Trainer:
                 self._evaluate_final_weights(evaluator, outcome, opened, learning_rate)
                 if shards is not None:
                     shards.gather_to_chief(keep=run.topology.is_chief)
-                exported = export_model(run, training.learner.model)
+                exported = self._export_model(opened, outcome.step)
         if evaluator is not None:
             evaluator.close()
         if outcome.paused:
@@ -190,6 +192,16 @@ class Trainer:
             training.run.metrics.log(
                 Point(step=outcome.step, epoch=epoch, split=FINAL, metrics=results, learning_rate=learning_rate)
             )
+
+    def _export_model(self, opened: RecoveryStart, step: int) -> str:
+        """Exports the trained model; its path. Where the store does not take it, the error says what is lost."""
+        try:
+            return export_model(self._training.run, self._training.learner.model)
+        except OSError as error:
+            cause, recovery = explain_failure(error), opened.recovery
+            if cause is None or recovery is None or recovery.newest_step == step:
+                raise
+            raise UserError(f"The trained model could not be stored. {cause} {recovery.describe_loss(step)}") from error
 
     def _check_targets(self, rate: float) -> dict[str, Any]:
         """Compares this process with the plan in the run directory."""
