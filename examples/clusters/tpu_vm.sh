@@ -1,5 +1,5 @@
 #!/bin/bash
-# Gets a Cloud TPU VM by a queued resource, trains on it and deletes it: bash tpu_vm.sh, in your project's directory
+# Gets a Cloud TPU VM by a queued resource, trains on it and deletes it: bash tpu_vm.sh, in a clone of tfdist
 #
 # Change:
 #   - `name`, which no other queued resource of the zone has; `where`, with --project=ID if it is not gcloud's own;

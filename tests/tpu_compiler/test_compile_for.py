@@ -65,13 +65,13 @@ def found(done: support.Finished) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [each for each in SHIPPED if each not in (OF_WHOLE_BATCHES, *ALIKE)])
 def test_each_shipped_experiment_compiles_with_one_reduction_of_its_gradients(name: str, prepared: Path) -> None:
-    slices = "v5e:2x2,v6e:2x4,v4:2x2x1,v5p:2x2x1" if name == ON_FOUR_KINDS else "v5e:2x2"
+    slices = "v5e:2x2,v6e:2x4,v4:2x2x1,v5p:2x2x1,v5e:1x2" if name == ON_FOUR_KINDS else "v5e:2x2"
     fixed = ["text.TextLines.pad_to_max = True"] if name == "sentences_text" else []  # a TPU's shapes are fixed
     steps = found(compile_for(slices, name, *fixed, more=("--json",), cwd=prepared))
     done = [each for each in steps if each["step"] == "train"]
     evaluations = [each for each in steps if each["step"] == "evaluate"]
     assert [each["num_cores"] for each in done] == [each["num_cores"] for each in evaluations]
-    assert [each["num_cores"] for each in done] == [4, 8, 4, 4][: len(done)]
+    assert [each["num_cores"] for each in done] == [4, 8, 4, 4, 2][: len(done)]
     for each in evaluations:
         assert each["collectives"] == [] and 0 < each["memory_bytes"] < each["chip_bytes"]
     for each in done:
@@ -97,9 +97,11 @@ def test_a_plan_takes_a_tpus_figures_from_its_compiler(prepared: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_loss_of_the_whole_batch_is_refused(prepared: Path) -> None:
+def test_a_loss_of_the_whole_batch_is_refused_and_a_slice_that_there_is_not(prepared: Path) -> None:
     refused = compile_for("v5e:2x2", OF_WHOLE_BATCHES, cwd=prepared)
     assert refused.status == 2 and "'nt_xent' is computed from the whole batch" in refused.stderr
+    refused = compile_for("v5e:3x3", "digits", "train.global_batch_size = 63", cwd=prepared)
+    assert refused.status == 2 and "There is no slice v5e:3x3." in refused.stderr
 
 
 @pytest.mark.slow

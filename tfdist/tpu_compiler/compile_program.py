@@ -15,6 +15,7 @@ import sys
 _SHAPE = re.compile(r"\b(pred|[sufbc]\w*?\d+)\[([\d,]*)\]")
 _COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 _BITS = {"pred": 8}
+CHIPS_OF_HOST = 4  # of a slice of several hosts
 
 
 def main() -> None:
@@ -37,8 +38,10 @@ def compile_job(path: str, num_replicas: int, topology: str) -> dict[str, object
     from jaxlib import _jax, xla_client
     from jaxlib.mlir import ir
 
-    described = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-    devices = described.devices[:num_replicas]
+    sizes = [int(size) for size in topology.partition(":")[2].split("x")]
+    is_part = math.prod(sizes) < CHIPS_OF_HOST
+    part = {"chips_per_host_bounds": (*sizes, 1)[:3]} if is_part else {}
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology, **part).devices[:num_replicas]
     if len(devices) < num_replicas:
         raise ValueError(f"{topology} has {len(devices)} cores, not {num_replicas}")
     with open(path, "rb") as file:

@@ -46,6 +46,10 @@ def explain(text: str, model: keras.Model, topology: str) -> UserError:
             f"A TPU ({topology}) cannot run a loop{where} whose values change their shapes. Give what grows its final "
             "shape before the loop, and fill it, as tf.TensorArray(size=…) with a fixed element_shape does."
         )
+    if "chips_per_host_bounds" in text:
+        return UserError(
+            f"There is no slice {topology}. From 4 chips on, both first sizes are even, as in 2x2 and 2x4."
+        )
     if "compile-time constant" in text or "must be a constant" in text:
         return UserError(
             f"A TPU ({topology}) needs shapes that are known before it computes, and one{where} depends on values. "
