@@ -226,6 +226,12 @@ def test_a_mistake_of_a_launch_is_one_message(
         assert launch.parse(verb[1:])
 
 
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+def test_a_verb_is_what_the_workers_run(dashes: list[str]) -> None:
+    _, plan, *_ = launch.parse(["-n", "2", *dashes, "train", "a.gin"])
+    assert plan.command[1:] == ("-m", "tfdist", "train", "a.gin")
+
+
 def test_a_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

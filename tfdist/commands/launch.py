@@ -268,7 +268,8 @@ def _find_command(options: flags.FlagValues, arguments: list[str], operands: lis
       UserError: it is none of these.
     """
     has_dashes = arguments[: len(arguments) - len(operands)][-1:] == ["--"]
-    if operands and not has_dashes:
+    is_verb = operands[:1] and operands[0] in VERBS and not options["module"].present
+    if operands and (is_verb or not has_dashes):
         what = operands[0]
         if what.endswith(".py") and not os.path.isfile(what):
             raise UserError(f"There is no script {what!r} in {os.getcwd()}. Write its path.")
