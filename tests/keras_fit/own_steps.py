@@ -425,12 +425,25 @@ class Scaled(Netted):
         return self.track(loss)
 
 
+class Tracked(layers.Dense):
+    """Measures what it gives."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__(units)
+        self.norm = keras.metrics.Mean(name="norm")
+
+    def call(self, x: Any) -> Any:
+        outputs = super().call(x)
+        self.norm.update_state(ops.sqrt(ops.sum(ops.square(outputs), axis=1)))
+        return outputs
+
+
 class Measured(keras.Model):
-    """Keras's own steps, with metrics and a loss of the model's own, which it measures as well."""
+    """Keras's own steps, with metrics and a loss of the model's own, which it and a layer of it measure as well."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = dense(8, 3)
+        self.net = keras.Sequential([layers.Dense(8, activation="tanh"), Tracked(3)])
         self.size = keras.metrics.Mean(name="size")
 
     def call(self, x: Any) -> Any:
