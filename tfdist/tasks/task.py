@@ -137,7 +137,7 @@ class Task(abc.ABC):
     def update_metrics(self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, shares: Any) -> None:
         """Updates `metrics`, built from `metric_specs` in their order.
 
-        `shares`, float32 [n] or None, multiplies the weights: how much of each example is this replica's.
+        `shares`, float32 [n] or None, multiplies the weights: 0 where an example is another replica's, else 1.
         """
 
 
@@ -231,6 +231,11 @@ def reduce_terms(
     return Objective(numerators, divisors, shown, term_sums, weight)
 
 
+def round_shares(shares: tf.Tensor) -> tf.Tensor:
+    """Shares of 0 and 1: an example that several replicas have is all the first one's."""
+    return tf.where(tf.equal(replica_index(), 0), tf.math.ceil(shares), tf.math.floor(shares))
+
+
 def overrides(model: keras.Model, method: str) -> bool:
     """True where the model's class has another `method` than Keras's."""
     return getattr(type(model), method) is not getattr(keras.Model, method)
@@ -299,7 +304,7 @@ def _sum_whole_term(
             "example."
         )
     if shares is not None:
-        mine = (shares >= 1.0) | ((shares > 0.0) & tf.equal(replica_index(), 0))
+        mine = round_shares(shares) > 0.0
         parts = [tf.boolean_mask(part, mine) for part in parts]
         logits = {index: tf.boolean_mask(part, mine) for index, part in logits.items()}
     gathered = gather_rows([*parts, *logits.values()], room=batch_size)

@@ -16,7 +16,7 @@ from tfdist.data.sources.source import Source
 from tfdist.keras_patches.patches import Patches
 from tfdist.keras_patches.random_by_place import draw_for_rows
 from tfdist.strategies.strategy import Strategy, replica_index
-from tfdist.tasks.task import ROWS, Objective, OwnSteps, Task
+from tfdist.tasks.task import ROWS, Objective, OwnSteps, Task, round_shares
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.boundaries import Pace, Vote, Votes
 from tfdist.training.loop.callbacks import Callbacks
@@ -152,7 +152,8 @@ class Evaluator:
         first_row = self._plan.find_first_row(batch, 0, replica_index())
         with draw_for_rows(find_rows(self._plan, batch["examples"], first_row)):
             objective = forward(self._model, self._task, batch, training=False, **parts)
-        self._task.update_metrics(self._metrics.metrics, batch["examples"], objective.outputs, batch.get("shares"))
+        shares = round_shares(batch["shares"]) if "shares" in batch else None
+        self._task.update_metrics(self._metrics.metrics, batch["examples"], objective.outputs, shares)
         loss, terms = self._parts_of_losses(objective)
         count = objective.divisors[ROWS]
         (weight,) = objective.weight or (count,)

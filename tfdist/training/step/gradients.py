@@ -26,7 +26,7 @@ from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.random_by_place import draw_for_rows
 from tfdist.strategies.strategy import Strategy, replica_index, static_replica_index
 from tfdist.strategies.sums import Node, add_as_tree, ordered_sum_of_vector
-from tfdist.tasks.task import Objective, Task, reduce_terms
+from tfdist.tasks.task import Objective, Task, reduce_terms, round_shares
 from tfdist.training.sharding.sharded_weights import pieces
 from tfdist.training.step.layer_state import layer_losses, map_penalized, moving_variables
 from tfdist.training.step.lockstep import side_by_side
@@ -135,8 +135,7 @@ class LocalGradients:
             state.assign(seed)
         part = _cut_rows(batch, index, self.plan)
         if self.overwritten and "shares" in part:  # an example of several replicas is all the first one's
-            share, is_first = part["shares"], tf.equal(replica_index(), 0)
-            part["shares"] = tf.where(is_first, tf.math.ceil(share), tf.math.floor(share))
+            part["shares"] = round_shares(part["shares"])
         first_row = self.plan.find_first_row(batch, index, replica_index())
         return {**part, "first_row": first_row, "divisors": batch.get("divisors", {})}
 
@@ -190,8 +189,9 @@ class LocalGradients:
         """The sums without what cannot be added up, once the metrics have seen it."""
         gradients, objective = sums
         if counts:
+            shares = round_shares(part["shares"]) if "shares" in part else None
             metrics = self._learner.train_metrics.metrics
-            self._task.update_metrics(metrics, part["examples"], objective.outputs, part.get("shares"))
+            self._task.update_metrics(metrics, part["examples"], objective.outputs, shares)
         return gradients, objective._replace(numerators={}, outputs=())
 
     def _differentiate(self, part: dict[str, Any]) -> Sums:

@@ -30,6 +30,7 @@ from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches, SharedPatch
 from tfdist.keras_patches.random_by_place import FixedShapes, draw_for_rows, record_fixed_shapes
 from tfdist.strategies.strategy import Strategy, replica_index, sum_repeated_rows
+from tfdist.tasks.task import round_shares
 from tfdist.training.step.gradients import explain_errors, make_dense_if_small
 from tfdist.training.step.layer_state import NONE
 from tfdist.training.step.metrics import MetricGroup, result_of
@@ -355,8 +356,9 @@ def _update_by_rows(metric: keras.metrics.Metric, update: Callable[..., Any], *v
     if is_mean and weight is None and not first.shape.rank:
         named["sample_weight"] = rows.weight
     elif rows.share is not None:
-        shares = tf.fill(tf.shape(first)[:1], rows.share) if first.shape.rank else rows.share
-        named["sample_weight"] = shares if weight is None else tf.cast(weight, tf.float32) * rows.share
+        share = round_shares(rows.share)
+        shares = tf.fill(tf.shape(first)[:1], share) if first.shape.rank else share
+        named["sample_weight"] = shares if weight is None else tf.cast(weight, tf.float32) * share
     return update(*values, **named)
 
 
