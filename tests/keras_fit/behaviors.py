@@ -189,6 +189,10 @@ class Looped(Subclassed):
         return super().make_train_function(force)
 
 
+def power_of_gap(y: Any, p: Any, power: int) -> Any:
+    return keras.ops.mean(keras.ops.abs(y - p) ** power, axis=-1)
+
+
 class Prepared(Subclassed):
     """Prepares its data itself, as KerasHub's models do."""
 
@@ -738,7 +742,14 @@ def _(fit: Fit) -> Seen:
 row(
     "metrics whose configuration leaves arguments out",
     y=np.eye(3)[Y],
-    model=lambda: classifier(loss="mse", metrics=[Scaled(3.0), keras.metrics.CosineSimilarity(axis=0)]),
+    model=lambda: classifier(
+        loss="mse",
+        metrics=[
+            Scaled(3.0),
+            keras.metrics.CosineSimilarity(axis=0),
+            keras.metrics.MeanMetricWrapper(power_of_gap, "gap", power=2),
+        ],
+    ),
 )
 
 

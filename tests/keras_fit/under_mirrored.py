@@ -13,7 +13,7 @@ from fuzz.fit_parts import Batches
 from keras_fit.behaviors import Subclassed, X, Y, classifier, compiled_as, dataset, seen
 from keras_fit.test_behaviors import differences
 from keras_fit.test_fit import check_that_fit_leaves_objects_as_they_were, counting
-from training.test_metrics import Largest
+from unequal_experiments import Largest
 
 import tfdist
 from tfdist.strategies.mirrored import Mirrored

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from equivalence.cases import one_hot_digits
-from training.checks import MANY_METRICS
 from training.trainings import Trained, run
+from training.under_mirrored import MANY_METRICS
+from unequal_experiments import Largest
 
 from tfdist.errors import UserError
 from tfdist.tasks.supervised import Supervised
@@ -45,18 +46,6 @@ def test_evaluation_is_keras_own_over_all_examples(trained: Trained) -> None:
         np.testing.assert_allclose(theirs[name], value, atol=1e-5, err_msg=name)
     (point,) = trained.points("eval")
     assert len(point["f1"]) == 10  # one number a class, as a list
-
-
-class Largest(keras.metrics.Metric):
-    def __init__(self, name: str = "largest") -> None:
-        super().__init__(name=name)
-        self.largest = self.add_variable(shape=(), initializer="zeros", name="largest")
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(y_pred)))
-
-    def result(self) -> Any:
-        return self.largest
 
 
 class OwnMean(keras.metrics.Mean):

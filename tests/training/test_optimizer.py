@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import pathlib
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -36,11 +35,6 @@ def test_from_train_to_the_update_are_nine_calls(tmp_path: pathlib.Path) -> None
     run(tmp_path, optimizer=lambda: Watching(0.1), epochs=1, deterministic=False)
     trainer = ["train", "train", "run", "_call"]
     assert calls == [*trainer, "_run", "step", "_on_batch", "__call__", "run"]
-
-
-@pytest.mark.slow
-def test_without_the_guard_gradients_are_summed_twice(mirrored: Callable[[str], Any]) -> None:
-    assert mirrored("summed_gradients") == {"with": 1.0, "without": 2.0}
 
 
 @pytest.mark.slow

@@ -11,13 +11,19 @@ import keras
 import numpy as np
 import pytest
 from equivalence.cases import dense_model, digits, with_weightless_batch
-from training.checks import WEIGHTLESS
 from training.test_precision import state
 from training.trainings import run
 
 from tfdist.training.loop import learner
 from tfdist.training.step.precision import LossScale
 
+WEIGHTLESS: dict[str, Any] = {
+    "train_data": with_weightless_batch,
+    "eval_data": None,
+    "shuffle": False,
+    "epochs": 1,
+    "deterministic": True,
+}
 NOTE = "1 step had examples that weigh nothing in all; it changed nothing, and the logged loss leaves it out."
 NOTES = "{} steps had examples that weigh nothing in all; they changed nothing, and the logged loss leaves them out."
 NO_EVALUATION = "The examples of the evaluation weigh nothing in all: it has no loss."

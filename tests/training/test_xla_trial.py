@@ -15,8 +15,7 @@ from equivalence.cases import CASES, attentive_model, clipped_adam, digits, line
 from equivalence.runs import load_weights
 from tensorflow.python.autograph.core import ag_ctx
 from training import xla_trials
-from training.checks import differ
-from training.trainings import Trained, run, softmax_model
+from training.trainings import Trained, differ, run, softmax_model
 
 from tfdist.errors import DivergedError
 from tfdist.strategies.one_device import OneDevice

@@ -109,3 +109,8 @@ def run_program(main: Callable[..., None]) -> NoReturn:
 def softmax_model() -> keras.Model:
     inputs = keras.Input((64,))
     return keras.Model(inputs, keras.layers.Dense(10, activation="softmax")(inputs))
+
+
+def differ(ours: list[Any], theirs: list[Any]) -> float:
+    """The largest difference between two lists of weights."""
+    return max(float(np.abs(np.array(a) - np.array(b)).max()) for a, b in zip(ours, theirs, strict=True))

@@ -184,8 +184,8 @@ def keeps_average(optimizer: keras.optimizers.Optimizer) -> bool:
 def disable_reduction(optimizer: keras.optimizers.Optimizer, patches: Patches) -> None:
     """Keeps the optimizer from summing over the replicas once more what is summed already.
 
-    The method belongs to Keras's TensorFlow optimizer and is private; tests/training/test_optimizer.py fails when a
-    release of Keras changes it.
+    The method belongs to Keras's TensorFlow optimizer and is private; tests/equivalence/test_equivalence.py fails when
+    a release of Keras changes it.
     """
     patches.replace(optimizer, **{REDUCTION: list})
 
