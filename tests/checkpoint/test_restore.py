@@ -21,13 +21,6 @@ from tfdist.errors import UserError
 TENSORS = {"kernel": np.zeros((2, 3), np.float32), "bias": np.zeros(3, np.float32), "old": np.zeros(4, np.int64)}
 
 
-def test_the_newest_step_is_restored_or_one_that_is_named(tmp_path: pathlib.Path) -> None:
-    save_steps(tmp_path, 5, 50, 500)
-    assert_same(restore.load_newest(str(tmp_path), tell=Listener()), state_of(500))
-    for entry, step in zip(list_checkpoints(str(tmp_path)), (5, 50, 500), strict=True):
-        assert_same(restore.load(entry.path), state_of(step))
-
-
 def test_without_checkpoints_there_is_nothing_to_restore(tmp_path: pathlib.Path) -> None:
     assert restore.load_newest(str(tmp_path / "missing"), tell=Listener()) is None
     (tmp_path / "step-000000000001-0123456789ab").mkdir()

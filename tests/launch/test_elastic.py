@@ -160,21 +160,6 @@ def test_workers_come_die_and_go_and_the_run_ends_as_if_nothing_was(
 
 
 @pytest.mark.slow
-def test_wrong_input_of_one_ends_all(open_elastic: Any) -> None:
-    program = """
-wait_for("start-1", 2)
-if rank == 1:
-    print("error: misspelt", file=sys.stderr)
-    sys.exit(2)
-time.sleep(100)
-"""
-    elastic = open_elastic("tf_config", "--max_restarts=3", program=program)
-    assert elastic.wait() == EXIT_USER_ERROR
-    assert "[worker 1] error: misspelt" in elastic.output
-    assert len(elastic.marks("start-*")) == 2
-
-
-@pytest.mark.slow
 def test_a_host_that_does_not_answer_is_left_out_until_a_new_step(open_elastic: Any, tmp_path: pathlib.Path) -> None:
     (tmp_path / "unreachable").write_text(f"{THERE}\n")
     program = """

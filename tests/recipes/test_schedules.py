@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf
 from keras.optimizers import schedules as of_keras
 from mistakes import call, each_is_refused
-from support import Finished
 from training.trainings import STEPS_PER_EPOCH, run
 
 from tfdist.data.batches import BatchPlan
@@ -130,9 +129,3 @@ def test_a_training_has_the_weights_of_one_whose_steps_were_counted_by_hand(tmp_
 
     expected = run(tmp_path / "by_hand", optimizer=by_hand, epochs=3)
     assert run(tmp_path / "counted", optimizer=counted, epochs=3).bits() == expected.bits()
-
-
-@pytest.mark.slow
-def test_validate_names_some_rates(answer: Callable[..., Finished]) -> None:
-    told = answer("--mode=validate", "--gin_file=tfdist:experiments/digits.gin").check()
-    assert "learning rate: 0.004 at step 0, 0.00218 at step 139, 0.0004 at step 275" in told.stdout

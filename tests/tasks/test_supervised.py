@@ -192,22 +192,6 @@ def two_losses() -> dict[str, Any]:
 TARGETS = {"label": LABELS, "odd": (LABELS % 2).astype(np.float32)[:, np.newaxis]}
 
 
-@pytest.mark.slow
-def test_several_outputs_give_keras_numbers() -> None:
-    model, coefficients = two_outputs(), {"odd": 0.3}
-    metrics = {"label": [lambda: keras.metrics.SparseCategoricalAccuracy(name="hits")]}
-    ours = evaluated(Supervised(loss=two_losses(), metrics=metrics, loss_weights=coefficients), model, (ROWS, TARGETS))
-    theirs = by_keras(
-        model,
-        ROWS,
-        TARGETS,
-        loss=two_losses(),
-        loss_weights={"label": 1.0} | coefficients,
-        metrics={"label": [keras.metrics.SparseCategoricalAccuracy(name="hits")]},
-    )
-    assert ours == pytest.approx(theirs, abs=1e-6)
-
-
 def test_each_output_has_weights_of_its_own() -> None:
     model, other = two_outputs(), WEIGHTS[::-1].copy()
     ours = evaluated(Supervised(loss=two_losses()), model, (ROWS, TARGETS, {"label": WEIGHTS, "odd": other}))
