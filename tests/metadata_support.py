@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.server
 import threading
-from types import TracebackType
 from typing import Any
 
 PREFIX = "/computeMetadata/v1/instance/"
@@ -24,9 +23,6 @@ class MetadataServer:
         self.broken = False  # answers 503 then
         self.hangs = False  # never answers then
 
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value
-
     def wait_until(self, condition: Any, seconds: float = 30) -> None:
         """Waits until `condition()` holds; it is looked at whenever a request comes."""
         with self.changed:
@@ -40,9 +36,7 @@ class MetadataServer:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 

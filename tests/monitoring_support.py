@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import http.server
+import pathlib
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -37,6 +38,11 @@ def run_facts(**changed: Any) -> RunFacts:
         price_per_device_hour=30.0,
     )
     return dataclasses.replace(facts, **changed)
+
+
+def tracked_facts(directory: pathlib.Path | str, **changed: Any) -> RunFacts:
+    settings = {"train.epochs": "2", "train.model": "@tiny.linear", "LONG": "x" * 7000}
+    return run_facts(directory=str(directory), **{"settings": settings, **changed})
 
 
 def at(seconds: float) -> datetime.datetime:

@@ -102,7 +102,7 @@ def test_a_notice_that_this_vm_ends_is_the_reason_and_no_live_migration_is(
             server.broken = False
             server.wait_until(lambda: len(server.requests) > 8)  # it has seen that value, and asks on
             assert preemption.reason is None
-            server.set(key, value)
+            server.values[key] = value
             assert next_of(told) == f"{reason[0].upper()}{reason[1:]}: saving at the end of this step, then leaving."
             assert preemption.reason == reason
     assert told.empty()

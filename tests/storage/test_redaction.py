@@ -6,7 +6,7 @@ import io
 import pathlib
 
 import pytest
-from telemetry.trackers import run_facts
+from monitoring_support import tracked_facts
 
 from tfdist.commands import verbs
 from tfdist.errors import EXIT_STORE_UNAVAILABLE, EXIT_USER_ERROR, UserError, redact
@@ -66,7 +66,9 @@ def test_what_a_sink_raises_is_told_without_its_password(tmp_path: pathlib.Path)
     console = PlainConsole(stdout, stderr)
     log = EventLog(RunDirectory(str(tmp_path)), worker=0, console=console, dispatch=taken.append)
     stream = SinkDispatcher(
-        [Tracker()], run_facts(tmp_path), warn=lambda message: log.warning("sink_dropped", message=message, why=message)
+        [Tracker()],
+        tracked_facts(tmp_path),
+        warn=lambda text: log.warning("sink_dropped", message=text, why=text),
     )
     stream.dispatch(Event(name="training_started", level="info", worker=0, step=None, message=None, details={}))
     stream.close()

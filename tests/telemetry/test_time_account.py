@@ -9,6 +9,7 @@ import time
 import types
 
 import pytest
+from checkpoint.checkpoints import Listener
 
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
@@ -56,23 +57,13 @@ def test_they_are_taken_for_nothing(tmp_path: pathlib.Path, content: bytes) -> N
     assert heartbeat.read(path) is None and heartbeat.read_exit_info(path) == {}
 
 
-class _Told:
-    """Events that are kept."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def warning(self, name: str, *, message: str) -> None:
-        self.messages.append(f"{name}: {message}")
-
-
 def test_gpus_that_compute_less_than_80_percent_of_a_window_are_told_once() -> None:
     for low, expected in ((0.79, 1), (0.81, 0)):
-        watcher, told = Sampler.__new__(Sampler), _Told()
+        watcher, told = Sampler.__new__(Sampler), Listener()
         watcher._run, watcher._events = types.SimpleNamespace(worker=0), told
         watcher._utilization, watcher._has_warned = collections.deque(maxlen=30), False
         for _ in range(40):
             watcher._watch({"gpu_utilization": low})
             watcher._watch({})
-        assert len(told.messages) == expected
-    assert not told.messages
+        assert len(told.warnings) == expected
+    assert not told.told

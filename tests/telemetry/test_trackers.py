@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 from gcs.server import GcsServer
 from mlflow import MlflowClient
+from monitoring_support import tracked_facts
 from processes import serving
 from support import REPOSITORY, free_ports, run_python
-from telemetry.trackers import run_facts, tell
 from tuning.sweeps import arguments, write_experiment
 
 from tfdist.errors import UserError
 from tfdist.storage import files
+from tfdist.telemetry.facts import Point, RunFacts, Sample
 from tfdist.telemetry.sinks.mlflow import MLflow
-from tfdist.telemetry.sinks.sink import check_client
+from tfdist.telemetry.sinks.sink import Sink, check_client
 from tfdist.telemetry.sinks.wandb import Wandb
 
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
@@ -47,6 +48,22 @@ from tfdist.telemetry.sinks import wandb
 train.sinks = [@mlflow.MLflow(), @wandb.Wandb()]
 train.callbacks = [@breaks.Breaks()]
 """
+
+
+def point(step: int, loss: float, split: str = "train") -> Point:
+    metrics = {"loss": loss, "gradient_norm/kernel$": 2.0, "per_class": [1.0, 2.0]}
+    return Point(step=step, epoch=1, split=split, metrics=metrics, learning_rate=0.1)
+
+
+def tell(sink: Sink, run: RunFacts, steps: range, status: str) -> None:
+    """Tells a sink of a run from its beginning to its end."""
+    sink.open(run)
+    for step in steps:
+        sink.point(point(step, 1 / step))
+        values = {"host_memory_bytes": 1e9}
+        sink.sample(Sample(worker=0, start=run.start, step=step, seconds={"computing": 2.0}, values=values))
+    sink.point(point(steps[-1], 0.25, "eval"))
+    sink.close(status)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +99,7 @@ def test_a_run_in_a_bucket_has_its_artifacts_and_one_that_was_preempted_is_kille
     files.write_atomic("gs://bucket/run/config.gin", "train.epochs = 2\n")
     for changed in ({}, {"start": 1, "settings": {"train.epochs": "5"}}):
         sink = MLflow(tracking_uri=server, experiment="bucket", run_name="named")
-        tell(sink, run_facts("gs://bucket/run", **changed), range(1, 2), "preempted")
+        tell(sink, tracked_facts("gs://bucket/run", **changed), range(1, 2), "preempted")
     client = MlflowClient(server)
     (run,) = client.search_runs([client.get_experiment_by_name("bucket").experiment_id])
     assert (run.info.status, run.info.run_name, run.data.tags["tfdist.status"]) == ("KILLED", "named", "preempted")
@@ -143,7 +160,7 @@ def test_a_run_in_a_bucket_keeps_its_log_there_and_the_process_stays_as_it_is(
     def state() -> list[Any]:
         return [sys.stdout, sys.stderr, signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)]
 
-    before, run = state(), run_facts("gs://bucket/run")
+    before, run = state(), tracked_facts("gs://bucket/run")
     thread = threading.Thread(target=lambda: tell(Wandb(name="named"), run, range(1, 3), "preempted"))
     thread.start()
     thread.join()
@@ -158,9 +175,9 @@ def test_a_run_in_a_bucket_keeps_its_log_there_and_the_process_stays_as_it_is(
 @pytest.mark.slow
 def test_without_a_key_nothing_is_asked_for_and_nothing_is_sent(tmp_path: pathlib.Path) -> None:
     program = [
-        "from telemetry.trackers import run_facts",
+        "from monitoring_support import tracked_facts",
         "from tfdist.telemetry.sinks.wandb import Wandb",
-        f"Wandb(mode='online').open(run_facts({str(tmp_path)!r}))",
+        f"Wandb(mode='online').open(tracked_facts({str(tmp_path)!r}))",
     ]
     environment = {"HOME": str(tmp_path), "WANDB_API_KEY": None}
     ended = run_python(["-c", "\n".join(program)], env=environment, cwd=REPOSITORY / "tests")

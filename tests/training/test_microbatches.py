@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
+from checkpoint.checkpoints import Listener
 from training.trainings import run
 
 import tfdist
@@ -77,25 +78,17 @@ def test_a_microbatch_begins_when_the_one_before_has_its_gradients(tmp_path: pat
     assert marks.seen[-8:] == ["forward", "backward"] * 4
 
 
-class Events:
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def info(self, event: str, *, message: str, **_: Any) -> None:
-        assert event == "fewer_workers"
-        self.messages.append(message)
-
-
 def slices_of(layer: keras.layers.Layer, *, workers: int, slices: int = 1, batch: int = 64) -> tuple[int, list[str]]:
     """The microbatches with so many workers, and what is said of them."""
-    events = Events()
+    events = Listener()
     topology = types.SimpleNamespace(num_workers=workers)
     run: Any = types.SimpleNamespace(topology=topology, events=events)
     learner: Any = types.SimpleNamespace(model=keras.Sequential([keras.Input((4,)), layer]))
     plan = BatchPlan(num_examples=640, global_batch_size=batch, num_replicas=workers, num_microbatches=slices)
     made = scale_microbatches(run, learner, plan)
     assert made.global_batch_size == batch and made.num_replicas == workers
-    return made.num_microbatches, events.messages
+    assert events.told == events.events("fewer_workers")
+    return made.num_microbatches, [str(message) for *_, message in events.told]
 
 
 def test_slices_are_no_larger_than_with_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,7 +199,7 @@ def test_a_notice_of_the_metadata_server_costs_no_step(
         monkeypatch.setenv("GCE_METADATA_HOST", server.address)
 
         def be_preempted() -> None:
-            server.set("preempted", "TRUE")
+            server.values["preempted"] = "TRUE"
             wait_until(lambda: "preemption_noticed" in events.read_text(), seconds=10)
 
         leaving = [*memories(), Once("on_train_batch_end", 5, be_preempted)]
