@@ -1,4 +1,4 @@
-"""The shorter form of tools/crash_test.py, and what needs several processes besides: signals, other strategies."""
+"""The shorter form of tools/crash_test.py, with --faults, too, and what needs several processes besides."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 import signal
 
 import pytest
+from crashes.faults import BUCKET, DISK, FAULTS, Plan, Torture, can_mount
 from crashes.kills import PREEMPTED, Account, disturb
 from crashes.runs import STEPS_PER_EPOCH, TOLERANCE, TOTAL_STEPS, Process, Run, Undisturbed, differences
 
@@ -73,3 +74,23 @@ def leave(run: Run, strategy: str, before: int, *, at_step: int, number: int, to
         assert f"Left at step {run.newest_step:,} after saving" in process.output
     assert at_step <= run.newest_step == run.progress < TOTAL_STEPS
     return run.newest_step
+
+
+# Faults
+
+
+EVER = 300.0  # seconds
+ON_A_DISK: list[Plan] = [{"disk": (0.0, EVER)}, {"kill": (2.0, 0.0)}, {"fork": (0.0, EVER)}]
+IN_A_BUCKET: list[Plan] = [
+    {"term": (2.0, 0.0)},
+    {"503": (0.0, 3.0), "clock": (2.0, EVER), "slow": (4.0, 3.0), "silent": (7.0, 3.0)},
+]
+
+
+def test_faults_of_every_kind_leave_a_run_as_if_they_had_not_come(tmp_path: pathlib.Path) -> None:
+    torture = Torture(tmp_path, random.Random(3), print)
+    may_fill = can_mount(tmp_path)  # else training/test_full_disk.py alone has a disk fill
+    torture.disturb("train", DISK if may_fill else None, ON_A_DISK[0 if may_fill else 1 :])
+    torture.disturb("train", BUCKET, IN_A_BUCKET)
+    assert not torture.problems
+    assert {"kill", "fork", "term", "503", "clock"} <= {fault for fault, _ in torture.counts} <= FAULTS.keys()

@@ -1,4 +1,4 @@
-"""What `tools/fuzz_fit.py` takes for a difference, for a refusal and for an error."""
+"""What `tools/fuzz_fit.py` takes for a difference, for a refusal and for an error; and a sample of fuzz_config.py."""
 
 from __future__ import annotations
 
@@ -64,3 +64,16 @@ def test_a_program_with_a_finding_is_made_small(monkeypatch: pytest.MonkeyPatch)
 def test_random_programs_train_as_by_fit() -> None:
     ended = run_python([REPOSITORY / "tools/fuzz_fit.py", "--seed=12", "--count=15"], timeout=300).check()
     assert "15 programs" in ended.stdout and "0 findings" in ended.stdout
+
+
+# Configurations
+
+
+COUNT = 30
+
+
+@pytest.mark.slow
+def test_odd_experiments_are_taken_or_refused_in_one_message() -> None:
+    told = run_python([REPOSITORY / "tools/fuzz_config.py", "--seed=12", f"--count={COUNT}"], timeout=300)
+    told.check()
+    assert f"{COUNT} cases" in told.stdout and "0 wrong" in told.stdout

@@ -1,15 +1,19 @@
-"""TF_CONFIG as a user would write it, rightly and wrongly."""
+"""TF_CONFIG as a user would write it, rightly and wrongly; and a user without a home."""
 
 from __future__ import annotations
 
 import json
+import os
+import pathlib
 import re
 from typing import Any
 
 import pytest
 
 from tfdist.errors import UserError
+from tfdist.strategies.cluster import environment
 from tfdist.strategies.cluster.tf_config import read_tf_config
+from tfdist.telemetry.run_directory import RunDirectory
 
 TWO = {"worker": ["host0:2222", "host1:2222"]}
 FIRST = {"type": "worker", "index": 0}
@@ -86,3 +90,18 @@ def test_a_malformed_address_is_named_by_its_task(address: str, expected: str) -
     message = message_of({"cluster": {"worker": ["host0:2222", address]}, "task": FIRST})
     assert "cluster.worker[1]" in message and f"Received: {address}" in message
     assert re.search(expected, message), message
+
+
+# A home
+
+
+def test_a_user_without_a_home_gets_no_directory_of_the_name_of_one(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as without HOME and without an entry in passwd
+    cache = environment.cache_directory()
+    assert os.path.isabs(cache) and cache == environment.cache_directory()
+    with pytest.raises(UserError, match="this user has no home"):
+        RunDirectory("~/runs/a")
