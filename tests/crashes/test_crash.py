@@ -89,7 +89,7 @@ IN_A_BUCKET: list[Plan] = [
 
 def test_faults_of_every_kind_leave_a_run_as_if_they_had_not_come(tmp_path: pathlib.Path) -> None:
     torture = Torture(tmp_path, random.Random(3), print)
-    may_fill = can_mount(tmp_path)  # else training/test_full_disk.py alone has a disk fill
+    may_fill = can_mount(tmp_path)  # else training/test_leaving.py alone has a disk fill
     torture.disturb("train", DISK if may_fill else None, ON_A_DISK[0 if may_fill else 1 :])
     torture.disturb("train", BUCKET, IN_A_BUCKET)
     assert not torture.problems

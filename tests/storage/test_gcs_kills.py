@@ -1,4 +1,4 @@
-"""Uploads and runs on gs:// that are killed, of processes that know only STORAGE_EMULATOR_HOST."""
+"""Uploads and runs on gs:// that are killed, by processes that know only STORAGE_EMULATOR_HOST."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from crashes.runs import TOTAL_STEPS, TWO_REPLICAS, Process, Run
 from gcs.faults import Fault
 from gcs.server import GcsServer
 from processes import Running
@@ -48,6 +49,7 @@ def test_a_kill_before_or_after_the_server_acts_leaves_no_object_or_a_whole_one(
 
 
 RUN = "gs://bucket/runs/digits"
+CHECKPOINTS = f"{RUN}/checkpoints"
 GIN = """
 from __gin__ import dynamic_registration
 import tensorflow as tf
@@ -135,10 +137,10 @@ def test_a_run_that_is_killed_on_gs_goes_on_through_every_kind_of_fault(gcs: Gcs
     gcs.faults.add(Fault("reset_download", path="alt=media", skip=1, count=2))
     for commits in KILLED_AT_COMMITS:
         kill_after(commits, [*TRAIN, f"--run_dir={RUN}"], cache, tmp_path / "log")
-    assert f"Resuming at step {newest_step():,}" in train(RUN)
+    assert f"Resuming at step {newest_step(CHECKPOINTS):,}" in train(RUN)
     assert {asked.fault for asked in gcs.asked} >= {"status", "reset_upload", "lost_reply", "reset_download"}
 
-    checkpoints = catalog.list_checkpoints(f"{RUN}/checkpoints")
+    checkpoints = catalog.list_checkpoints(CHECKPOINTS)
     assert checkpoints and all(catalog.verify(checkpoint) is None for checkpoint in checkpoints)  # none is torn
     assert len({checkpoint.step for checkpoint in checkpoints}) == len(checkpoints)  # and none there twice
     run = fetch(RUN, tmp_path / "run")
@@ -164,10 +166,50 @@ def kill_after(commits: int, command: list[str], environment: dict[str, str], lo
     """Starts a training, and kills it once it has told of so many checkpoints."""
     command = [sys.executable, *command, "--gin_param=train.steps_per_call = 1"]
     with Running(command, log, environment, REPOSITORY) as process:
-        first = newest_step()
-        process.until(lambda: newest_step() >= first + commits)
+        first = newest_step(CHECKPOINTS)
+        process.until(lambda: newest_step(CHECKPOINTS) >= first + commits)
 
 
-def newest_step() -> int:
+def newest_step(checkpoints: str) -> int:
     """Of the checkpoints that are committed."""
-    return max((each.step for each in catalog.list_checkpoints(f"{RUN}/checkpoints") if each.manifest), default=0)
+    return max((each.step for each in catalog.list_checkpoints(checkpoints) if each.manifest), default=0)
+
+
+# A backup of Keras's
+
+
+BACKUP = "gs://bucket/backup"
+BACKED_UP = (
+    "from crashes import experiment",
+    "import keras",
+    "train.callbacks = [@keras.callbacks.EarlyStopping(), @keras.callbacks.ReduceLROnPlateau(), @experiment.Paced(), "
+    "@keras.callbacks.BackupAndRestore()]",
+    f"keras.callbacks.BackupAndRestore.backup_dir = '{BACKUP}'",
+    "keras.callbacks.BackupAndRestore.save_freq = 1",  # as the policy of the experiment says, too
+)
+KILLED_AT = (9, 26)
+
+
+@pytest.mark.parametrize("strategy", ["one_device", "multi_worker"])
+def test_a_run_that_is_killed_goes_on_from_its_backup_and_ends_as_if_it_was_not(
+    gcs: GcsServer, tmp_path: pathlib.Path, strategy: str
+) -> None:
+    run, undisturbed = Run(tmp_path / "run"), Run(tmp_path / "undisturbed")
+    for step in KILLED_AT:
+        with Process(run, strategy, *BACKED_UP) as process:
+            process.until(lambda step=step: newest_step(BACKUP) >= step)
+            process.kill_all()
+            process.wait()
+    saved = newest_step(BACKUP)
+    assert saved < TOTAL_STEPS and not run.is_finished
+    with Process(run, strategy, *BACKED_UP) as process:
+        assert process.wait() == 0, process.output
+        assert [event["step"] for event in process.new_events("resumed")] == [saved]
+    assert files.list_tree(BACKUP) == []
+    with Process(undisturbed, "mirrored" if strategy in TWO_REPLICAS else strategy) as process:
+        assert process.wait() == 0, process.output
+    weights, expected = run.weights(), undisturbed.weights()
+    assert weights.keys() == expected.keys()
+    assert all(weights[name].tobytes() == expected[name].tobytes() for name in weights)
+    assert run.points() == undisturbed.points()
+    assert not run.checkpoints.exists()
