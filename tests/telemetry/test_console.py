@@ -18,7 +18,7 @@ from tfdist.telemetry.console import json_log
 from tfdist.telemetry.console.console import Console, PlainConsole
 from tfdist.telemetry.console.console_text import EpochSummary, Progress, TrainingPlan
 from tfdist.telemetry.console.json_log import JsonLog
-from tfdist.telemetry.console.progress_bar import NotebookConsole, ProgressBarConsole, open_console
+from tfdist.telemetry.console.progress_bar import ProgressBarConsole, open_console
 from tfdist.telemetry.facts import Event
 
 _RUN = """
@@ -166,48 +166,6 @@ def test_an_epoch_is_shown_late_and_not_left_out_where_no_newer_one_ends(
     console.close()  # as where a callback or a signal ends the training early
     console.close()
     assert _epochs_in(stdout) == [1, 3, 4]
-
-
-class _OutStream(io.StringIO):
-    """A notebook's standard output, as far as tfdist tells it from others."""
-
-    __module__ = "ipykernel.iostream"
-
-    def shown(self) -> list[str]:
-        """The lines as a notebook shows them, where text after a carriage return covers what was there."""
-        lines = []
-        for line in self.getvalue().split("\n"):
-            cells: list[str] = []
-            for part in line.split("\r"):
-                cells[: len(part)] = part
-            lines.append("".join(cells).rstrip())
-        return lines
-
-
-def test_a_notebook_shows_a_bar_in_place_and_keeps_the_lines_of_epochs() -> None:
-    clock, stdout, stderr = _Clock(), _OutStream(), io.StringIO()
-    made = open_console(is_chief=True, stdout=stdout, stderr=stderr)
-    assert isinstance(made, NotebookConsole)
-    console = NotebookConsole(stdout, stderr, clock=clock)
-    console.start(TrainingPlan(total_epochs=2, steps_per_epoch=100, total_steps=200))
-    for step in range(1, 101):
-        clock.now = step / 25
-        metrics = {"loss": 100.0 / step}
-        console.update(Progress(step=step, epoch=1, step_in_epoch=step, metrics=metrics, examples_per_second=9))
-    assert stdout.shown()[-1].startswith("━" * 9) and " step 9" in stdout.shown()[-1]
-    assert stdout.getvalue().count("epoch 1/2") == 7  # twice a second, but for the first half
-    console.message("careful", "warning")
-    console.end_epoch(EpochSummary(step=100, epoch=1, metrics=metrics, seconds=4, examples_per_second=9))
-    clock.now = 5.0
-    console.update(Progress(step=101, epoch=2, step_in_epoch=1, metrics=metrics, examples_per_second=9))
-    assert stdout.shown()[-1].startswith("━" * 10 + "─" * 10 + " epoch 2/2  step 1/100")
-    console.close()
-    assert stdout.shown() == [
-        "training: 2 epochs, 100 steps an epoch, 200 steps in all",
-        "epoch 1/2  step 100  loss 1.0000 | 4.0 s  9 examples/s",
-        "",
-    ]
-    assert stderr.getvalue() == "warning: careful\n"
 
 
 def _epochs_in(stdout: io.StringIO) -> list[int]:

@@ -1,4 +1,4 @@
-"""The console on a terminal and in a notebook: a bar for the run, and above it lines for epochs that are over.
+"""The console on a terminal: a bar for the run, and above it lines for epochs that are over.
 
 Invariant: the terminal is drawn five times a second at most and by the calling thread, so the bar takes some 0.2 % of a
 core and no thread of its own. It fills what its text leaves of the terminal's width; rich cuts what a narrow terminal
@@ -29,7 +29,6 @@ from tfdist.telemetry.console.console import (
 from tfdist.telemetry.console.console_text import Progress, TrainingPlan, progress_line
 from tfdist.telemetry.facts import Level
 
-_NOTEBOOK_BAR_WIDTH = 20  # columns
 _MIN_BAR_WIDTH = 10  # columns
 
 
@@ -90,43 +89,9 @@ class ProgressBarConsole(PlainConsole):
             self._bar.refresh()
 
 
-class NotebookConsole(PlainConsole):
-    """`Console` in a notebook, which shows in place what follows a carriage return and moves no cursor otherwise."""
-
-    progress_seconds = 0.5
-
-    def __init__(self, stdout: TextIO, stderr: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(stdout, stderr, clock=clock)
-        self._drawn = ""
-
-    def message(self, text: str, level: Level = "info") -> None:
-        self._draw("")
-        super().message(text, level)
-
-    def close(self) -> None:
-        super().close()
-        self._draw("")
-
-    def _show_progress(self, progress: Progress, seconds_left: float | None) -> None:
-        done, total = progress.step, self._plan.total_steps
-        if total is None:
-            done, total = progress.step_in_epoch, self._plan.steps_per_epoch or 1
-        bar = "━" * round(_NOTEBOOK_BAR_WIDTH * min(done / total, 1))
-        self._draw(f"{bar:─<{_NOTEBOOK_BAR_WIDTH}} {progress_line(self._plan, progress, seconds_left)}")
-
-    def _draw(self, text: str) -> None:
-        """Puts the text in the place of what is drawn."""
-        if text or self._drawn:
-            self._stdout.write(f"\r{text:<{len(self._drawn)}}{'' if text else chr(13)}")
-            self._stdout.flush()
-        self._drawn = text
-
-
 def open_console(is_chief: bool, *, stdout: TextIO | None = None, stderr: TextIO | None = None) -> Console:
-    """The console of this process: a bar on a terminal and in a notebook, lines elsewhere, silence on other workers."""
+    """The console of this process: a bar on a terminal, lines elsewhere, silence on other workers."""
     stdout, stderr = stdout or sys.stdout, stderr or sys.stderr
     if not is_chief:
         return Console(stderr)
-    if type(stdout).__module__.startswith("ipykernel"):
-        return NotebookConsole(stdout, stderr)
     return (PlainConsole if terminal_width(stdout) is None else ProgressBarConsole)(stdout, stderr)
