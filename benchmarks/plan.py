@@ -17,11 +17,12 @@ from typing import Any
 
 import keras
 import numpy as np
-from measuring import Figure, choose_size, measure_part, measure_peak, report
+from measuring import Figure, choose_size, measure_part, measure_peak, read_peak, report
 
 from tfdist import experiment
+from tfdist.data.pipeline import PREFETCHED_STEPS
 from tfdist.models.transformer import TransformerBlock
-from tfdist.planning.traced_step import trace_step
+from tfdist.planning.traced_step import ALLOCATED, trace_step
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.telemetry.console.console import Console
@@ -32,6 +33,7 @@ PARTS = ("transformer", "recurrent", "unet")
 PRECISIONS = ("float32", "bfloat16")
 LEAST, MOST = 0.85, 1.2
 NUM_CLASSES = 10
+OPERATION_BYTES = 11 * 1024  # that a process which runs a graph keeps of each of its operations; fitted as ALLOCATED is
 
 
 def measure(parts: Sequence[str], quick: bool) -> Iterator[list[Figure]]:
@@ -60,12 +62,15 @@ def measure_memory(*cell: str) -> list[Figure]:
 
 
 def predict_memory(*cell: str) -> list[Figure]:
-    """By how many MB it is said to grow."""
+    """By how many MB it is said to grow: by what tracing takes, and by the step's tensors, operations and batches."""
     settings = build_settings(*cell)
     assert isinstance(settings.num_microbatches, int)
     rows = settings.global_batch_size // settings.num_microbatches
+    before = read_peak()
     step = trace_step(settings, rows=rows, num_microbatches=settings.num_microbatches)
-    told = step.host_bytes / 2**20
+    traced = read_peak() - before
+    running = OPERATION_BYTES * step.num_operations + ALLOCATED * step.tensor_bytes
+    told = traced + (running + PREFETCHED_STEPS * step.batch_bytes) / 2**20
     return [Figure("predicted", told, None, (told, told), told, told, "MB")]
 
 

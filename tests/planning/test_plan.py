@@ -58,7 +58,6 @@ STEP = Step(
     tensor_bytes=5 * 10**9,
     batch_bytes=10**6,
     num_operations=1000,
-    process_bytes=0,
     flops=6e9,
     bytes_moved=1e9,
     reduced_bytes=4 * 10**9,

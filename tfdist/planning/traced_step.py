@@ -15,11 +15,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-import psutil
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
-from tfdist.data.pipeline import PREFETCHED_STEPS
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
 from tfdist.planning.liveness import Buffer, MemoryTracer
@@ -31,11 +29,9 @@ from tfdist.training.sharding.tensor_parallel import choose_splits
 from tfdist.training.step.optimizer import bind_schedules, parts, sample_rates
 from tfdist.tuning.search import hypermodel
 
-# Two figures fitted, November 2026, to the 48 cells of benchmarks/plan.py (performance.md): what tensors take, as
-# TensorFlow's allocator and threads have it, divided by what is found here,
+# What tensors take, as TensorFlow's allocator and threads have it, divided by what is found here; fitted to
+# the 48 cells of benchmarks/plan.py (performance.md) in November 2026.
 ALLOCATED = 1.06
-# and what a process that runs a graph keeps of each of its operations.
-OPERATION_BYTES = 11 * 1024
 REDUCTION = "XlaAllReduce"
 # The numbers of a step that grow along a line with its rows, or with the blocks of its model.
 GROWING = (
@@ -82,7 +78,6 @@ class Step:
       tensor_bytes: the most that is alive at once besides variables: activations, gradients, what the update needs.
       batch_bytes: of a local batch.
       num_operations: of its graph and its loops, those of every microbatch.
-      process_bytes: by how much the process that traced it grew, model and optimizer included.
       bytes_moved: that operations read and write, each by itself.
       reduced_bytes: that a replica gives to all-reduces; 0 for one replica.
       num_examples: of the training.
@@ -100,7 +95,6 @@ class Step:
     tensor_bytes: int
     batch_bytes: int
     num_operations: int
-    process_bytes: int
     flops: float
     bytes_moved: float
     reduced_bytes: int
@@ -120,12 +114,6 @@ class Step:
         for each in self.layers:
             found[each.name.rstrip("0123456789").rstrip("_")] += each.num_parameters
         return {name: count for name, count in found.items() if count}
-
-    @property
-    def host_bytes(self) -> float:
-        """By how much a process grows that computes on the processor; batches are read ahead."""
-        kept = self.process_bytes + OPERATION_BYTES * self.num_operations
-        return kept + ALLOCATED * self.tensor_bytes + PREFETCHED_STEPS * self.batch_bytes
 
 
 def trace_step(
@@ -159,13 +147,10 @@ def trace_step(
         must_report=None,
         fast_check=False,
     )
-    process = psutil.Process()
-    before = process.memory_info().rss
     with trace_programs(changed, hypermodel.builder_of(changed), num_replicas) as programs:
         batch = programs.first_batch
         function = tf.function(lambda given: programs.step.on_batch(given), autograph=False)
         graph = function.get_concrete_function(batch).graph
-        grown = process.memory_info().rss - before
         tracer = MemoryTracer()
         tracer.trace(graph, [Buffer(0, kept=True) for _ in graph.inputs])
         reductions = [each for each in graph.get_operations() if each.type == REDUCTION]
@@ -180,7 +165,6 @@ def trace_step(
             tensor_bytes=tracer.peak,
             batch_bytes=sum(map(count_bytes, tf.nest.flatten(batch))),
             num_operations=len(graph.get_operations()) + tracer.num_loop_operations,
-            process_bytes=grown,
             flops=tracer.flops,
             bytes_moved=tracer.bytes_moved,
             reduced_bytes=sum(count_bytes(each.inputs[0]) for each in reductions),
