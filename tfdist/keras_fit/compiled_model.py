@@ -164,7 +164,7 @@ def identity_of(model: keras.Model, source: Source) -> dict[str, str]:
     optimizer = _text(model.optimizer)
     left, first = ("", "") if model.optimizer is None else _began.get(model.optimizer, ("", ""))
     found = {
-        "fit.model": _digest(_layers(model)),
+        "fit.model": digest_arrays([np.frombuffer(to_json(_layers(model)).encode(), np.uint8)]),
         "fit.optimizer": first if optimizer == left else optimizer,
         "fit.loss": _text(model.loss),
     }
@@ -235,7 +235,3 @@ def _plain(config: Any) -> Any:
     if config is None or isinstance(config, bool | int | float | str):
         return config
     return config.item() if isinstance(config, np.generic) else re.sub(r" at 0x\w+", "", str(config))
-
-
-def _digest(nest: Any) -> str:
-    return digest_arrays([np.frombuffer(to_json(nest).encode(), np.uint8)])

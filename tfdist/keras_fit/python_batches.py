@@ -187,7 +187,10 @@ class PythonBatches:
         if self._per_pass is None or self._length is None or now == self._length:
             return
         if now < self._per_pass:
-            record_errors(_refuse_shorter_pass)(self._per_pass, now)
+            raise UserError(
+                f"The data had {self._per_pass:,} batches for an epoch at first, and has {now:,} now. Give as many in "
+                f"every epoch, or no more than the shortest has: steps_per_epoch (or validation_steps) = {now}."
+            )
         if not self._has_grown:
             self._has_grown = True
             _LOG.warning(
@@ -206,37 +209,26 @@ class PythonBatches:
             if count == self._total:
                 break
         else:
-            record_errors(_refuse_early_end)(count, self._total)
+            needed = f"{self._total:,} are needed" if self._total else "more are needed"
+            raise UserError(
+                f"The generator ended after {count:,} batches, and {needed} (steps of an epoch × epochs). Let it run "
+                "without end, or give fewer steps."
+            )
         yield from itertools.repeat(batch)  # read ahead by the pipeline, and never trained on
 
 
 def _record_batch_errors(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yields the batches; records errors of the user's code, which TensorFlow would turn into its own."""
+    """Yields the batches; records errors of the data, which TensorFlow would turn into its own."""
     try:
         yield from batches
-    except TfdistError:
-        raise
     except Exception as error:
-        record_errors(_raise_batch_error)(error)
+        record_errors(_raise_error)(error)
 
 
-def _raise_batch_error(raised: Exception) -> NoReturn:
-    raise BatchError(raised) from raised
-
-
-def _refuse_shorter_pass(first: int, now: int) -> NoReturn:
-    raise UserError(
-        f"The data had {first:,} batches for an epoch at first, and has {now:,} now. Give as many in every epoch, "
-        f"or no more than the shortest has: steps_per_epoch (or validation_steps) = {now}."
-    )
-
-
-def _refuse_early_end(count: int, total: int | None) -> NoReturn:
-    needed = f"{total:,} are needed" if total else "more are needed"
-    raise UserError(
-        f"The generator ended after {count:,} batches, and {needed} (steps of an epoch × epochs). Let it run without "
-        "end, or give fewer steps."
-    )
+def _raise_error(error: Exception) -> NoReturn:
+    if isinstance(error, TfdistError):
+        raise error
+    raise BatchError(error) from error
 
 
 def _cache_all_batches(generator: types.GeneratorType) -> list[Any]:
