@@ -23,12 +23,8 @@ Lists the settings: name, default, what it may be, meaning. A PATTERN is a name,
 `tfdist validate EXPERIMENT.gin` says where an experiment sets each.
 
   tfdist settings train.checkpoint 'tune.*'
-  tfdist settings --print_config > my.gin
 """
 FLAGS = flags.FlagValues()
-flags.DEFINE_bool(
-    "print_config", False, "print a gin file in which each is a comment with its default", flag_values=FLAGS
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +39,14 @@ class Description:
 
 def run(arguments: Sequence[str]) -> None:
     """Prints the settings that the arguments name."""
-    values, patterns = command_line.parse_with_operands(FLAGS, arguments, about=ABOUT)
+    _, patterns = command_line.parse_with_operands(FLAGS, arguments, about=ABOUT)
     described = list(list_settings())
     for pattern in patterns:
         if not any(_matches(each.name, pattern) for each in described):
             names = [each.name for each in described]
             raise UserError(f"No setting is called {pattern!r}.{suggest(pattern, names)} tfdist settings lists all.")
     chosen = [each for each in described if not patterns or any(_matches(each.name, pattern) for pattern in patterns)]
-    show = _format_statement if values.print_config else _format_entry
-    print("\n\n".join(show(each) for each in chosen), flush=True)
+    print("\n\n".join(map(_format_entry, chosen)), flush=True)
 
 
 def list_settings() -> Iterator[Description]:
@@ -74,8 +69,3 @@ def _matches(name: str, pattern: str) -> bool:
 def _format_entry(each: Description) -> str:
     default = "required" if each.default is None else f"= {each.default}"
     return f"{each.name} {default}\n    {each.kind}\n    {each.meaning}"
-
-
-def _format_statement(each: Description) -> str:
-    value = "…  # required" if each.default is None else each.default
-    return f"# {each.meaning} ({each.kind})\n# {each.name} = {value}"
