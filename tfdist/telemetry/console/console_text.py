@@ -164,8 +164,8 @@ def values_text(values: Mapping[str, Any]) -> str:
 
 
 def count_text(count: int, noun: str) -> str:
-    """`1 trial`, `2 trials`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """`1 trial`, `2,000 trials`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def duration_text(seconds: float) -> str:

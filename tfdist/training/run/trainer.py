@@ -17,7 +17,7 @@ from tfdist.storage.troubles import explain_failure
 from tfdist.tasks.task import OwnSteps
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.account.sampler import list_local_devices
-from tfdist.telemetry.console.console_text import TrainingPlan
+from tfdist.telemetry.console.console_text import TrainingPlan, count_text
 from tfdist.telemetry.facts import Point
 from tfdist.telemetry.metrics_log import FINAL
 from tfdist.telemetry.records import Unreadable, read_events
@@ -35,7 +35,6 @@ from tfdist.training.run import assembly
 from tfdist.training.run.assembly import Training
 from tfdist.training.run.compiled import CallbackModel
 from tfdist.training.run.run import goodput_so_far, measure_gpus
-from tfdist.training.run.validate_run import format_count
 from tfdist.training.step.normalization import batch_norm_layers
 from tfdist.training.step.own_step import refuse_padding
 from tfdist.training.watch.profiler import Profiler
@@ -217,7 +216,7 @@ class Trainer:
         run = self._training.run
         events = read_events(run.directory, Unreadable()) if run.topology.is_chief and run.earlier_starts else []
         count = sum(event.name == "restarted" for event in events)
-        return [f"The result was reached with {format_count(count, 'restart')} after workers failed."] if count else []
+        return [f"The result was reached with {count_text(count, 'restart')} after workers failed."] if count else []
 
     def _conclude(
         self, opened: RecoveryStart, outcome: Outcome, stopped_by: str | None, seconds: float, exported: str
@@ -266,7 +265,7 @@ class Trainer:
         run.events.info(
             "run_finished",
             step=outcome.step,
-            message=f"done: {format_count(outcome.step, 'step')} in {seconds:.1f} s; {metrics}{where}",
+            message=f"done: {count_text(outcome.step, 'step')} in {seconds:.1f} s; {metrics}{where}",
             stopped_early=outcome.stopped_early,
         )
         if run.topology.is_chief:

@@ -30,6 +30,7 @@ from tfdist.recipes.recompute import choose_layers
 from tfdist.storage import files
 from tfdist.strategies.strategy import Strategy, Topology
 from tfdist.tasks.task import OwnSteps, Task
+from tfdist.telemetry.console.console_text import count_text
 from tfdist.telemetry.run_directory import RunDirectory
 from tfdist.training.loop.callbacks import is_backup
 from tfdist.training.loop.learner import ModelBuilder, build_model, check_divisible, check_fit, check_metric_sums
@@ -156,7 +157,7 @@ def _trace_own_step(model: keras.Model, method: str, structure: Any, tell: Tell)
     count = sum(np.size(weight) for weight in model.weights)
     tell(f"model: {model.name}, {count:,} parameters; its {method} returns {', '.join(step.values)}")
     for optimizer, variables in step.updates:
-        tell(f"optimizer: {type(optimizer).__name__}, for {format_count(len(variables), 'variable')}")
+        tell(f"optimizer: {type(optimizer).__name__}, for {count_text(len(variables), 'variable')}")
 
 
 def check_use(
@@ -194,7 +195,7 @@ def _report_strategy(tell: Tell, strategy: Strategy) -> int:
     strategy.check_alone()
     expected = strategy.expected_replicas()
     reason = f" ({strategy.reason})" if strategy.reason else ""
-    replicas = "as many replicas as the hardware has" if expected is None else format_count(expected, "replica")
+    replicas = "as many replicas as the hardware has" if expected is None else count_text(expected, "replica")
     tell(f"strategy: {strategy.name}, {replicas}{reason}")
     return expected or 1
 
@@ -221,7 +222,7 @@ def _report_data(tell: Tell, split: str, source: Source, plan: BatchPlan) -> Any
     """Says what a split holds; its first batch."""
     tell(
         f"{split} data: {source.num_examples:,} examples of {describe_structure(source.structure)}; "
-        f"{format_count(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"
+        f"{count_text(plan.steps_per_epoch, 'step')} of {plan.global_batch_size} an epoch"
     )
     for line in source.describe():
         tell(f"  {line}")
@@ -241,11 +242,6 @@ def _describe_values(values: np.ndarray) -> str:
     if values.size and np.issubdtype(values.dtype, np.number):
         return f"{shown}, {values.min():.4g} … {values.max():.4g}"
     return f"{shown}, such as {values.flat[0]!r}" if values.size else shown
-
-
-def format_count(number: int, noun: str) -> str:
-    """Formats a number with its noun: `1 replica`, `2 replicas`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _check_first_batch(model: keras.Model, task: Task, examples: Any, split: str, tell: Tell) -> None:
