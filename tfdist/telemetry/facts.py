@@ -107,7 +107,7 @@ class Sample:
       seconds: where this process's wall clock went since it began, by the shares of `time_account.SHARES`; they add up
         to all of it.
       values: by the names of `registry.METRICS`, such as "host_memory_bytes".
-      process: `TimeAccount.id` of the process; "" in a file of an earlier tfdist.
+      process: `TimeAccount.id` of the process.
     """
 
     time: datetime.datetime = dataclasses.field(default_factory=now)

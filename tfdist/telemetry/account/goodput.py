@@ -71,19 +71,12 @@ def goodput(samples: Iterable[Sample], starts: Sequence[Start]) -> float | None:
 
 
 def split_by_process(samples: Iterable[Sample]) -> dict[int, list[list[Sample]]]:
-    """Each worker's samples by process. A start that failed early may leave its number to the next.
-
-    Samples of an earlier tfdist do not name their process, and are of another one where that began after the last.
-    """
+    """Each worker's samples by process. A start that failed early may leave its number to the next."""
     by_worker: dict[int, list[list[Sample]]] = {}
     for sample in samples:
         processes = by_worker.setdefault(sample.worker, [])
         before = processes[-1][-1] if processes else None
-        is_another = (
-            before is None
-            or (sample.start, sample.process) != (before.start, before.process)
-            or (not sample.process and _began(sample) >= before.time)
-        )
+        is_another = before is None or (sample.start, sample.process) != (before.start, before.process)
         processes.append([sample]) if is_another else processes[-1].append(sample)
     return {worker: by_worker[worker] for worker in sorted(by_worker)}
 
