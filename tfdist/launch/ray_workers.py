@@ -187,10 +187,9 @@ class _RayPlacement:
                 last.fail(f"worker {last.index}: Ray has had no place for it for {PLACEMENT_SECONDS:g} s")
             elif now - reported_at >= NEXT_WORD_SECONDS:
                 reported_at = now
-                self.report(
-                    f"Waiting for Ray to place {count} × {_format_resources(resources.bundle)}; "
-                    f"{_describe_cluster(self.ray)}."
-                )
+                wanted = {"CPU": resources.cpus, "GPU": resources.gpus, "GiB memory": resources.memory_gb or 0}
+                each = ", ".join(f"{value:g} {name}" for name, value in wanted.items() if value) or "0 CPU"
+                self.report(f"Waiting for Ray to place {count} × {each}. `ray status` lists what the cluster has.")
         return False
 
 
@@ -237,21 +236,6 @@ def _connect(working_dir: str | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-
-
-def _describe_cluster(ray: Any) -> str:
-    """Formats the resources of the living nodes as a clause, for messages about a wait for room."""
-    count = sum(node["Alive"] for node in ray.nodes())
-    total = {name: value for name, value in ray.cluster_resources().items() if name in ("CPU", "GPU", "memory")}
-    has = _format_resources(total) or "nothing"
-    return f"the cluster has {count} {'node' if count == 1 else 'nodes'} with {has} in all"
-
-
-def _format_resources(resources: Mapping[str, float]) -> str:
-    named = {name: f"{value:g} {name}" for name, value in sorted(resources.items())}
-    if "memory" in named:
-        named["memory"] = f"{round(resources['memory'] / _GIB, 1):g} GiB memory"
-    return ", ".join(named.values())
 
 
 def _find_reason(error: BaseException) -> str:
