@@ -141,8 +141,8 @@ class Grouped:
             _check_matches("Group.pattern", group.pattern, paths)
             if isinstance(optimizer, keras.optimizers.Ftrl) and (group.rate == 0 or group.frozen_for):
                 raise UserError(
-                    f"A group of {group.pattern!r} has no learning rate, by which Ftrl divides. Freeze its layers in the "
-                    "model, or take another optimizer."
+                    f"A group of {group.pattern!r} has no learning rate, by which Ftrl divides. Freeze its layers, or "
+                    "take another optimizer."
                 )
         rates = [1.0] * len(paths)
         if self._layerwise is not None:
