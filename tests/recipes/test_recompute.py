@@ -12,6 +12,7 @@ from equivalence.runs import assert_close
 from mistakes import each_is_refused
 from training.trainings import run
 
+import tfdist
 from tfdist.models.transformer import PositionEmbedding, TransformerBlock
 from tfdist.recipes.recompute import choose_layers
 
@@ -47,6 +48,32 @@ def test_it_takes_the_same_steps(tmp_path: pathlib.Path, changes: dict[str, Any]
     np.testing.assert_array_equal(*seeds)
     assert again.points("train")[0]["loss"] == pytest.approx(plain.points("train")[0]["loss"], abs=tolerance)
     assert "call" not in vars(again.model.get_layer("block_0"))  # as the user made it
+
+
+def pooled_model(in_block: bool, mask_zero: bool) -> keras.Model:
+    """A mask goes through the block, or is made in it."""
+    keras.utils.set_random_seed(0)
+    inputs, tokens = keras.Input((8,)), keras.Input((8,))
+    embedding = keras.layers.Embedding(9, 8, mask_zero=mask_zero)
+    within = keras.Model(tokens, embedding(tokens), name="block_0")
+    x = within(inputs) if in_block else TransformerBlock(2, causal=False, name="block_0")(embedding(inputs))
+    made = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(keras.layers.GlobalAveragePooling1D()(x)))
+    made.compile("sgd", "sparse_categorical_crossentropy")
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_block", [False, True])
+def test_masks_of_inputs_and_outputs_stay(in_block: bool) -> None:
+    tokens = np.random.default_rng(0).integers(0, 9, (32, 8))
+    trained = []
+    for mask_zero, changes in ((True, {}), (True, {"recompute": ["block_0"]}), (False, {})):
+        made = pooled_model(in_block, mask_zero)
+        tfdist.fit(made, tokens, tokens[:, 0] % 3, epochs=2, verbose=0, seed=0, **changes)
+        trained.append(made.get_weights()[0])
+    plain, again, unmasked = trained
+    np.testing.assert_allclose(again, plain, atol=1e-6)
+    assert np.abs(unmasked - plain).max() > 1e-4  # so the mask matters here
 
 
 def test_layers_are_chosen_by_pattern_and_outermost() -> None:

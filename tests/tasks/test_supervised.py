@@ -211,6 +211,22 @@ def test_each_output_has_weights_of_its_own() -> None:
     assert for_all == pytest.approx(named, abs=1e-6)
 
 
+@pytest.mark.parametrize("build", [keras.metrics.AUC, keras.metrics.BinaryIoU, keras.metrics.MeanAbsoluteError])
+def test_a_metric_of_whatever_shape_leaves_out_the_rows_of_other_replicas(build: Any) -> None:
+    task, (metric, expected) = Supervised(loss="mse", metrics=[build]), (build(), build())
+    y, p = (RANDOM.uniform(size=(3, 5, 2)).round(digits).astype(np.float32) for digits in (0, 3))
+
+    def update(y: tf.Tensor, p: tf.Tensor, shares: tf.Tensor) -> None:
+        task.update_metrics([metric], (None, y), {"output": Prediction(p, None)}, shares)
+
+    rows = tf.TensorSpec([None, 5, 2])
+    updating = tf.function(update, input_signature=[rows, rows, tf.TensorSpec([None])])
+    updating(y, p, np.array([1, 0, 1], np.float32))
+    updating(y, p, np.zeros(3, np.float32))
+    expected.update_state(y[::2], p[::2])
+    assert float(metric.result()) == pytest.approx(float(expected.result()), abs=1e-6)
+
+
 @pytest.mark.parametrize("kind", [Unweighted, Weighted])
 def test_a_masked_metric_counts_a_replicas_share_of_each_example(kind: type[Weighted]) -> None:
     task = Supervised(loss="mse", metrics=[kind(lambda: keras.metrics.MeanAbsoluteError())])

@@ -188,6 +188,7 @@ def test_xla_agrees_with_what_is_not_compiled(tmp_path: pathlib.Path, case: dict
 def test_xla_agrees_on_two_replicas(mirrored: Callable[[str], Any]) -> None:
     assert differ(mirrored("xla_on"), mirrored("xla_off")) < 1e-5
     assert differ(mirrored("xla_on_microbatches"), mirrored("xla_off_microbatches")) < 1e-5
+    assert "takes its statistics over all replicas. Write train.xla = 'update' or 'auto'" in mirrored("xla_batch_norm")
 
 
 @pytest.mark.parametrize("xla", ["off", "pass"])

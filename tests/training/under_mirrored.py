@@ -118,6 +118,11 @@ def weights(**changes: Any) -> Check:
     return check
 
 
+def xla_batch_norm(strategy: Strategy, directory: pathlib.Path) -> str:
+    changes = {"epochs": 1, "xla": "pass", "model": lambda: dense_model(batch_norm=True)}
+    return str(run(directory, strategy=strategy, may_fail=True, **changes).error)
+
+
 CHECKS: dict[str, Check] = {
     "overflow": overflow,
     "metrics": metrics,
@@ -128,6 +133,7 @@ CHECKS: dict[str, Check] = {
         for offset in (0.0, 100.0, 1000.0)
         for masked in (False, True)
     },
+    "xla_batch_norm": xla_batch_norm,
     "xla_off": weights(epochs=1),
     "xla_on": weights(epochs=1, xla="on"),
     "xla_on_microbatches": weights(epochs=1, xla="on", num_microbatches=3, train_data=lambda: digits(301)),

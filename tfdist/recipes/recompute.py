@@ -123,7 +123,10 @@ class RecomputedCall:
         for variable, value, before in zip(self._kept, self._after, self._before, strict=True):
             if value is not None and value is not before:
                 variable.assign(value)
-        return tf.nest.pack_sequence_as(self._outputs, tf.nest.flatten(flat))
+        found = tf.nest.flatten(flat)
+        for one, output in zip(found, tf.nest.flatten(self._outputs), strict=True):
+            _copy_mask(output, one)
+        return tf.nest.pack_sequence_as(self._outputs, found)
 
     def _forward(self, *values: tf.Tensor) -> Any:
         outputs, self._after = self._compute(values)
@@ -141,6 +144,7 @@ class RecomputedCall:
         weights = self.gather_weights(inputs, values[len(self._float_indices) :])
         given = list(self._given)
         for index, value in zip(self._float_indices, inputs, strict=True):
+            _copy_mask(given[index], value)
             given[index] = value
         args, kwargs = tf.nest.pack_sequence_as(self._nest, given)
         mapping = [*zip(self.trained, weights, strict=True), *zip(self._kept, self._before, strict=True)]
@@ -175,3 +179,9 @@ class RecomputedCall:
         there = [each for each in found if each is not None]
         with tf.control_dependencies(there):  # the layer before waits until this one's values are gone
             return [None if each is None else tf.identity(each) for each in found]
+
+
+def _copy_mask(source: Any, target: tf.Tensor) -> None:
+    """Leaves the Keras mask of a tensor on one that takes its place: layers within the layer go by it, and the loss."""
+    if (mask := getattr(source, "_keras_mask", None)) is not None:
+        target._keras_mask = mask

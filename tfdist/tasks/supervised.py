@@ -217,7 +217,26 @@ class Supervised(Task):
         }
 
     def update_metrics(self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, shares: Any) -> None:
-        """Updates each metric with its output, target and weights."""
+        """Updates each metric with its output, target and weights.
+
+        Where rows can be left out, those of other replicas are: not every metric takes weights of examples. Of none,
+        which not every metric takes either, the variables stay.
+        """
+        if shares is None or shares.shape[0] is not None:
+            self._update_metrics(metrics, examples, outputs, shares)
+            return
+        mine, has_rows = shares > 0.0, tf.reduce_any(shares > 0.0)
+        before = [(variable, tf.identity(variable.value)) for metric in metrics for variable in metric.variables]
+        own_examples, own_outputs = tf.nest.map_structure(
+            lambda rows: None if rows is None else tf.boolean_mask(rows, mine | ~has_rows), (examples, outputs)
+        )
+        self._update_metrics(metrics, own_examples, own_outputs, None)
+        for variable, value in before:
+            variable.assign(tf.where(has_rows, variable.value, value))
+
+    def _update_metrics(
+        self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, shares: tf.Tensor | None
+    ) -> None:
         targets, weights = self._targets(examples), self._weights(examples)
         for metric, (output, build) in zip(metrics, self._metrics, strict=True):
             prediction = outputs[output]

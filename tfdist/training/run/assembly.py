@@ -47,7 +47,7 @@ from tfdist.training.sharding.shards import HOST
 from tfdist.training.step.gradients import LocalGradients
 from tfdist.training.step.layer_state import moving_variables
 from tfdist.training.step.metrics import MetricGroup
-from tfdist.training.step.normalization import batch_norm_layers, microbatch_note, synchronize
+from tfdist.training.step.normalization import batch_norm_layers, is_synchronized, microbatch_note, synchronize
 from tfdist.training.step.optimizer import bind_schedules, steps_before_swa
 from tfdist.training.step.own_step import OwnTrainStep, find_whole_rows, refuse_padding
 from tfdist.training.step.precision import set_precision
@@ -310,6 +310,8 @@ def build_step(training: Training, xla: str | None = None) -> TrainStep:
     if isinstance(training.task, OwnSteps):
         return OwnTrainStep(run.strategy, learner, plan, find_whole_rows(plan, training.source))
     check_divisible(learner.model, num_parts=plan.total_parts)
+    if compiles_pass and plan.num_replicas > 1:
+        _check_compilable(learner.model, xla)
     if settings.canonical_replicas is not None:
         _check_canonical(learner.model, settings, xla)
     size = training.stack_size if xla == LOOP else 1
@@ -439,6 +441,16 @@ def keep_arithmetic() -> Iterator[None]:
         yield
     finally:
         tf.config.optimizer.set_experimental_options({name: before.get(name, True) for name in REASSOCIATING})
+
+
+def _check_compilable(model: keras.Model, xla: str) -> None:
+    """Raises UserError where a pass sums over replicas in its middle, which XLA cannot compile."""
+    names = [each.name for each in batch_norm_layers(model) if each.trainable and is_synchronized(each)]
+    if names:
+        raise UserError(
+            f"train.xla = {xla!r} compiles the pass, in which {names[0]!r} takes its statistics over all replicas. "
+            "Write train.xla = 'update' or 'auto'."
+        )
 
 
 def _check_canonical(model: keras.Model, settings: TrainSettings, xla: str) -> None:
