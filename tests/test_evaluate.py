@@ -69,6 +69,7 @@ def test_each_checkpoint_is_evaluated_to_what_the_training_found_there(saved: Pa
     assert "best val_accuracy" in evaluate(saved, "evaluate.weights = 'best'").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

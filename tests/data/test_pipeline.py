@@ -59,6 +59,7 @@ print((resident() - before) / size)
 """
 
 
+@pytest.mark.slow
 def test_a_process_holds_the_examples_once() -> None:
     finished = support.run_python(["-c", HELD], env=support.TESTS_PATH).check()
     assert float(finished.stdout.split()[-1]) < 1.5  # with tf.constant and a rewritten pipeline it is 4

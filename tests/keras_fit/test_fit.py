@@ -177,6 +177,7 @@ def test_a_cell_that_is_run_again_trains_on_without_a_warning(
     assert not [each for each in recwarn if not issubclass(each.category, DeprecationWarning)]  # Keras's own
 
 
+@pytest.mark.slow
 def test_what_each_verbose_tells(capfd: pytest.CaptureFixture[str]) -> None:
     says = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print("mine"))
     lines = {}
@@ -364,6 +365,7 @@ def test_random_layers_draw_what_they_draw_in_fit() -> None:
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"deterministic": 4}, {"num_microbatches": np.int64(3)}], ids=str)
 def test_parts_of_a_datasets_batches_are_those_of_arrays(settings: dict[str, int]) -> None:
     weights = []

@@ -73,6 +73,7 @@ def draw_parts(draws: dict[str, Draw], *, jit_compile: bool, is_static: bool) ->
     return {name: np.concatenate([part[name].numpy() for part in parts]) for name in draws}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_static", [True, False])
 def test_parts_have_the_bits_of_the_whole(is_static: bool) -> None:
     draws = DRAWS | BY_KERNELS_ALONE
@@ -80,6 +81,7 @@ def test_parts_have_the_bits_of_the_whole(is_static: bool) -> None:
     assert [name for name in draws if found[name].tobytes() != expected[name].tobytes()] == []
 
 
+@pytest.mark.slow
 def test_xla_draws_the_same() -> None:
     """XLA multiplies and adds at once, and has its own logarithm: both round otherwise. What is dropped is the same."""
     drawn, expected = draw_parts(DRAWS, jit_compile=True, is_static=True), draw_whole(DRAWS)

@@ -75,6 +75,7 @@ def test_a_frozen_group_begins_later() -> None:
     np.testing.assert_allclose(stepped(made, steps=6)[1::2], [0.95 - RATE] * 3, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_groups_that_change_nothing_change_no_bit(tmp_path: pathlib.Path) -> None:
     def plain() -> keras.optimizers.Optimizer:
         return keras.optimizers.AdamW(3e-3, weight_decay=0.05)

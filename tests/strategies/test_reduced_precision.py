@@ -99,6 +99,7 @@ test_a_mistake_is_one_message = each_is_refused(
 )
 
 
+@pytest.mark.slow
 def test_one_device_takes_no_notice_of_it(tmp_path: pathlib.Path) -> None:
     with_it = run(tmp_path / "with", epochs=1, reduce_precision="bfloat16")
     assert with_it.bits() == run(tmp_path / "without", epochs=1).bits()

@@ -84,6 +84,7 @@ def test_a_teacher_is_no_part_of_what_is_trained_or_exported(tmp_path: pathlib.P
     assert {"hard_loss", "soft_loss"} <= set(trained.points("train")[0])
 
 
+@pytest.mark.slow
 def test_contrastive_is_the_cross_entropy_of_finding_the_other_view() -> None:
     views = {"first": ROWS, "second": ROWS + 0.1 * RANDOM.normal(size=ROWS.shape).astype(np.float32)}
     model = scores()
@@ -98,6 +99,7 @@ def test_contrastive_is_the_cross_entropy_of_finding_the_other_view() -> None:
     assert found["loss"] == pytest.approx(np.mean(expected), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_one_step_of_an_attack_goes_along_the_sign_of_the_gradient() -> None:
     inputs = keras.Input((6,))
     model = keras.Model(inputs, keras.layers.Dense(4)(inputs))

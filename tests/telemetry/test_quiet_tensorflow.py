@@ -47,6 +47,7 @@ def test_a_process_without_standard_error_still_imports() -> None:
     assert (done.status, done.stdout) == (0, "imported\n")
 
 
+@pytest.mark.slow
 def test_keras_imports_what_draws_and_tables_when_it_uses_them() -> None:
     """Both are imported by Keras where they are installed, for half a second each."""
     script = """

@@ -62,6 +62,7 @@ def read_points(run_dir: pathlib.Path) -> list[dict[str, Any]]:
     return [point for point in points if point["split"] == "eval"]
 
 
+@pytest.mark.slow
 def test_each_set_has_the_numbers_of_an_evaluation_of_it_alone(tmp_path: pathlib.Path) -> None:
     sets = {"near": first_set, "far": EvalSet(second_set, batch_size=16)}
     train(settings(sets), Request(run_dir=str(tmp_path / "both")))
@@ -100,6 +101,7 @@ def test_callbacks_checkpoints_and_results_know_each_set(tmp_path: pathlib.Path)
     assert {"epoch_loss", "epoch_far_loss"} <= tags
 
 
+@pytest.mark.slow
 def test_trained_weights_are_evaluated_on_each_set(tmp_path: pathlib.Path) -> None:
     sets = {"near": first_set, "far": EvalSet(second_set, num_batches=1)}
     train(settings(sets), Request(run_dir=str(tmp_path)))
@@ -131,6 +133,7 @@ class StopsAtThird(keras.callbacks.Callback):
         self.model.stop_evaluating |= batch == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("callbacks", [[], [StopsAtThird()]], ids=["whole", "the first stopped"])
 def test_fit_takes_sets_by_name(callbacks: list[keras.callbacks.Callback]) -> None:
     histories = []

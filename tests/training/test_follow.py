@@ -78,6 +78,7 @@ def test_each_checkpoint_has_the_bits_of_the_evaluation_within_the_training(tmp_
     assert json.loads((tmp_path / "evaluation.json").read_text())["far_loss"] == inline[-1]["far_loss"]
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_of_a_set_outlives_the_run_s_own_and_the_report_has_all(copied: pathlib.Path) -> None:
     request, policy = Request(run_dir=str(copied)), CheckpointPolicy(keep_best="val_far_loss", best_mode="max")
     with pytest.raises(UserError, match="'val_near', which is not reported"):

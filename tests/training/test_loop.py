@@ -186,6 +186,7 @@ def test_what_needs_checkpoints_is_refused_without(tmp_path: pathlib.Path, chang
         run(tmp_path, epochs=3, checkpoint="off", **changes)
 
 
+@pytest.mark.slow
 def test_the_targets_of_a_plan_in_the_run_directory_are_met_or_missed(tmp_path: pathlib.Path) -> None:
     targets = {"throughput": 1e12, "checkpoint_overhead": 0.999, "gpu_utilization": 0.8, "step_seconds": 1.0}
     (tmp_path / "plan.json").write_text(json.dumps({"performance_targets": targets}))
