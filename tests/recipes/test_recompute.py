@@ -76,6 +76,21 @@ def test_masks_of_inputs_and_outputs_stay(in_block: bool) -> None:
     assert np.abs(unmasked - plain).max() > 1e-4  # so the mask matters here
 
 
+@pytest.mark.slow
+def test_a_loss_goes_by_the_logits_of_probabilities() -> None:
+    x = 100.0 * np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)  # of which softmax makes 0 and 1
+    trained = []
+    for changes in ({}, {"recompute": ["head"]}):
+        keras.utils.set_random_seed(0)
+        head = keras.layers.Dense(3, activation="softmax", name="head")
+        made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), head])
+        made.compile("sgd", "sparse_categorical_crossentropy")
+        tfdist.fit(made, x, np.arange(32) % 3, verbose=0, seed=0, **changes)
+        trained.append(made.get_weights())
+    for one, other in zip(*trained, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
 def test_layers_are_chosen_by_pattern_and_outermost() -> None:
     made = model(num_blocks=2)
     assert [layer.name for layer in choose_layers(made, "auto")] == ["normalized", "block_0", "block_1"]

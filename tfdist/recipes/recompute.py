@@ -20,6 +20,7 @@ from tfdist.errors import UserError, suggest
 from tfdist.keras_patches.patches import Patches
 
 AUTO = "auto"
+LOGITS = "_keras_logits"  # of which Keras's activations made probabilities; its crossentropies go by them
 
 
 def choose_layers(model: keras.Model, patterns: Sequence[str] | str) -> list[keras.layers.Layer]:
@@ -124,9 +125,13 @@ class RecomputedCall:
             if value is not None and value is not before:
                 variable.assign(value)
         found = tf.nest.flatten(flat)
-        for one, output in zip(found, tf.nest.flatten(self._outputs), strict=True):
+        given = tf.nest.flatten(self._outputs)
+        logits = iter(found[len(given) :])
+        for one, output in zip(found, given, strict=False):
             _copy_mask(output, one)
-        return tf.nest.pack_sequence_as(self._outputs, found)
+            if hasattr(output, LOGITS):
+                setattr(one, LOGITS, next(logits))
+        return tf.nest.pack_sequence_as(self._outputs, found[: len(given)])
 
     def _forward(self, *values: tf.Tensor) -> Any:
         outputs, self._after = self._compute(values)
@@ -136,7 +141,7 @@ class RecomputedCall:
             del variables
             return self._backward(values, gradients)
 
-        return tf.nest.flatten(outputs), backward
+        return _flatten(outputs), backward
 
     def _compute(self, values: Sequence[tf.Tensor]) -> tuple[Any, list[Any]]:
         """Computes the outputs for inputs and weights, and the new values of the variables that are not trained."""
@@ -174,11 +179,17 @@ class RecomputedCall:
             tape.watch(again)
             self.is_second_pass = True
             outputs, _ = self._compute(again)
-        found = tape.gradient(tf.nest.flatten(outputs), again, output_gradients=list(gradients))
+        found = tape.gradient(_flatten(outputs), again, output_gradients=list(gradients))
         found = [tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in found]
         there = [each for each in found if each is not None]
         with tf.control_dependencies(there):  # the layer before waits until this one's values are gone
             return [None if each is None else tf.identity(each) for each in found]
+
+
+def _flatten(outputs: Any) -> list[tf.Tensor]:
+    """The outputs, and behind them the logits of those that have them."""
+    flat = tf.nest.flatten(outputs)
+    return [*flat, *(getattr(each, LOGITS) for each in flat if hasattr(each, LOGITS))]
 
 
 def _copy_mask(source: Any, target: tf.Tensor) -> None:
