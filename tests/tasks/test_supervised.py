@@ -227,6 +227,21 @@ def test_a_metric_of_whatever_shape_leaves_out_the_rows_of_other_replicas(build:
     assert float(metric.result()) == pytest.approx(float(expected.result()), abs=1e-6)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_crossentropy_among_the_metrics_goes_by_logits(compiled: bool) -> None:
+    inputs = keras.Input((6,))
+    outputs = keras.layers.Dense(4, "softmax", kernel_initializer=keras.initializers.RandomNormal(stddev=100.0))(inputs)
+    model = keras.Model(inputs, outputs)
+    loss, metrics = "sparse_categorical_crossentropy", [keras.metrics.SparseCategoricalCrossentropy(name="metric")]
+    ours = evaluated(
+        Supervised(loss=loss, metrics=["sparse_categorical_crossentropy"]), model, (ROWS, LABELS), compiled=compiled
+    )
+    theirs = by_keras(model, ROWS, LABELS, loss=loss, metrics=metrics)
+    assert (
+        ours["sparse_categorical_crossentropy"] == pytest.approx(theirs["metric"], rel=1e-5) and theirs["metric"] > 50
+    )
+
+
 @pytest.mark.parametrize("kind", [Unweighted, Weighted])
 def test_a_masked_metric_counts_a_replicas_share_of_each_example(kind: type[Weighted]) -> None:
     task = Supervised(loss="mse", metrics=[kind(lambda: keras.metrics.MeanAbsoluteError())])

@@ -32,10 +32,11 @@ ONLY_OUTPUT = "output"
 
 
 class Prediction(NamedTuple):
-    """One output, and the Keras mask of it, which a tensor loses where it leaves a `tf.function`."""
+    """One output, with its Keras mask and logits, which a tensor loses where it leaves a `tf.function`."""
 
     values: Any
-    mask: tf.Tensor | None
+    mask: tf.Tensor | None = None
+    logits: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +170,8 @@ class Supervised(Task):
 
     def _collect_predictions(self, outputs: Mapping[str, Any]) -> dict[str, Prediction]:
         """The predictions by output, of which metrics are computed."""
-        return {name: Prediction(outputs[name], keras_mask(outputs[name])) for name, _ in self._metrics}
+        predicted = {name: outputs[name] for name, _ in self._metrics}
+        return {n: Prediction(p, keras_mask(p), getattr(p, "_keras_logits", None)) for n, p in predicted.items()}
 
     def check_examples(self, model: keras.Model, examples: Any, split: str) -> None:
         """Looks for labels that are not classes of the model's output."""
@@ -241,6 +243,8 @@ class Supervised(Task):
         for metric, (output, build) in zip(metrics, self._metrics, strict=True):
             prediction = outputs[output]
             weight = _apply_shares(None if isinstance(build, Unweighted) else weights[output], shares)
+            if prediction.logits is not None:
+                prediction.values._keras_logits = prediction.logits  # by which a crossentropy goes
             if (mask := prediction.mask) is not None:
                 prediction.values._keras_mask = mask  # which Keras's means go by, and its other metrics do not
                 if not isinstance(build, Weighted):
