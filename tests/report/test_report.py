@@ -69,6 +69,18 @@ def test_what_other_modes_did_later_is_not_the_trainings(tmp_path: pathlib.Path)
     assert list_notes(found) == ["Preempted at 12:00:50: Left at step 7 after saving."]
 
 
+def test_numbers_that_are_not_finite_have_a_page(tmp_path: pathlib.Path) -> None:
+    for seed, loss in enumerate(("nan", 0.5)):
+        run = WrittenRun(tmp_path / str(seed), settings={"train.seed": seed})
+        run.start(0.0)
+        run.point(3, loss=loss)
+        run.result(best={"metric": "val_loss", "value": "inf", "epoch": 1, "step": 3})
+        assert list_notes(read_run(str(run.path))) == ["Best val_loss: inf at step 3."]
+    paths = [str(tmp_path / each) for each in "01"]
+    page = Page(write_comparison(paths, str(tmp_path / "report.html")))
+    assert page.rows[-1][-1] == "nan ± nan"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("left", ["run.json", "events.jsonl", "metrics.jsonl"])
 def test_any_part_of_a_run_has_a_page(tmp_path: pathlib.Path, eventful: pathlib.Path, left: str) -> None:

@@ -141,3 +141,46 @@ def test_a_classifier_is_trained_exported_and_served(
     assert max(found["largest_difference"].values()) < 1e-5 and set(found["inputs"]) == inputs.keys()
     (outputs,) = ask(tmp_path / "run", "/predict_raw", inputs).values()
     assert np.argmax(outputs, axis=1).tolist() == classes
+
+
+HEADS = """
+import keras
+import numpy as np
+
+
+def load(num_examples=32):
+    x = np.random.default_rng(0).normal(size=(num_examples, 4)).astype(np.float32)
+    return {"hours-per-week": x[:, :2], "a b": x[:, 2:]}, {"z_head": x[:, :3], "a_head": x[:, :2]}
+
+
+def build():
+    inputs = {"hours-per-week": keras.Input((2,), name="hours"), "a b": keras.Input((2,), name="a_b")}
+    x = keras.layers.Concatenate()([*inputs.values()])
+    heads = [keras.layers.Dense(3, name="z_head")(x), keras.layers.Dense(2, name="a_head")(x)]
+    return keras.Model(inputs, heads)
+"""
+HEADS_GIN = """
+import heads
+train.model = @heads.build
+train.train_data = @heads.load
+train.eval_data = @heads.load
+train.task = @tfdist.Supervised()
+tfdist.Supervised.loss = {'z_head': 'mse', 'a_head': 'mse'}
+train.optimizer = 'sgd'
+train.epochs = 1
+train.global_batch_size = 16
+"""
+
+
+def test_names_that_are_no_identifiers_and_outputs_in_a_list_are_compared_with_their_own(tmp_path: Path) -> None:
+    (tmp_path / "heads.py").write_text(HEADS)
+    (tmp_path / "heads.gin").write_text(HEADS_GIN)
+    path = {"PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}
+    run_python(["-m", "tfdist.main", "--gin_file=heads.gin", "--run_dir=run"], env=path, cwd=tmp_path).check()
+    shutil.move(tmp_path / "run" / "export" / "model.keras", tmp_path / "model.keras")
+    shutil.rmtree(tmp_path / "run" / "export")
+    settings = ["export.formats = ['saved_model', 'litert', 'onnx']", "export.weights = 'model.keras'"]
+    given = ["--mode=export", "--run_dir=run", *(f"--gin_param={each}" for each in settings)]
+    run_python(["-m", "tfdist.main", *given], env=path, cwd=tmp_path).check()
+    for kind, found in report_of(tmp_path / "run")["exports"].items():
+        assert max(found["largest_difference"].values()) < 1e-4, kind

@@ -16,6 +16,7 @@ from pyarrow import parquet
 from support import REPOSITORY, Finished, run_python
 
 from tfdist.errors import UserError
+from tfdist.serving.inputs import name_outputs
 from tfdist.serving.prediction_files import PredictionFiles
 
 pytestmark = pytest.mark.slow
@@ -217,3 +218,9 @@ def test_a_compiled_model_predicts(used: Used, predict_here: Callable[..., Finis
 def test_wrong_settings_are_one_message(predict_here: Callable[..., Finished], wrong: str, words: str) -> None:
     refused = predict_here("wrong", wrong)
     assert refused.status == 2 and words in refused.stderr, refused.outputs()
+
+
+def test_outputs_of_16_bits_become_32() -> None:
+    outputs = keras.layers.Dense(2, dtype="bfloat16")(inputs := keras.Input((3,)))
+    found = name_outputs(keras.Model(inputs, outputs), np.ones((1, 3), np.float32))
+    assert found["output"].dtype == "float32"

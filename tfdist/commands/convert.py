@@ -70,6 +70,7 @@ def _convert(settings: Any, *, path: str, target: str, partial: bool) -> None:
     loaded = load_weights(model, found, start=StartFrom(path, partial=partial))
     for line in [*loaded.report, *(f"left out: {line}" for line in loaded.left_out)]:
         _show(line)
+    files.make_dirs(os.path.dirname(target) or ".")
     if target.endswith(".safetensors"):
         arrays = ModelState(model).arrays().items()
         _write_safetensors(target, {name.removeprefix(MODEL): SavedArray.of(array) for name, array in arrays})
@@ -93,7 +94,6 @@ def _write_safetensors(target: str, arrays: Mapping[str, Any]) -> None:
     specs = [TensorSpec(name, np.dtype(array.dtype), tuple(array.shape)) for name, array in arrays.items()]
     (plan,) = plan_files(specs, max_file_bytes=sys.maxsize)
     ordered = (np.ascontiguousarray(arrays[spec.name].read()) for spec, _ in plan.offsets)
-    files.make_dirs(os.path.dirname(target) or ".")
     files.write_new(target, itertools.chain([plan.header], (array.reshape(-1).view(np.uint8) for array in ordered)))
     _show(f"{target}: {len(arrays):,} arrays")
 

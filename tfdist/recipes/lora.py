@@ -17,6 +17,7 @@ import numpy as np
 from tfdist.errors import UserError
 from tfdist.recipes.recompute import match_layers
 from tfdist.settings.checks import COUNT
+from tfdist.storage import files
 
 LORA = "lora_"  # Keras calls an adapter's variables so
 
@@ -98,13 +99,13 @@ def adapter_bytes(adapter: Mapping[str, Any]) -> bytes:
     return content.getvalue()
 
 
-def load_adapter(model: keras.Model, content: bytes) -> None:
-    """Loads an adapter into a model that `adapted` has built, with the weights that the adapter was trained on.
+def load_adapter(model: keras.Model, path: str) -> None:
+    """Loads an adapter's file into a model that `adapted` has built, with the weights that it was trained on.
 
     Raises:
       UserError: it has other variables.
     """
-    with np.load(io.BytesIO(content)) as held:
+    with np.load(io.BytesIO(files.read(path))) as held:
         arrays = {name: held[name] for name in held.files}
     own = _list_adapter_variables(model)
     if set(own) != set(arrays):

@@ -10,6 +10,8 @@ import datetime
 import statistics
 from collections.abc import Sequence
 
+import numpy as np
+
 from tfdist.report.figures import STEPS, Axis, choose_color, draw_curves
 from tfdist.report.page import Cell, PageTable, Section
 from tfdist.report.run_data import RunData, is_metric
@@ -98,5 +100,5 @@ def _mean(values: Sequence[float]) -> Cell:
     if not values:
         return Cell("")
     mean = statistics.fmean(values)
-    spread = f" ± {number_text(statistics.stdev(values))}" if len(values) > 1 else ""
+    spread = f" ± {number_text(float(np.std(values, ddof=1)))}" if len(values) > 1 else ""  # nan where one is
     return Cell(number_text(mean) + spread, mean)

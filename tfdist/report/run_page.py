@@ -59,7 +59,7 @@ def list_notes(run: RunData) -> list[str]:
     if run.result is not None:
         best = run.result.best
         if best and best.keys() >= {"metric", "value", "step"}:
-            notes.append(f"Best {best['metric']}: {number_text(best['value'])} at step {best['step']:,}.")
+            notes.append(f"Best {best['metric']}: {number_text(float(best['value']))} at step {best['step']:,}.")
         notes += [
             f"Target {'met' if each['met'] else 'missed'}: {name} {number_text(each['measured'])}, with "
             f"{number_text(each['target'])} planned."

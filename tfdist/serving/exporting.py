@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import Topology
 from tfdist.telemetry.json_text import to_json
 from tfdist.training.loop.learner import build_model
+from tfdist.training.recovery.matching import natural_key
 from tfdist.training.recovery.weights import find_weights, put_weights
 from tfdist.training.run import assembly, validate_run
 from tfdist.training.run.eval_sets import first_function
@@ -58,6 +60,7 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
     with open_run(request, OneDevice(), mode="export") as run, tempfile.TemporaryDirectory(prefix="tfdist-") as scratch:
         set_precision(settings.precision)
         found = find_weights(run, settings.weights, settings.policy, setting="export.weights")
+        files.make_dirs(run.directory.export)
         source = assembly.open_source(run, first_function(settings.data), "comparison")
         task = InputsAlone(settings.task)
         model = build_model(builder, task, source.structure)
@@ -84,8 +87,9 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
                 "bytes": _copy(path, files.join(run.directory.export, NAMES[kind]))
             }
             if raw is not None:
-                given = _run_in_process(RAW, path, dict(raw.first(len(next(iter(expected.values()))))), scratch)
-                exports[kind]["raw"] = _compare(expected, given) | {"inputs": list(raw.inputs)}
+                rows = _name_inputs(raw.first(len(next(iter(expected.values())))))
+                given = _run_in_process(RAW, path, rows, scratch)
+                exports[kind]["raw"] = _compare(expected, given) | {"inputs": list(_name_inputs(raw.inputs))}
             exports[kind]["path"] = files.join(run.directory.export, NAMES[kind])
             _report(run, kind, exports[kind])
         report = {
@@ -124,11 +128,21 @@ def _draw_examples(source: Source, task: InputsAlone, count: int) -> Any:
 
 
 def _name_inputs(nest: Any) -> Arrays:
-    """The inputs by the names that exports know them by, in the order in which `tf.nest` goes through them."""
+    """The inputs by the names that exports know them by, identifiers, in the order of `tf.nest`."""
     if isinstance(nest, Mapping):
-        return dict(sorted(nest.items()))
+        found: dict[str, Any] = {}
+        for name, each in sorted(nest.items()):
+            known = re.sub(r"\W", "_", name)
+            found[f"{known}_{len(found)}" if known in found else known] = each
+        return found
     flat = tf.nest.flatten(nest)
     return {"inputs" if len(flat) == 1 else f"inputs_{i}": each for i, each in enumerate(flat)}
+
+
+def _name_specs(structure: Any) -> Any:
+    """`tf.TensorSpec`s with the names that exports know inputs by."""
+    names = iter(_name_inputs(structure))
+    return tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype, name=next(names)), structure)
 
 
 def _write_export(
@@ -144,8 +158,7 @@ def _write_export(
       raw: a SavedModel gets a signature for inputs before this, too.
       quantize: by LiteRT's converter, which takes no int8 layers of Keras.
     """
-    names = iter(_name_inputs(structure))
-    named = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape, spec.dtype, name=next(names)), structure)
+    named = _name_specs(structure)
     try:
         with warnings.catch_warnings(action="ignore"):
             if kind == "saved_model":
@@ -157,7 +170,7 @@ def _write_export(
                     archive.add_endpoint(
                         RAW,
                         lambda given: name_outputs(model, raw.function(given)),
-                        [dict(raw.inputs)],
+                        [_name_specs(dict(raw.inputs))],
                     )
                 archive.write_out(path, verbose=False)
             else:
@@ -185,8 +198,8 @@ def _run_in_process(kind: str, path: str, inputs: Arrays, scratch: str) -> Array
 
 def _compare(expected: Arrays, given: Arrays) -> dict[str, Any]:
     """The largest difference of each output; of scores of classes also how often the highest one is the same."""
-    if set(given) != set(expected):  # a format with names of its own, in the order of a sorted dict
-        given = dict(zip(sorted(expected), (given[name] for name in sorted(given)), strict=True))
+    if set(given) != set(expected):  # a format with names of its own, numbered in the order of the outputs
+        given = dict(zip(expected, (given[name] for name in sorted(given, key=natural_key)), strict=True))
     found: dict[str, Any] = {"largest_difference": {}, "same_class": {}}
     for name, ours in expected.items():
         theirs = given[name].reshape(ours.shape)

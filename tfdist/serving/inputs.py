@@ -53,6 +53,8 @@ def without_compilation(builder: ModelBuilder) -> ModelBuilder:
 def name_outputs(model: keras.Model, inputs: Any, *, predicts: bool = False) -> dict[str, Any]:
     """A model's outputs for these inputs by name; one is called "output" where it has no name of its own.
 
+    They come in the order of `tf.nest`, and as float32 where they are bfloat16, which files of NumPy do not know.
+
     Args:
       model: built.
       inputs: a batch.
@@ -65,7 +67,7 @@ def name_outputs(model: keras.Model, inputs: Any, *, predicts: bool = False) -> 
         is_own = predicts and overrides(model, "predict_step")
         outputs = model.predict_step((inputs,)) if is_own else model(inputs, training=False)
     if isinstance(outputs, dict):
-        found = dict(outputs)
+        found = dict(sorted(outputs.items()))
     elif isinstance(outputs, (list, tuple)):
         names = getattr(model, "output_names", None) or [f"output_{i}" for i in range(len(outputs))]
         found = outputs_by_name(names, outputs)
@@ -77,4 +79,4 @@ def name_outputs(model: keras.Model, inputs: Any, *, predicts: bool = False) -> 
                 f"The model's output {name!r} is a nest of its own. Give outputs as one tensor, or as a list or a dict "
                 "of tensors."
             )
-    return found
+    return {n: keras.ops.cast(v, "float32") if v.dtype == "bfloat16" else v for n, v in found.items()}

@@ -229,7 +229,8 @@ def _has_stored(run_dir: str, events: Sequence[Mapping[str, Any]]) -> bool:
 def _identify(plan: SweepPlan, request: Request) -> dict[str, Any]:
     """Identifies a sweep, by what makes two starts the same one, as the journal's first event has it."""
     # 1: how often each set of values was trained; older sweeps had it as a setting.
-    configured = [select_fixed_settings(request.settings()), plan.epochs, 1, plan.settings.seed]
+    configured: list[Any] = [select_fixed_settings(request.settings()), plan.epochs, 1, plan.settings.seed]
+    configured += [steps] if (steps := request.settings().get("train.steps", "None")) != "None" else []
     return {
         **dict(zip(("objective", "direction"), dataclasses.astuple(plan.objective), strict=True)),
         "search": repr(plan.settings.search),
