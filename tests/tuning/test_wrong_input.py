@@ -77,6 +77,7 @@ def test_a_choice_may_be_of_functions_each_with_settings_of_its_own(answer: Call
         ("tune.objective = 'val_quality'", "tune.direction"),
         ("tune.direction = 'up'", "tune.direction is 'up'; write one of 'max', 'min', or None."),
         ("tune.objective = 'val_acuracy'\ntune.direction = 'max'", "Reported: loss, sparse_categorical_accuracy, val_"),
+        ("tune.search = @search.AshaStopping()\ntrain.eval_every = 2", "train.eval_every = 2 leaves epochs out. Leave"),
         ("tune.workers_per_trial = 2", "which is of one. Write @multi_worker.MultiWorker()"),
     ],
 )

@@ -147,6 +147,7 @@ def _prepare(
     sample = _sample_space(settings, experiment)
     training = experiment.load(sample).run("train", run_dir=request.run_dir)
     settings.search.validate(max_trials=settings.max_trials, epochs=training.epochs)
+    _check_evaluations(settings, training)
     model = _build_hypermodel(training)
     space = Space(settings.space, model.find_space(), model.values) if model else Space(settings.space)
     objective = build_objective(settings.objective, settings.direction)
@@ -164,6 +165,16 @@ def _prepare(
     recovery = [] if "train.recovery" in request.settings() else ["train.recovery = 'off'"]
     parameters = [f"--gin_param={each}" for each in (_require_objective(settings), *recovery)]
     return plan, TrialCommand([*experiment.arguments, *parameters], launch), sample
+
+
+def _check_evaluations(settings: TuneSettings, training: TrainSettings) -> None:
+    """Raises UserError where a search judges trials after epochs that may be without an evaluation."""
+    needs_all = settings.search.DIVIDES_EPOCHS and settings.objective.startswith("val_")
+    if needs_all and training.eval_every != 1:
+        raise UserError(
+            f"tune.search judges trials by {settings.objective!r} after some epochs, and train.eval_every = "
+            f"{training.eval_every!r} leaves epochs out. Leave train.eval_every out."
+        )
 
 
 def _check_alone(variables: Mapping[str, str]) -> None:
