@@ -15,6 +15,7 @@ from support import REPOSITORY, Finished, run_python
 
 from tfdist.errors import UserError
 from tfdist.experiment import train
+from tfdist.recipes.groups import Group, Grouped
 from tfdist.strategies.one_device import OneDevice
 from tfdist.tasks.supervised import Supervised
 from tfdist.training.run.request import Request
@@ -65,6 +66,11 @@ def test_a_step_has_the_loss_of_its_batch_also_where_an_epochs_last_is_smaller(t
     tiny, request = FindRateSettings(lowest=1e-12, highest=2e-12, steps=10), Request(run_dir=str(tmp_path))
     found = find_rate(tiny, TrainSettings(**settings, strategy=OneDevice()), request, train, lambda line: None)
     assert found.losses == pytest.approx([np.mean(wanted[:32] ** 2), np.mean(wanted[32:] ** 2)] * 5)
+    settings |= {"model": lambda: keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]), "global_batch_size": 40}
+    settings |= {"optimizer": Grouped(keras.optimizers.SGD, [Group("kernel|bias", rate=0)])}  # which learns nothing
+    high = FindRateSettings(lowest=0.1, highest=0.2, steps=10)
+    found = find_rate(high, TrainSettings(**settings, strategy=OneDevice()), request, train, lambda line: None)
+    assert found.losses == pytest.approx([np.mean(wanted**2)] * 10)
 
 
 def test_a_mistake_is_one_message() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -159,18 +158,25 @@ class _LossRecorder(keras.callbacks.Callback):
             self.losses.append(loss)
 
 
-def _raise_rates(builder: Any, settings: FindRateSettings) -> Callable[[], keras.optimizers.Optimizer]:
-    """Builds the optimizer with the test's rates in the place of its own."""
-    check_optimizer_builder(builder)
+class _Rising(keras.optimizers.schedules.LearningRateSchedule):
+    """The test's rates by step."""
 
-    def update(optimizer: keras.optimizers.Optimizer, own: Any, gradient: Any, variable: Any, _rate: Any) -> None:
-        rate = settings.rate(ops.cast(optimizer.iterations, "float32"))
-        own(gradient, variable, ops.cast(rate, variable.dtype))
+    def __init__(self, settings: FindRateSettings) -> None:
+        super().__init__()
+        self._settings = settings
+
+    def __call__(self, step: Any) -> Any:
+        return self._settings.rate(ops.cast(step, "float32"))
+
+
+def _raise_rates(builder: Any, settings: FindRateSettings) -> Callable[[], keras.optimizers.Optimizer]:
+    """Builds the optimizer with the test's rates in the place of its own, which groups of variables multiply."""
+    check_optimizer_builder(builder)
 
     def build() -> keras.optimizers.Optimizer:
         optimizer = keras.optimizers.get(builder) if isinstance(builder, str) else builder()
         for one in parts(optimizer):
-            one.update_step = functools.partial(update, one, one.update_step)
+            one._learning_rate = _Rising(settings)  # Keras's setter would ask a schedule of its own for a rate
         return optimizer
 
     return build
