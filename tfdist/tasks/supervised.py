@@ -227,7 +227,8 @@ class Supervised(Task):
         if shares is None or shares.shape[0] is not None:
             self._update_metrics(metrics, examples, outputs, shares)
             return
-        mine, has_rows = shares > 0.0, tf.reduce_any(shares > 0.0)
+        mine = shares > 0.0
+        has_rows = tf.reduce_any(mine)
         before = [(variable, tf.identity(variable.value)) for metric in metrics for variable in metric.variables]
         own_examples, own_outputs = tf.nest.map_structure(
             lambda rows: None if rows is None else tf.boolean_mask(rows, mine | ~has_rows), (examples, outputs)

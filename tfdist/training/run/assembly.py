@@ -310,7 +310,7 @@ def build_step(training: Training, xla: str | None = None) -> TrainStep:
     if isinstance(training.task, OwnSteps):
         return OwnTrainStep(run.strategy, learner, plan, find_whole_rows(plan, training.source))
     check_divisible(learner.model, num_parts=plan.total_parts)
-    if compiles_pass and plan.num_replicas > 1:
+    if compiles_pass and plan.num_replicas > 1 and not run.strategy.is_one_program:
         _check_compilable(learner.model, xla)
     if settings.canonical_replicas is not None:
         _check_canonical(learner.model, settings, xla)
