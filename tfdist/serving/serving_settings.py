@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from tfdist.serving.prediction_files import WRITERS
-from tfdist.settings.checks import COUNT, Check, one_of, or_none
+from tfdist.settings.checks import COUNT, FUNCTION, Check, one_of, or_none
 from tfdist.settings.declaration import setting
 from tfdist.strategies import auto
 from tfdist.strategies.strategy import Strategy
 from tfdist.training.run.eval_sets import EVAL_DATA
 from tfdist.training.run.train_settings import COMPUTES, STRATEGY, EvalData, TrainedSettings
 
+DATA = dataclasses.replace(EVAL_DATA, wanted=FUNCTION.wanted)  # a training's, which may be several sets
 EXPORTS = ("litert", "saved_model", "onnx")
 
 
@@ -27,7 +28,7 @@ class PredictSettings(TrainedSettings):
 
     NAME: ClassVar[str] = "predict"
 
-    data: EvalData = setting("returns the examples, with or without targets; of several sets the first", EVAL_DATA)
+    data: EvalData = setting("examples, with or without targets; of several sets the first", DATA)
     strategy: Strategy = setting(COMPUTES, STRATEGY, make_default=auto.choose)
     format: str = setting("of the files", one_of(*WRITERS), "jsonl")
     examples_per_file: int = setting("about; a file holds whole steps", COUNT, 65_536, unit="examples")
@@ -39,7 +40,7 @@ class ExportSettings(TrainedSettings):
 
     NAME: ClassVar[str] = "export"
 
-    data: EvalData = setting("returns examples to compare every export with the model on", EVAL_DATA)
+    data: EvalData = setting("examples to compare every export with the model on", DATA)
     formats: Sequence[str] = setting(
         "what to write",
         Check("a list of 'saved_model', 'litert' and 'onnx'", _are_formats),
