@@ -118,8 +118,11 @@ class TpuProgram(Strategy):
         return iter(make(self.topology))
 
     def _connect(self, notify: Notify) -> tuple[tf.distribute.Strategy, Topology]:
-        distribution = LoneReplica(None, self._num_replicas, _replica_id, self._add)
+        distribution = LoneReplica(None, self._num_replicas, self._find_replica_id, self._add)
         return distribution, Topology(0, 1, num_local_replicas=self._num_replicas)
+
+    def _find_replica_id(self) -> Any:
+        return gen_xla_ops.xla_replica_id() if self._num_replicas > 1 and tf.inside_function() else 0
 
     def _add(self, values: Sequence[Any]) -> list[tf.Tensor]:
         all_replicas = [list(range(self._num_replicas))]
@@ -129,7 +132,3 @@ class TpuProgram(Strategy):
             )
             for each in values
         ]
-
-
-def _replica_id() -> Any:
-    return gen_xla_ops.xla_replica_id() if tf.inside_function() else 0

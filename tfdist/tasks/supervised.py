@@ -233,12 +233,18 @@ class Supervised(Task):
         own_examples, own_outputs = tf.nest.map_structure(
             lambda rows: None if rows is None else tf.boolean_mask(rows, mine | ~has_rows), (examples, outputs)
         )
-        self._update_metrics(metrics, own_examples, own_outputs, None)
+        self._update_metrics(metrics, own_examples, own_outputs, None, is_part=True)
         for variable, value in before:
             variable.assign(tf.where(has_rows, variable.value, value))
 
     def _update_metrics(
-        self, metrics: Sequence[keras.metrics.Metric], examples: Any, outputs: Any, shares: tf.Tensor | None
+        self,
+        metrics: Sequence[keras.metrics.Metric],
+        examples: Any,
+        outputs: Any,
+        shares: tf.Tensor | None,
+        *,
+        is_part: bool = False,
     ) -> None:
         targets, weights = self._targets(examples), self._weights(examples)
         for metric, (output, build) in zip(metrics, self._metrics, strict=True):
@@ -252,15 +258,16 @@ class Supervised(Task):
                     weight = _apply_mask(weight, mask)
                 elif weight is not None:
                     weight = with_trailing_axes(weight, max(weight.shape.rank, mask.shape.rank))
+            if is_part and isinstance(metric, keras.metrics.MeanMetricWrapper):
+                values = metric._fn(targets[output], prediction.values, **metric._fn_kwargs)
+                if not tf.convert_to_tensor(values).shape.rank:
+                    raise _refuse_metric(metric, "it gives one number for a batch, of which each has another part")
             try:
                 metric.update_state(targets[output], prediction.values, sample_weight=weight)
             except ValueError as error:
                 if shares is None:
                     raise
-                raise UserError(
-                    f"The metric {metric.name!r} takes no weights of examples, by which several replicas count each "
-                    f"example once: {error}. Return a value for each example, and not their mean."
-                ) from error
+                raise _refuse_metric(metric, str(error)) from error
 
     def _targets(self, examples: Any) -> Mapping[str, Any]:
         y = _unpack_examples(examples)[1]
@@ -310,6 +317,13 @@ class Supervised(Task):
             held = sorted(value) if isinstance(value, Mapping) else type(value).__name__
             raise UserError(f"{what} are {held}, but there are losses for {sorted(self._losses)}. Use the same names.")
         return value
+
+
+def _refuse_metric(metric: keras.metrics.Metric, reason: str) -> UserError:
+    return UserError(
+        f"The metric {metric.name!r} takes no weights of examples, by which several replicas count each example once: "
+        f"{reason}. Return a value for each example, and not their mean."
+    )
 
 
 def only(nest: Any) -> Any:
