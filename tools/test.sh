@@ -27,7 +27,8 @@ cores=$("$python" -c 'import os; print(len(os.sched_getaffinity(0)))' 2>/dev/nul
 gibibytes=$(($(getconf _PHYS_PAGES) / 1024 * $(getconf PAGESIZE) / 1024 / 1024))
 jobs=$(((3 * cores + 1) / 2))
 ((jobs * 5 <= gibibytes)) || jobs=$((gibibytes / 5 > 1 ? gibibytes / 5 : 1))
-arguments=(-n "$jobs" --dist loadfile --no-loadscope-reorder)
+# A process that crashes ends the run: pytest-xdist would hang where it gave the crashed one's files to another.
+arguments=(-n "$jobs" --dist loadfile --no-loadscope-reorder --max-worker-restart=0)
 for argument; do
   [[ "$argument" == --quick ]] && arguments+=(-m "not slow") || arguments+=("$argument")
 done

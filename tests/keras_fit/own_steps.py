@@ -80,6 +80,7 @@ class Clipped(Netted):
     def __init__(self) -> None:
         super().__init__()
         self.error = keras.metrics.MeanAbsoluteError(name="error")
+        self.overlap = keras.metrics.BinaryIoU([1], threshold=0.0, name="overlap")  # which takes no weights of rows
 
     def find_loss(self, data: Any) -> Any:
         x, y = data
@@ -87,8 +88,10 @@ class Clipped(Netted):
 
     def test_step(self, data: Any) -> dict[str, Any]:
         x, y = data
-        self.error.update_state(y, self(x, training=False))
-        return {"error": self.error.result()}
+        predicted = self(x, training=False)
+        self.error.update_state(y, predicted)
+        self.overlap.update_state(ops.cast(y > 0.0, "float32"), predicted)
+        return {"error": self.error.result(), "overlap": self.overlap.result()}
 
 
 class Gan(keras.Model):

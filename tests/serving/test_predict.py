@@ -50,6 +50,10 @@ def single():
     inputs = keras.Input((6,))
     return keras.Model(inputs, keras.layers.Dense(3)(inputs))
 
+def summarized():
+    x = keras.layers.Dense(3)(inputs := keras.Input((6,)))
+    return keras.Model(inputs, {"own": x, "mean": keras.ops.mean(x)})
+
 def compiled():
     model = single()
     model.compile("sgd", "mse")
@@ -213,10 +217,14 @@ def test_a_compiled_model_predicts(used: Used, predict_here: Callable[..., Finis
         ("predict.weights = None", "rite predict.weights = 'FILE'"),
         ("predict.examples_per_file = 0", "predict.examples_per_file is 0"),
         ("predict.data = @used.narrow", "do not fit the data"),
+        (
+            "predict.model = @used.summarized\npredict.weights = 'single.keras'",
+            "'mean' is of [], and does not have a row",
+        ),
     ],
 )
 def test_wrong_settings_are_one_message(predict_here: Callable[..., Finished], wrong: str, words: str) -> None:
-    refused = predict_here("wrong", wrong)
+    refused = predict_here("wrong", *wrong.splitlines())
     assert refused.status == 2 and words in refused.stderr, refused.outputs()
 
 

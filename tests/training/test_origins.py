@@ -6,6 +6,7 @@ written by hand.
 
 from __future__ import annotations
 
+import importlib
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,6 +29,7 @@ from tfdist.training.recovery.matching import SavedArray, match_arrays
 from tfdist.training.recovery.origins import StartFrom, find_origin
 from tfdist.training.recovery.weights import load_weights
 from tfdist.training.step.state import ModelState
+from tfdist.tuning.search.hypermodel import HyperModel
 
 TOLERANCE = 1e-6
 X = np.random.default_rng(0).random((16, 8, 8, 3), np.float32)
@@ -414,3 +416,22 @@ def test_weights_are_converted_with_a_model_and_without(
     digits_gin = str(REPOSITORY / "tfdist" / "configs" / "experiments" / "digits.gin")
     assert verbs.run(["convert", path, "model.keras", digits_gin]) == 2  # of which it is no model
     assert "does not fit this model" in capsys.readouterr().err and not pathlib.Path("model.keras").exists()
+
+
+@pytest.mark.slow
+def test_weights_of_a_run_are_converted_by_its_hyperparameters(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits = REPOSITORY / "tfdist" / "configs" / "experiments" / "digits.gin"
+    layers = "[keras.Input((64,)), keras.layers.Dense(hp.Int('n', 8, 64))]"
+    (tmp_path / "sized.py").write_text(f"import keras\ndef build(hp): return keras.Sequential({layers})\n")
+    (tmp_path / "sized.gin").write_text(f"import sized\ninclude '{digits}'\ntrain.model = @sized.build\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = HyperModel(importlib.import_module("sized").build, {"n": 12})
+    (tmp_path / "run").mkdir()
+    model().save_weights("run/model.weights.h5")
+    model.write("run")
+    assert verbs.run(["convert", "run/model.weights.h5", "arrays.safetensors", "sized.gin"]) == 0
+    shapes = [array.shape for array in safetensors.numpy.load_file("arrays.safetensors").values()]
+    assert sorted(shapes) == [(12,), (64, 12)]

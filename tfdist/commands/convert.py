@@ -5,6 +5,7 @@ Invariant: OUT is written whole or not at all, and nothing is written over.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import os
@@ -59,13 +60,17 @@ def _convert(settings: Any, *, path: str, target: str, partial: bool) -> None:
     from tfdist.training.recovery.weights import find_by_path, load_weights, open_weights
     from tfdist.training.run.validate_run import as_event_log, build_alone
     from tfdist.training.step.state import MODEL, ModelState
-    from tfdist.tuning.search.hypermodel import builder_of
+    from tfdist.tuning.search.hypermodel import builder_of, read, takes_hyperparameters
 
     found = find_by_path(path, "IN", tell=as_event_log(_show))
     if settings is None:
         with open_weights(found) as (_, saved):
             _write_safetensors(target, {name: array for name, array in saved.items() if is_weight(name)})
         return
+    if settings.hyperparameters is None and takes_hyperparameters(settings.model):  # of the run, then, that has them
+        folder = os.path.dirname(found.path)
+        known = read(folder) or read(os.path.dirname(folder))
+        settings = dataclasses.replace(settings, hyperparameters=known and known.values)
     model = build_alone(settings, builder_of(settings))
     loaded = load_weights(model, found, start=StartFrom(path, partial=partial))
     for line in [*loaded.report, *(f"left out: {line}" for line in loaded.left_out)]:

@@ -13,7 +13,7 @@ from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import digest_examples, dispose
 from tfdist.data.sources.source import Source
 from tfdist.serving.inputs import InputsAlone, name_outputs, without_compilation
-from tfdist.serving.prediction_files import PredictionFiles, check_columns, check_format, join_rows
+from tfdist.serving.prediction_files import PredictionFiles, check_format, check_output, join_rows
 from tfdist.serving.serving_settings import PredictSettings
 from tfdist.storage import files
 from tfdist.storage.contents import crc32c
@@ -113,7 +113,10 @@ class Predictor:
         inputs = self._task.inputs(batch["examples"])
         outputs = name_outputs(self._model, inputs, predicts=True)
         outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
-        mine = tf.fill(tf.shape(tf.nest.flatten(inputs)[0])[:1], True)
+        one = tf.nest.flatten(inputs)[0]
+        for name, value in outputs.items():
+            check_output(name, value, one.shape[0])
+        mine = tf.fill(tf.shape(one)[:1], True)
         if "shares" in batch:
             shares = batch["shares"]
             mine = (shares >= 1.0) | ((shares > 0.0) & tf.equal(replica_index(), 0))
@@ -155,8 +158,6 @@ def _predict_remaining(
         for step in range(first, plan.steps_per_epoch):
             heartbeat.beat(heartbeat.EVALUATING, step)
             columns = predictor(next(iterator))
-            if step == first:
-                check_columns(columns)
             if run.topology.is_chief:
                 is_last = step + 1 == plan.steps_per_epoch
                 written.add(step, columns, first=plan.num_examples_until(step), is_last=is_last)

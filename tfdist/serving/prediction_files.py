@@ -148,11 +148,15 @@ def join_rows(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def check_columns(columns: Mapping[str, np.ndarray]) -> None:
-    """Raises UserError where an output cannot stand in a column."""
-    for name, column in columns.items():
-        if name == EXAMPLE or column.dtype.kind not in "iufb":
-            raise UserError(
-                f"The model's output {name!r} is {column.dtype}{list(column.shape)}; predictions are numbers, in "
-                f"columns with other names than {EXAMPLE!r}."
-            )
+def check_output(name: str, value: Any, num_examples: int | None) -> None:
+    """Raises UserError where an output, a tensor, cannot stand in a column with a row for each example."""
+    if name == EXAMPLE or np.dtype(value.dtype.as_numpy_dtype).kind not in "iufb":
+        raise UserError(
+            f"The model's output {name!r} is {value.dtype.name}{list(value.shape)}; predictions are numbers, in "
+            f"columns with other names than {EXAMPLE!r}."
+        )
+    if value.shape.rank == 0 or None is not value.shape[0] != num_examples:
+        raise UserError(
+            f"The model's output {name!r} is of {list(value.shape)}, and does not have a row for each example. "
+            "Leave it out of the model's outputs."
+        )

@@ -107,9 +107,7 @@ class Supervised(Task):
         for name, builders in metrics_by_output.items():
             if not isinstance(builders, (list, tuple)):
                 raise UserError(f"metrics is {builders!r} for {name}; write a list, [@keras.metrics.AUC].")
-        self._metrics: list[tuple[str, Any]] = [
-            (o, _check_builder(b)) for o, builders in metrics_by_output.items() for b in builders
-        ]
+        self._metrics = [(o, _check_builder(b)) for o, builders in metrics_by_output.items() for b in builders]
 
     def bind(self, model: keras.Model, structure: Any) -> None:
         """Resolves losses and metrics by the model's shapes."""
@@ -120,10 +118,8 @@ class Supervised(Task):
                 "Supervised.loss is not given. Write a loss: supervised.Supervised.loss = 'mean_squared_error'.",
                 error_id="no-loss",
             )
-        if any(
-            isinstance(getattr(one, "build", one), str)
-            for one in [*self._losses.values(), *(b for _, b in self._metrics)]
-        ):
+        builders = [*self._losses.values(), *(b for _, b in self._metrics)]
+        if any(isinstance(getattr(one, "build", one), str) for one in builders):
             self._resolve_names(model, structure)
 
     def _resolve_names(self, model: keras.Model, structure: Any) -> None:
@@ -238,13 +234,7 @@ class Supervised(Task):
             variable.assign(tf.where(has_rows, variable.value, value))
 
     def _update_metrics(
-        self,
-        metrics: Sequence[keras.metrics.Metric],
-        examples: Any,
-        outputs: Any,
-        shares: tf.Tensor | None,
-        *,
-        is_part: bool = False,
+        self, metrics: Sequence[Any], examples: Any, outputs: Any, shares: tf.Tensor | None, *, is_part: bool = False
     ) -> None:
         targets, weights = self._targets(examples), self._weights(examples)
         for metric, (output, build) in zip(metrics, self._metrics, strict=True):
@@ -258,16 +248,19 @@ class Supervised(Task):
                     weight = _apply_mask(weight, mask)
                 elif weight is not None:
                     weight = with_trailing_axes(weight, max(weight.shape.rank, mask.shape.rank))
-            if is_part and isinstance(metric, keras.metrics.MeanMetricWrapper):
-                values = metric._fn(targets[output], prediction.values, **metric._fn_kwargs)
-                if not tf.convert_to_tensor(values).shape.rank:
-                    raise _refuse_metric(metric, "it gives one number for a batch, of which each has another part")
             try:
+                if is_part and isinstance(metric, keras.metrics.MeanMetricWrapper):
+                    values = metric._fn(targets[output], prediction.values, **metric._fn_kwargs)
+                    if not tf.convert_to_tensor(values).shape.rank:
+                        raise ValueError("it gives one number for a batch, of which each has another part")
                 metric.update_state(targets[output], prediction.values, sample_weight=weight)
             except ValueError as error:
-                if shares is None:
+                if shares is None and not is_part:
                     raise
-                raise _refuse_metric(metric, str(error)) from error
+                raise UserError(
+                    f"The metric {metric.name!r} takes no weights of examples, by which several replicas count each "
+                    f"example once: {error}. Return a value for each example, and not their mean."
+                ) from error
 
     def _targets(self, examples: Any) -> Mapping[str, Any]:
         y = _unpack_examples(examples)[1]
@@ -317,13 +310,6 @@ class Supervised(Task):
             held = sorted(value) if isinstance(value, Mapping) else type(value).__name__
             raise UserError(f"{what} are {held}, but there are losses for {sorted(self._losses)}. Use the same names.")
         return value
-
-
-def _refuse_metric(metric: keras.metrics.Metric, reason: str) -> UserError:
-    return UserError(
-        f"The metric {metric.name!r} takes no weights of examples, by which several replicas count each example once: "
-        f"{reason}. Return a value for each example, and not their mean."
-    )
 
 
 def only(nest: Any) -> Any:
@@ -420,7 +406,7 @@ def _resolve_builder(builder: Any, shapes: Sequence[Any]) -> Callable[[], keras.
     return functools.partial(resolve_metric, builder, *shapes)
 
 
-def _check_builder(builder: Any) -> Callable[[], keras.metrics.Metric] | str:
+def _check_builder(builder: Any) -> Any:
     if isinstance(builder, str):
         return builder
     if isinstance(builder, keras.metrics.Metric):

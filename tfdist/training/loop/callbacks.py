@@ -131,7 +131,7 @@ class Callbacks:
     @property
     def weights_are_finite(self) -> bool:
         """Whether no weight is infinite or not a number."""
-        return all(np.isfinite(w).all() for w in self._model.get_weights() if w.dtype.kind == "f")
+        return all(np.isfinite(w).all() for w in self._model.get_weights() if w.dtype.kind in "fV")
 
     def allow_evaluation(self) -> None:
         """Clears `stop_evaluating`, which an earlier evaluation, or that of another set, may have left."""

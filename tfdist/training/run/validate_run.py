@@ -348,7 +348,7 @@ def read_exported_weights(directory: RunDirectory) -> dict[str, np.ndarray]:
 def compare_weights(trained: Mapping[str, np.ndarray], restored: Mapping[str, np.ndarray]) -> None:
     """Raises UserError where a checkpoint did not give back the weights that were trained."""
     for name, value in trained.items():
-        is_float = value.dtype.kind == "f"  # statistics that are computed again may round differently
+        is_float = value.dtype.kind in "fV"  # V is bfloat16's; statistics that are computed again may round differently
         is_same = functools.partial(np.allclose, rtol=1e-5, atol=1e-7, equal_nan=True) if is_float else np.array_equal
         if name not in restored or not is_same(value, restored[name]):
             raise UserError(
