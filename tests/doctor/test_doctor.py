@@ -14,7 +14,8 @@ import support
 from gcs.server import GcsServer
 from processes import running_workers
 
-from tfdist.errors import EXIT_DONE, EXIT_USER_ERROR
+from tfdist.commands import doctor
+from tfdist.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
 from tfdist.launch.local_workers import tf_config
 
 pytestmark = pytest.mark.slow
@@ -28,8 +29,8 @@ def found(report: dict[str, Any], group: str, level: str | None = None) -> list[
 
 def doctors(logs: Path, *workers: list[str]) -> list[tuple[int, dict[str, Any]]]:
     """Runs a doctor for each worker of one cluster, each with arguments of its own; statuses and reports."""
-    doctor = [sys.executable, "-m", "tfdist.doctor", "--json", "--peer_seconds=90"]
-    commands = [[*doctor, *arguments] for arguments in workers]
+    alone = [sys.executable, "-m", "tfdist.doctor", "--json", "--peer_seconds=90"]
+    commands = [[*alone, *arguments] for arguments in workers]
     with running_workers(commands, logs, directory=support.REPOSITORY, stderr=None) as started:
         return [(process.end(), json.loads(process.output)) for process in started]
 
@@ -98,3 +99,6 @@ def test_a_machine_without_a_cluster_is_fine(tmp_path: Path) -> None:
     assert lines[-1].startswith("a run can start")
     assert any("examined alone" in line for line in lines)
     assert list(tmp_path.iterdir()) == []
+    mistaken = [f"--gin_file={support.REPOSITORY}/tfdist/configs/experiments/digits.gin", "--gin_param=train.epoch = 3"]
+    with pytest.raises(UserError, match="train has no parameter 'epoch'"):
+        doctor.run(mistaken)

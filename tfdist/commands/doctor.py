@@ -101,7 +101,6 @@ class Doctor:
         """Runs all checks and reports their findings."""
         from tfdist.doctor import versions  # whose `packaging` may be missing, which is a message then
 
-        settings = self._read_settings()
         self._read_cluster()
         needs = ["horovod"] * (self.strategy == "horovod")
         needs += ["google-cloud-storage"] * any(p.startswith("gs://") for p in self.options.run_dir)
@@ -113,23 +112,23 @@ class Doctor:
         self._check_storage()
         if num_gpus is None:
             return  # without TensorFlow there is nothing more to see
+        settings = self._read_settings()
         facts = facts_of.collect(versions=versions.list_versions(), settings=settings, num_devices=num_gpus)
         if self.strategy:
             self._measure(self.strategy, facts)
         elif self.cluster is None:
-            self.report(
-                ok_finding(
-                    "workers", "neither TF_CONFIG nor Horovod's environment is set: this machine is examined alone"
-                )
-            )
+            what = "neither TF_CONFIG nor Horovod's environment is set: this machine is examined alone"
+            self.report(ok_finding("workers", what))
 
     def _read_settings(self) -> dict[str, str] | None:
-        """The statements of the gin files, None without any; a mistake ends the doctor as it would end the run."""
-        if not self.options.gin_file:
+        """The settings of the gin files, None without any; a mistake ends the doctor as it would end the run."""
+        files, params = self.options.gin_file, self.options.gin_param
+        if not files:
             return None
+        from tfdist import main
         from tfdist.config import loading
 
-        return loading.read_statements(gin_files=self.options.gin_file, gin_params=self.options.gin_param)
+        return loading.load(gin_files=files, gin_params=params, roots=lambda: main.load_roots(verbose=False)).settings()
 
     def _read_cluster(self) -> None:
         """Reads TF_CONFIG; reports a finding if it is wrong."""

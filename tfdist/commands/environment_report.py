@@ -27,7 +27,6 @@ Prints versions, devices and variables of this machine, to paste into the report
 FLAGS = flags.FlagValues()
 # Of the variables that change what TensorFlow, Keras, Horovod or a cluster do.
 BEGINNINGS = ("TF_", "KERAS_", "XLA_", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32", "HOROVOD_", "SLURM_", "OMP_", "TFDIST_")
-
 SECRETS = re.compile("JWT|KEY|TOKEN|SECRET|PASS|CRED|AUTH", re.IGNORECASE)  # in the name of a variable
 
 

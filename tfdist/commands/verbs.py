@@ -91,9 +91,7 @@ VERBS = {
     ),
     "report": Verb("draw a page of a run, of several or of a sweep", command="tfdist.commands.report:run"),
     "settings": Verb("list every setting: type, default, meaning", command="tfdist.commands.settings_list:run"),
-    "env": Verb(
-        "print what a report of a fault needs: versions, devices", command="tfdist.commands.environment_report:run"
-    ),
+    "env": Verb("print what a report of a fault needs", command="tfdist.commands.environment_report:run"),
     "completion": Verb("print a shell's completion of these words", command="tfdist.commands.verbs:print_completion"),
 }
 ABOUT = """\

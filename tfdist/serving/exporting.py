@@ -70,9 +70,7 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
         expected = {name: keras.ops.convert_to_numpy(value) for name, value in outputs.items()}
         exports = {}
         is_quantized = False
-        for kind in sorted(
-            settings.formats, key=EXPORTS.index
-        ):  # LiteRT, which quantizes by itself, before Keras does so in place
+        for kind in sorted(settings.formats, key=EXPORTS.index):  # LiteRT, which quantizes by itself, is first
             if settings.quantize is not None and kind != "litert" and not is_quantized:
                 is_quantized = True
                 with warnings.catch_warnings(action="ignore"):  # of each layer that stays as it is
@@ -83,9 +81,8 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
                 model, kind, path, task.inputs(source.structure), raw=raw, quantize=settings.quantize is not None
             )
             given = _run_in_process(kind, path, _name_inputs(inputs), scratch)
-            exports[kind] = _compare(expected, given) | {
-                "bytes": _copy(path, files.join(run.directory.export, NAMES[kind]))
-            }
+            num_bytes = _copy(path, files.join(run.directory.export, NAMES[kind]))
+            exports[kind] = _compare(expected, given) | {"bytes": num_bytes}
             if raw is not None:
                 rows = _name_inputs(raw.first(len(next(iter(expected.values())))))
                 given = _run_in_process(RAW, path, rows, scratch)
@@ -167,11 +164,8 @@ def _write_export(
                 archive.add_endpoint("serve", lambda inputs: name_outputs(model, inputs), [named])
                 if raw is not None:
                     archive.track(raw.kept)
-                    archive.add_endpoint(
-                        RAW,
-                        lambda given: name_outputs(model, raw.function(given)),
-                        [_name_specs(dict(raw.inputs))],
-                    )
+                    signature = [_name_specs(dict(raw.inputs))]
+                    archive.add_endpoint(RAW, lambda given: name_outputs(model, raw.function(given)), signature)
                 archive.write_out(path, verbose=False)
             else:
                 own = {"optimizations": [tf.lite.Optimize.DEFAULT]} if quantize and kind == "litert" else {}
