@@ -24,7 +24,9 @@ import tfdist
 from tfdist import experiment
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.one_device import OneDevice
+from tfdist.training.recovery.weights import find_by_path, load_weights
 from tfdist.training.run.train_settings import TrainSettings
+from tfdist.training.run.validate_run import as_event_log
 
 pytestmark = pytest.mark.slow
 
@@ -287,6 +289,28 @@ def test_a_model_that_keras_cannot_save_leaves_its_weights(tmp_path: pathlib.Pat
     loaded.load_weights(tmp_path / "run" / "export" / "model.weights.h5")
     for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+class Loadable(Clipped):
+    def find_loss(self, data: Any) -> Any:
+        x, y = data
+        return keras.ops.mean(keras.ops.square(self.net(x) - y))
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_model_that_only_its_step_has_called_is_exported_whole(tmp_path: pathlib.Path) -> None:
+    model, (x, y), run_dir = own_steps.compiled(Loadable)(), KINDS["a step with clipping"][1], tmp_path / "run"
+    tfdist.fit(model, x, y, batch_size=7, run_dir=str(run_dir), verbose=0)
+    expected = model(x)
+    kinds = {"Loadable": Loadable}
+    loaded = keras.saving.load_model(run_dir / "export" / "model.keras", custom_objects=kinds, compile=False)
+    np.testing.assert_array_equal(loaded(x), expected)
+    called = Loadable()
+    called(x)  # whose variables have other paths than those of the step
+    load_weights(called, find_by_path(str(run_dir), "weights", tell=as_event_log(print)))
+    np.testing.assert_array_equal(called(x), expected)
 
 
 def test_the_users_objects_are_as_fit_leaves_them() -> None:

@@ -14,10 +14,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from sklearn.datasets import load_wine
 from support import REPOSITORY, Finished, run_python
 
 from tfdist.data.sources.sklearn_sets import load_digits
+from tfdist.serving import exporting
 
 DIGITS = "--gin_file=configs/experiments/digits.gin"
 pytestmark = pytest.mark.slow
@@ -150,11 +152,11 @@ import numpy as np
 
 def load(num_examples=32):
     x = np.random.default_rng(0).normal(size=(num_examples, 4)).astype(np.float32)
-    return {"hours-per-week": x[:, :2], "a b": x[:, 2:]}, {"z_head": x[:, :3], "a_head": x[:, :2]}
+    return {"1st-week": x[:, :2], "class": x[:, 2:]}, {"z_head": x[:, :3], "a_head": x[:, :2]}
 
 
 def build():
-    inputs = {"hours-per-week": keras.Input((2,), name="hours"), "a b": keras.Input((2,), name="a_b")}
+    inputs = {"1st-week": keras.Input((2,), name="week"), "class": keras.Input((2,), name="kind")}
     x = keras.layers.Concatenate()([*inputs.values()])
     heads = [keras.layers.Dense(3, name="z_head")(x), keras.layers.Dense(2, name="a_head")(x)]
     return keras.Model(inputs, heads)
@@ -184,3 +186,19 @@ def test_names_that_are_no_identifiers_and_outputs_in_a_list_are_compared_with_t
     run_python(["-m", "tfdist.main", *given], env=path, cwd=tmp_path).check()
     for kind, found in report_of(tmp_path / "run")["exports"].items():
         assert max(found["largest_difference"].values()) < 1e-4, kind
+
+
+class Summarized(keras.Model):
+    def call(self, x: Any) -> dict[str, Any]:
+        return {"mean": keras.ops.mean(x), "sign": tf.where(x[:, 0] > 0, "plus", "minus")}
+
+
+def test_texts_and_one_number_for_all_examples_are_compared(tmp_path: Path) -> None:
+    model, x = Summarized(), np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    expected = {name: keras.ops.convert_to_numpy(value) for name, value in model(x).items()}
+    path = str(tmp_path / "saved")
+    exporting._write_export(model, "saved_model", path, tf.TensorSpec((None, 4)), raw=None, quantize=False)
+    given = exporting._run_in_process("saved_model", path, {"inputs": x}, str(tmp_path))
+    assert exporting._compare(expected, given)["largest_difference"] == {"mean": 0, "sign": 0}
+    given["sign"][3] = b"none"
+    assert exporting._compare(expected, given)["largest_difference"]["sign"] == 1

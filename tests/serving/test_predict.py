@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import signal
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from support import REPOSITORY, Finished, run_python
 
 from tfdist.errors import UserError
 from tfdist.serving.inputs import name_outputs
-from tfdist.serving.prediction_files import PredictionFiles
+from tfdist.serving.prediction_files import WRITERS, PredictionFiles
 
 pytestmark = pytest.mark.slow
 
@@ -179,6 +180,8 @@ def test_workers_and_replicas_share_the_examples(used: Used, launch: list[str], 
 
 
 def test_files_of_other_formats_hold_the_same(used: Used, predict_here: Callable[..., Finished]) -> None:
+    empty = parquet.read_table(io.BytesIO(WRITERS["parquet"]({"none": np.zeros((2, 0))})))
+    assert empty["none"].to_pylist() == [[], []]
     expected = {name: np.asarray(value) for name, value in used.model(used.rows).items()}
     everything = "predict.examples_per_file = 1000"
     predict_here("npz", everything, "predict.format = 'npz'", "predict.data = @used.alone").check()
@@ -207,6 +210,9 @@ def test_a_compiled_model_predicts(used: Used, predict_here: Callable[..., Finis
     predict_here("compiled", *settings).check()
     expected = keras.models.load_model("single.keras")(used.rows)
     np.testing.assert_allclose([each["output"] for each in used.lines("compiled")], expected, atol=1e-6)
+    predict_here("compiled", *settings, "predict.precision = 'bfloat16'").check()  # other settings: anew
+    rounded = np.array([each["output"] for each in used.lines("compiled")])
+    assert 1e-5 < np.abs(rounded - expected).max() < 0.1
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Invariant: export/report.json names only exports whose outputs were compared wit
 
 from __future__ import annotations
 
+import keyword
 import os
 import pathlib
 import re
@@ -66,6 +67,7 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
         model = build_model(builder, task, source.structure)
         put_weights(run, model, found)
         inputs = _draw_examples(source, task, settings.num_examples)
+        num_examples = len(tf.nest.flatten(inputs)[0])
         outputs = name_outputs(model, tf.nest.map_structure(tf.constant, inputs))
         expected = {name: keras.ops.convert_to_numpy(value) for name, value in outputs.items()}
         exports = {}
@@ -84,7 +86,7 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
             num_bytes = _copy(path, files.join(run.directory.export, NAMES[kind]))
             exports[kind] = _compare(expected, given) | {"bytes": num_bytes}
             if raw is not None:
-                rows = _name_inputs(raw.first(len(next(iter(expected.values())))))
+                rows = _name_inputs(raw.first(num_examples))
                 given = _run_in_process(RAW, path, rows, scratch)
                 exports[kind]["raw"] = _compare(expected, given) | {"inputs": list(_name_inputs(raw.inputs))}
             exports[kind]["path"] = files.join(run.directory.export, NAMES[kind])
@@ -93,7 +95,7 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
             "weights": found.path,
             "step": found.step,
             "quantized": settings.quantize,
-            "num_examples": len(next(iter(expected.values()))),
+            "num_examples": num_examples,
             "exports": exports,
         }
         files.write_atomic(run.directory.export_report, to_json(report, indent=2) + "\n")
@@ -129,7 +131,9 @@ def _name_inputs(nest: Any) -> Arrays:
     if isinstance(nest, Mapping):
         found: dict[str, Any] = {}
         for name, each in sorted(nest.items()):
-            known = re.sub(r"\W", "_", name)
+            known = re.sub(r"\W", "_", name, flags=re.ASCII)
+            if not known[:1].isalpha() or keyword.iskeyword(known) or known == "self":
+                known = f"input_{known}"
             found[f"{known}_{len(found)}" if known in found else known] = each
         return found
     flat = tf.nest.flatten(nest)
@@ -197,7 +201,10 @@ def _compare(expected: Arrays, given: Arrays) -> dict[str, Any]:
     found: dict[str, Any] = {"largest_difference": {}, "same_class": {}}
     for name, ours in expected.items():
         theirs = given[name].reshape(ours.shape)
-        difference = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
+        if ours.dtype.kind in "biuf":
+            difference = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
+        else:
+            difference = np.abs(ours - theirs) if ours.dtype.kind == "c" else ours.astype(np.bytes_) != theirs
         found["largest_difference"][name] = float(difference.max(initial=0.0))
         if ours.ndim > 1 and ours.shape[-1] > 1:
             found["same_class"][name] = float(np.mean(ours.argmax(-1) == theirs.argmax(-1)))

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import digest_examples, dispose
 from tfdist.data.sources.source import Source
+from tfdist.errors import UserError
 from tfdist.serving.inputs import InputsAlone, name_outputs, without_compilation
 from tfdist.serving.prediction_files import PredictionFiles, check_format, check_output, join_rows
 from tfdist.serving.serving_settings import PredictSettings
@@ -28,6 +29,8 @@ from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
 from tfdist.training.step.precision import as_tf_function, set_precision
 from tfdist.tuning.search import hypermodel
+
+ROOTS = ("train", "evaluate", "predict", "export", "find_rate", "tune")
 
 
 def predict(settings: PredictSettings, request: Request) -> str:
@@ -112,10 +115,12 @@ class Predictor:
         """
         inputs = self._task.inputs(batch["examples"])
         outputs = name_outputs(self._model, inputs, predicts=True)
-        outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
         one = tf.nest.flatten(inputs)[0]
         for name, value in outputs.items():
+            if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+                raise UserError(f"The model's output {name!r} is ragged or sparse. Return it as a dense tensor.")
             check_output(name, value, one.shape[0])
+        outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
         mine = tf.fill(tf.shape(one)[:1], True)
         if "shares" in batch:
             shares = batch["shares"]
@@ -131,7 +136,10 @@ def _open_files(
 ) -> PredictionFiles:
     about: dict[str, Any] = {"weights": found.path.removeprefix(f"{run.directory.path}/"), "step": found.step}
     about |= {"num_examples": source.num_examples, "global_batch_size": plan.global_batch_size}
-    about["data"] = run.request.settings().get("predict.data")
+    values = run.request.settings()
+    about["data"] = values.get("predict.data")
+    shaping = sorted(f"{name} = {value}" for name, value in values.items() if _shapes_outputs(name))
+    about["settings_crc32c"] = crc32c("\n".join(shaping).encode())
     if run.topology.is_chief:
         about["examples"] = digest_examples(source, plan.global_batch_size)
         if found.state is not None and found.state.manifest is not None:
@@ -140,6 +148,12 @@ def _open_files(
             about["crc32c"] = crc32c(files.read(found.path))
     steps = max(1, settings.examples_per_file // settings.global_batch_size)
     return PredictionFiles(run.directory.predictions, settings.format, about, steps_per_file=steps)
+
+
+def _shapes_outputs(name: str) -> bool:
+    """Whether a setting may change predictions: those of the model and the data, and of functions that these name."""
+    root, _, setting = name.partition(".")
+    return root not in ROOTS or setting in ("model", "hyperparameters", "task", "precision")
 
 
 def _predict_remaining(

@@ -41,6 +41,8 @@ def _as_parquet(columns: Mapping[str, np.ndarray]) -> bytes:
 
     def column_of(array: np.ndarray) -> pyarrow.Array:
         made = pyarrow.array(array.ravel())
+        if not array.size:  # which has no lists of a fixed size
+            return pyarrow.array(array.tolist())
         for size in reversed(array.shape[1:]):
             made = pyarrow.FixedSizeListArray.from_arrays(made, size)
         return made

@@ -67,7 +67,7 @@ def main(kind: str, path: str, examples: str, outputs: str) -> None:
         inputs = {name: held[name] for name in held.files}
     found = RUNS[kind](path, inputs)
     assert "tfdist" not in sys.modules
-    np.savez(outputs, **found)
+    np.savez(outputs, **{name: a.astype(np.bytes_) if a.dtype == object else a for name, a in found.items()})
 
 
 if __name__ == "__main__":

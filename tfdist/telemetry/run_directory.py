@@ -178,7 +178,7 @@ RUN_FILES = (
         "Remove it to continue with the run in this directory, or give another --run_dir.",
     ),
     RunFile("export/model.keras", "the trained model", Policy.REFUSE, "Write evaluate.weights = 'last'."),
-    RunFile("export/model.weights.h5", "its weights, where it has no get_config", Policy.REFUSE, "The same."),
+    RunFile("export/model.weights.h5", "its weights, where it has no get_config or call", Policy.REFUSE, "The same."),
     RunFile("export/adapter.npz", "the adapter of the trained model", Policy.REFUSE, "Use model.keras."),
     RunFile(
         "sweep.jsonl",

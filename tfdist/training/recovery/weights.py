@@ -12,9 +12,10 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
 
 from tfdist.checkpoint import catalog, restore
 from tfdist.checkpoint.catalog import Entry, list_checkpoints, list_paths
@@ -25,6 +26,7 @@ from tfdist.errors import UserError, build_user_error
 from tfdist.keras_patches.patches import Patches
 from tfdist.recipes.lora import adapter_bytes, read_adapter, restore_adapters
 from tfdist.storage import files
+from tfdist.tasks.task import overrides
 from tfdist.telemetry import heartbeat
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.result import find_checkpoint_dir
@@ -170,10 +172,15 @@ def _list_steps(run: RunDirectory) -> str:
     return ", ".join(f"{step:,}" for step in sorted({entry.step for entry in _list_whole(run)}))
 
 
-def export_model(run: Run, model: keras.Model) -> str:
+def export_model(run: Run, model: keras.Model, inputs: Any) -> str:
     """Writes export/model.keras, and the adapter of one that is adapted, whole or not at all, on the chief.
 
-    Of a model whose classes do not say how they are made it writes the weights alone, and says so.
+    Of a model that Keras cannot load again it writes the weights alone, and says so.
+
+    Args:
+      run: of the training.
+      model: trained.
+      inputs: nest of `tf.TensorSpec`s, with which a model that only its own step called is built.
 
     Returns:
       The path that the chief has written, or would write if the run were kept.
@@ -184,15 +191,13 @@ def export_model(run: Run, model: keras.Model) -> str:
         return target
     with tempfile.TemporaryDirectory(prefix="tfdist-export-") as scratch:
         path = os.path.join(scratch, "model.keras")
-        try:
-            model.save(path)
-        except NotImplementedError:  # of `get_config`, which many subclassed models do without
+        if missing := _save_whole(model, path, inputs):
             target, path = run.directory.model_weights, os.path.join(scratch, "model.weights.h5")
             with Patches() as patches:
                 patches.replace(model, built=True)  # which a model without a call of its own never is
                 model.save_weights(path)
             name = type(model).__name__
-            run.note("model_not_saved", f"Keras cannot save {name}, which has no get_config; {target} has its weights.")
+            run.note("model_not_saved", f"Keras cannot save {name}, which has no {missing}; {target} has its weights.")
         files.make_dirs(run.directory.export)
         with open(path, "rb") as saved:
             files.write_atomic(target, saved.read())
@@ -200,6 +205,18 @@ def export_model(run: Run, model: keras.Model) -> str:
     if adapter:
         files.write_atomic(run.directory.adapter, adapter_bytes(adapter))
     return target
+
+
+def _save_whole(model: keras.Model, path: str, inputs: Any) -> str | None:
+    """Saves a model; the name of the method without which Keras cannot load it, None where it can."""
+    if not model.built and overrides(model, "call"):
+        with contextlib.suppress(Exception):  # whatever a call raises that no step of the training made
+            model(tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), inputs))
+    try:
+        model.save(path)
+    except NotImplementedError:
+        return "get_config"
+    return None if model.built else "call"
 
 
 def check_exported(run_dir: str, weights: str | int | None) -> None:
@@ -331,6 +348,8 @@ def load_weights(
     specs = {name.removeprefix(MODEL): spec for name, spec in ModelState(model).specs().items()}
     with open_weights(found) as (kind, saved):
         match = match_arrays(saved, specs, start.names, exact=found.step is not None)
+        if not match.sources:  # a model's own step calls its layers in another order, from which Keras makes names
+            match = match_arrays(saved, specs, start.names)
         if not start.partial or not match.sources:
             match.check(f"{found.path} ({kind})", len(specs))
         arrays = match.read(saved, specs)

@@ -194,8 +194,9 @@ class Trainer:
 
     def _export_model(self, opened: RecoveryStart, step: int) -> str:
         """Exports the trained model; its path. Where the store does not take it, the error says what is lost."""
+        training = self._training
         try:
-            return export_model(self._training.run, self._training.learner.model)
+            return export_model(training.run, training.learner.model, training.task.inputs(training.source.structure))
         except OSError as error:
             cause, recovery = explain_failure(error), opened.recovery
             if cause is None or recovery is None or recovery.newest_step == step:
