@@ -26,8 +26,8 @@ ABOUT = f"""\
 
 Writes the weights of IN, whatever train.start_from takes, to OUT: a file in {", ".join(OUTPUTS)} format.
 
-With an experiment they become those of its model, by its own names; a line for each says from where. Without one OUT
-is .safetensors, and has the arrays of IN as they are.
+With an experiment they become those of its model, by its own names; unless IN is a run's checkpoint, a line for each
+says from where. Without an experiment OUT is .safetensors, and has the arrays of IN as they are.
 """
 FLAGS = flags.FlagValues()
 flags.DEFINE_multi_string("gin_file", [], "of the model", flag_values=FLAGS)
@@ -49,7 +49,9 @@ def run(arguments: Sequence[str]) -> int:
     from tfdist import main
 
     convert = functools.partial(_convert, path=path, target=target, partial=options.partial)
+    main.import_tensorflow(verbose=False)
     main.use_training(options, convert) if options.gin_file else convert(None)
+    _show(f"{target}: written")
     return EXIT_DONE
 
 
@@ -100,7 +102,6 @@ def _write_safetensors(target: str, arrays: Mapping[str, Any]) -> None:
     (plan,) = plan_files(specs, max_file_bytes=sys.maxsize)
     ordered = (np.ascontiguousarray(arrays[spec.name].read()) for spec, _ in plan.offsets)
     files.write_new(target, itertools.chain([plan.header], (array.reshape(-1).view(np.uint8) for array in ordered)))
-    _show(f"{target}: {len(arrays):,} arrays")
 
 
 def _show(text: str) -> None:

@@ -34,6 +34,10 @@ def run(arguments: Sequence[str]) -> None:
     if not run_dirs:
         raise UserError(f"No run given. Write, for example: {PROGRAM} runs/digits")
     if not given.list:
+        if files.is_dir(given.output or ""):
+            raise UserError(
+                f"--output={given.output} is a directory. Write a file: {files.join(given.output, COMPARISON)}"
+            )
         try:
             print(_write(run_dirs, given.output or None))
         except OSError as error:

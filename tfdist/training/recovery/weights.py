@@ -107,7 +107,7 @@ def locate_weights(path: str, setting: str) -> str:
         return path
     if path.endswith((*HDF5_FILES, ".safetensors")):
         raise UserError(f"There is no file {setting} = {path!r}.")
-    others = "" if setting == START_FROM else "'best', 'last', a step, "
+    others = "'best', 'last', a step, " if setting.endswith(".weights") else ""
     raise UserError(f"{setting} = {path!r} is no weights that can be read. Write {others}{KINDS}.")
 
 
