@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import functools
+import json
 import math
 import pathlib
 import pickle
@@ -225,8 +227,31 @@ def test_a_csv_logger_has_each_epoch_once_after_kills_repetitions_and_extensions
     with path.open("a") as file:
         file.write("5,0.2")  # as a kill leaves it
     assert call(6, append=True, checkpoint=saves) == [0, 1, 2, 3, 4, 5]
-    assert call(2, append=True, run_dir=str(tmp_path / "other")) == [0, 1, 2, 3, 4, 5, 0, 1]
+    both = [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6]
+    assert call(7, append=True, run_dir=str(tmp_path / "other")) == both
+    assert call(6, append=True, checkpoint=saves) == both  # of which the last rows are another run's
+    third = {"append": True, "run_dir": str(tmp_path / "third"), "checkpoint": policy.CheckpointPolicy(every_steps=1)}
+    with pytest.raises(InterruptedError):
+        call(1, Once("on_train_batch_end", 2, interrupt), **third)
+    assert call(1, **third) == [*both, 0]
     assert call(1, run_dir=None) == [0]
+
+
+def gap(a: Any, b: Any, power: float) -> Any:
+    return keras.ops.mean(keras.ops.abs(a - b) ** power, axis=-1)
+
+
+def test_a_model_and_a_loss_that_keras_cannot_write_leave_weights_and_are_known_without_addresses(
+    tmp_path: pathlib.Path,
+) -> None:
+    slope = functools.partial(keras.activations.leaky_relu, negative_slope=0.1)
+    model = keras.Sequential([keras.Input((X.shape[1],)), keras.layers.Dense(1, activation=slope)])
+    model.compile("sgd", functools.partial(gap, power=2))
+    tfdist.fit(model, X, X[:, :1], verbose=0, run_dir=str(tmp_path))
+    assert (tmp_path / "export" / "model.weights.h5").exists()
+    assert "which has a get_config that Keras cannot write" in (tmp_path / "events.jsonl").read_text()
+    loss = json.loads((tmp_path / "run.json").read_text())["settings"]["fit.loss"]
+    assert loss == "functools.partial(<function gap>, power=2)"
 
 
 class Remembers(keras.callbacks.Callback):

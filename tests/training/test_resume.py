@@ -169,6 +169,34 @@ def test_a_signal_during_an_evaluation_ends_it_and_costs_no_step(tmp_path: pathl
     assert_same(trained, whole)
 
 
+class SwapsAverages(keras.callbacks.Callback):
+    """Evaluates averages of the weights, as people write it."""
+
+    average: list[np.ndarray] | None = None
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        weights = self.model.get_weights()
+        before = weights if self.average is None else self.average
+        self.average = [(a + b) / 2 for a, b in zip(before, weights, strict=True)]
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.trained = self.model.get_weights()
+        self.model.set_weights(self.average or self.trained)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.model.set_weights(self.trained)
+
+
+def test_an_evaluation_of_weights_that_a_callback_has_swapped_ends_before_the_run_leaves(
+    tmp_path: pathlib.Path,
+) -> None:
+    changes = {"eval_data": lambda: digits(448), "eval_batch_size": 16}
+    whole = run(tmp_path / "whole", callbacks=[*memories(), SwapsAverages()], **BASE | changes)
+    leaving = [*memories(), SwapsAverages(), Once("on_test_begin", 2, send(signal.SIGTERM))]
+    assert isinstance(run(tmp_path / "parts", may_fail=True, callbacks=leaving, **BASE | changes).error, PreemptedError)
+    assert_same(run(tmp_path / "parts", callbacks=[*memories(), SwapsAverages()], **BASE | changes), whole)
+
+
 def test_a_second_signal_while_saving_tears_nothing(
     tmp_path: pathlib.Path, undisturbed: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,7 +188,7 @@ def _text(part: Any) -> str:
     if isinstance(part, list | tuple):
         return "[" + ", ".join(map(_text, part)) + "]"
     if not isinstance(part, keras.Optimizer | keras.Loss):
-        return getattr(part, "__name__", None) or str(part)
+        return getattr(part, "__name__", None) or str(_plain(part))
     config = _config(part)
     return f"{type(part).__name__}({', '.join(f'{name}={value!r}' for name, value in config.items())})"
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import pathlib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from tfdist.strategies.strategy import Strategy
 from tfdist.training.step.optimizer import keeps_average
 
 TRAIN_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+TEST_HOOKS = ("on_test_begin", "on_test_end")
 TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -46,7 +48,8 @@ class Callbacks:
     Attributes:
       act_on_batches: the names of those that want every batch of the training; calls are then one step long.
       act_on_test_batches: whether one wants every batch of an evaluation.
-      are_any: whether there are any, on whichever worker. All three are the same on every worker.
+      wrap_tests: whether one does something before an evaluation and after it, such as to swap weights.
+      are_any: whether there are any, on whichever worker. All four are the same on every worker.
 
     Args:
       callbacks: of this worker, which `check_callbacks` let pass; others may have others.
@@ -70,10 +73,14 @@ class Callbacks:
         callbacks = [c for c in callbacks if not is_backup(c)]
         mine = [c for c in callbacks if strategy.topology.is_chief or not writes(c)]
         self._mine = mine
+        self._loggers = [each for each in mine if isinstance(each, keras.callbacks.CSVLogger)]
+        self._num_epochs: int = params["epochs"]
+        self._resumes_at: int | None = None
         names = list_active_callbacks(callbacks, TRAIN_BATCH_HOOKS)
         acts_on_test = bool(list_active_callbacks(callbacks, TEST_BATCH_HOOKS))
-        any_of = strategy.sum_over_workers([len(callbacks), len(names), acts_on_test])
-        self.are_any, acts_on_batches, self.act_on_test_batches = (any_of > 0).tolist()
+        wraps_tests = any(all(_is_active(c, hook) for hook in TEST_HOOKS) for c in callbacks)
+        any_of = strategy.sum_over_workers([len(callbacks), len(names), acts_on_test, wraps_tests])
+        self.are_any, acts_on_batches, self.act_on_test_batches, self.wrap_tests = (any_of > 0).tolist()
         self.act_on_batches = names or (["A callback of another worker"] if acts_on_batches else [])
         self._model = model
         self._optimizer = optimizer
@@ -95,9 +102,12 @@ class Callbacks:
 
     def train_begin(self, resumes_at: int | None = None) -> None:
         """`resumes_at`: the next epoch whose end the callbacks see, of a run that an earlier start began."""
-        with continued_files(self._mine, resumes_at):
+        self._resumes_at = resumes_at
+        with continued_files(self._loggers, resumes=resumes_at is not None):
             self.call("on_train_begin")
         self._baseline = Baseline(self._mine)
+        for logger in self._loggers if resumes_at is None else ():
+            logger.lines_before = len(_read_lines(logger))  # of other runs, which a checkpoint keeps
 
     def changes(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Returns what the callbacks have learned since `train_begin`, for JSON, and the arrays that this refers to."""
@@ -107,6 +117,9 @@ class Callbacks:
         """Puts back what `changes` gave, after `train_begin`; `stops`: one of them had asked to stop."""
         self._baseline.restore(changes, arrays)
         self._model.stop_training = stops
+        ended = stops or (self._resumes_at or 0) >= self._num_epochs
+        for logger in () if ended else self._loggers:
+            _drop_rows(logger, self._resumes_at or 0)
 
     def train_end(self, logs: dict[str, Any]) -> bool:
         """Ends training as `fit` does: the optimizer's averages replace the weights, then callbacks may change them.
@@ -174,15 +187,13 @@ def _find_raiser(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def continued_files(callbacks: Sequence[keras.callbacks.Callback], epoch: int | None) -> Iterator[None]:
-    """Has each CSVLogger continue its file where a run resumes at an epoch, of which it may have rows already."""
-    loggers = [each for each in callbacks if isinstance(each, keras.callbacks.CSVLogger)]
+def continued_files(loggers: Sequence[keras.callbacks.CSVLogger], *, resumes: bool) -> Iterator[None]:
+    """Has each CSVLogger continue its file where a run resumes."""
     appends = [each.append for each in loggers]
     for each in loggers:
         each.append_header = True  # an earlier call of `fit` may have left it False
-        if epoch is not None:
-            each.append = True
-            _drop_rows(each, epoch)
+        each.append |= resumes
+        vars(each).pop("lines_before", None)
     try:
         yield
     finally:
@@ -190,21 +201,21 @@ def continued_files(callbacks: Sequence[keras.callbacks.Callback], epoch: int | 
             each.append = append
 
 
+def _read_lines(logger: keras.callbacks.CSVLogger) -> list[bytes]:
+    path = pathlib.Path(logger.filename)
+    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+
+
 def _drop_rows(logger: keras.callbacks.CSVLogger, epoch: int) -> None:
-    """Takes the rows of this and later epochs off the end of its file, and one that a kill cut off."""
-    if not os.path.exists(logger.filename):
-        return
-    with open(logger.filename, newline="") as file:
-        lines = file.readlines()
-    kept = list(lines)
-    while len(kept) > 1 and not (kept[-1].endswith("\n") and _is_before(kept[-1].partition(logger.sep)[0], epoch)):
-        kept.pop()
-    if kept != lines:
-        files.write_atomic(logger.filename, "".join(kept))
-
-
-def _is_before(text: str, epoch: int) -> bool:
-    return not text.isdecimal() or int(text) < epoch
+    """Takes the run's rows of this and later epochs off the end of its file, and one that a kill cut off."""
+    kept = lines = _read_lines(logger)
+    while len(kept) > max(1, getattr(logger, "lines_before", 0)):
+        number, _, _ = kept[-1].decode().partition(logger.sep)
+        if kept[-1].endswith(b"\n") and not (number.isdecimal() and int(number) >= epoch):
+            break
+        kept = kept[:-1]
+    if len(kept) < len(lines):
+        os.truncate(logger.filename, sum(map(len, kept)))  # to which it is open already, to append
 
 
 def writes(callback: keras.callbacks.Callback) -> bool:
@@ -266,9 +277,9 @@ def list_active_callbacks(callbacks: Sequence[keras.callbacks.Callback], hooks: 
     """The class names of those that do something in one of `hooks`, each once.
 
     It follows from the classes and settings of all callbacks, those included that only the chief runs, so every worker
-    makes calls of the same length. Some of Keras's override a batch hook and do nothing in it under their settings.
+    makes calls of the same length.
     """
-    names = (type(c).__name__ for c in callbacks if any(overrides(c, h) and not _is_idle(c, h) for h in hooks))
+    names = (type(c).__name__ for c in callbacks if any(_is_active(c, hook) for hook in hooks))
     return list(dict.fromkeys(names))
 
 
@@ -277,12 +288,12 @@ def _function(callback: keras.callbacks.Callback, hook: str) -> Any:
     return getattr(method, "__func__", method)
 
 
-def _is_idle(callback: keras.callbacks.Callback, hook: str) -> bool:
-    """Returns whether a hook is one of Keras's own, of a callback whose settings leave it nothing to do there."""
+def _is_active(callback: keras.callbacks.Callback, hook: str) -> bool:
+    """Whether a callback does something in a hook: some of Keras's do nothing in theirs under their settings."""
     for kind, is_idle in _IDLE.items():
         if isinstance(callback, kind) and _function(callback, hook) is getattr(kind, hook):
-            return is_idle(callback)
-    return False
+            return not is_idle(callback)
+    return overrides(callback, hook)
 
 
 def is_backup(callback: Any) -> bool:

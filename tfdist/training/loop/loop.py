@@ -427,7 +427,8 @@ class Loop:
         self._callbacks.allow_evaluation()
         self._callbacks.call("on_test_begin")
         hooks = self._callbacks if self._callbacks.act_on_test_batches else None
-        results = self._evaluator.evaluate(lambda: self._votes(self._outcome.step), hooks)
+        ends_early = not self._callbacks.wrap_tests  # else a checkpoint would hold what they prepared for it
+        results = self._evaluator.evaluate((lambda: self._votes(self._outcome.step)) if ends_early else Vote, hooks)
         if results is None:
             self._leave(boundary_is_due=True)
         self._outcome.eval_metrics, self._outcome.evaluated_at = results, self._outcome.step

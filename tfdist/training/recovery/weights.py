@@ -191,13 +191,13 @@ def export_model(run: Run, model: keras.Model, inputs: Any) -> str:
         return target
     with tempfile.TemporaryDirectory(prefix="tfdist-export-") as scratch:
         path = os.path.join(scratch, "model.keras")
-        if missing := _save_whole(model, path, inputs):
+        if lack := _save_whole(model, path, inputs):
             target, path = run.directory.model_weights, os.path.join(scratch, "model.weights.h5")
             with Patches() as patches:
                 patches.replace(model, built=True)  # which a model without a call of its own never is
                 model.save_weights(path)
             name = type(model).__name__
-            run.note("model_not_saved", f"Keras cannot save {name}, which has no {missing}; {target} has its weights.")
+            run.note("model_not_saved", f"Keras cannot save {name}, which has {lack}; {target} has its weights.")
         files.make_dirs(run.directory.export)
         with open(path, "rb") as saved:
             files.write_atomic(target, saved.read())
@@ -208,15 +208,15 @@ def export_model(run: Run, model: keras.Model, inputs: Any) -> str:
 
 
 def _save_whole(model: keras.Model, path: str, inputs: Any) -> str | None:
-    """Saves a model; the name of the method without which Keras cannot load it, None where it can."""
+    """Saves a model; why Keras cannot load it, "no get_config", or None where it can."""
     if not model.built and overrides(model, "call"):
         with contextlib.suppress(Exception):  # whatever a call raises that no step of the training made
             model(tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), inputs))
     try:
         model.save(path)
-    except NotImplementedError:
-        return "get_config"
-    return None if model.built else "call"
+    except (NotImplementedError, TypeError, ValueError) as error:
+        return "no get_config" if isinstance(error, NotImplementedError) else "a get_config that Keras cannot write"
+    return None if model.built else "no call"
 
 
 def check_exported(run_dir: str, weights: str | int | None) -> None:
