@@ -24,20 +24,30 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     made = tmp_path_factory.mktemp("from_fit")
     (script,) = re.findall(r"```python\n(# train\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
     (made / "train.py").write_text(script)
+    (made / "start.py").write_text("import train\n")
     return made
 
 
 @functools.cache
 def train(directory: pathlib.Path, *command: str) -> float:
     """The last loss of the script's training, which runs once by each command."""
-    support.run_python([*command, "train.py"], cwd=directory, env=PATH).check()
+    what = [] if "--module=train" in command or "start.py" in command else ["train.py"]
+    support.run_python([*command, *what], cwd=directory, env=PATH).check()
     run = directory / "runs" / "digits"
     loss = json.loads((run / "result.json").read_text())["train_metrics"]["loss"]
     shutil.rmtree(run)
     return loss
 
 
-@pytest.mark.parametrize("command", [LAUNCH, pytest.param([*LAUNCH, "--launcher=horovod"], marks=pytest.mark.horovod)])
+@pytest.mark.parametrize(
+    "command",
+    [
+        LAUNCH,
+        pytest.param([*LAUNCH, "--launcher=horovod"], marks=pytest.mark.horovod),
+        [*LAUNCH, "start.py"],
+        [*LAUNCH, "--module=train"],
+    ],
+)
 def test_the_script_trains_alike_as_one_process_and_as_two_workers(directory: pathlib.Path, command: list[str]) -> None:
     one, two = train(directory), train(directory, *command)
     assert one == pytest.approx(two, abs=1e-4) and one < 0.1

@@ -34,6 +34,7 @@ WITH_HOSTS = ("tf_config", "horovod")
 REMOTE_SHELL = "ssh -o BatchMode=yes -o ServerAliveInterval=10"
 VERBS = ("train", "resume", "validate", "evaluate", "predict", "doctor")  # that several workers can do together
 JOINS = re.compile("tfdist|horovod|distribute|TF_CONFIG")  # in a script that connects its workers
+IMPORTED = re.compile(r"^\s*(?:from|import)\s+([\w.]+)", re.MULTILINE)
 EXAMPLE = "tfdist launch -n 2 train tfdist:experiments/digits.gin"
 DESCRIPTION = f"""\
 tfdist launch -n N [FLAGS] SCRIPT.py [ITS ARGUMENTS]
@@ -282,7 +283,7 @@ def _find_command(options: flags.FlagValues, arguments: list[str], operands: lis
             raise UserError(f"--module={options.module} and {what} are both what the workers run. Write one of them.")
         if not what.endswith(".py"):
             return ["-m", "tfdist", *operands]
-        text = pathlib.Path(what).read_text(errors="replace")
+        text = _read_with_imports(pathlib.Path(what))
         if ".fit(" in text and not JOINS.search(text):
             raise UserError(
                 f"{what} calls fit, and names no tfdist: each worker would train a model of its own. Write tfdist.fit("
@@ -292,4 +293,13 @@ def _find_command(options: flags.FlagValues, arguments: list[str], operands: lis
     if not operands and options.module == "tfdist.main":
         what = "Nothing follows `--`" if has_dashes else "What the workers run is missing"
         raise UserError(f"{what}. Received: {' '.join(arguments)!r}. Write, for example: {EXAMPLE}")
-    return ["-m", options.module, *operands]
+    path = pathlib.Path(f"{options.module.replace('.', '/')}.py")
+    joins = path.is_file() and "tfdist" in _read_with_imports(path)
+    return [*(["-m", "tfdist.keras_fit.script"] if joins else []), "-m", options.module, *operands]
+
+
+def _read_with_imports(path: pathlib.Path) -> str:
+    """The text of a script or module, and of those beside it that it imports."""
+    text = path.read_text(errors="replace")
+    beside = {path.parent / f"{name.replace('.', '/')}.py" for name in IMPORTED.findall(text)}
+    return text + "".join(each.read_text(errors="replace") for each in beside if each.is_file())
