@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mistakes import each_is_refused
 
 from tfdist.config import loading
 from tfdist.errors import UserError
@@ -95,6 +96,7 @@ def _workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = set(sys.modules)
     for name, text in FILES.items():
         write(name, text)
+    Path("binary.gin").write_bytes(b"\xff\xfe\x00")
     CALLS.clear()
     yield
     for name in set(sys.modules) - known:
@@ -331,23 +333,17 @@ def test_the_written_configuration_says_where_its_modules_lie(tmp_path: Path, mo
     assert "# modules in:" not in load("import json\ntrain.model = @json.dumps").text()
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("experiments/digit.gin", "no gin file 'experiments/digit.gin'.*Did you mean 'experiments/digits.gin'"),
-        ("configs/runs/train_and_evaluate.gin", "no gin file 'runs/train_and_evaluate.gin' any more. Remove it. Write"),
-        ("tfdist:runs/train_and_evaluate.gin", "any more. Remove it. Write for the macros"),
-        ("a.gin", "b.gin:2: .*circle: a.gin → b.gin → a.gin"),
-        ("runs", "runs is a directory"),
-        ("binary.gin", "binary.gin cannot be read"),
-        ("a" * 5000, "too long"),
-        ("gs:/nowhere.gin", "no gin file"),
-    ],
+test_a_file_that_cannot_be_used_is_refused = each_is_refused(
+    lambda name: loading.load(gin_files=[name], gin_params=(), roots=lambda: ROOTS),
+    ("experiments/digit.gin", "no gin file 'experiments/digit.gin'.*Did you mean 'experiments/digits.gin'"),
+    ("configs/runs/train_and_evaluate.gin", "no gin file 'runs/train_and_evaluate.gin' any more. Remove it. Write"),
+    ("tfdist:runs/train_and_evaluate.gin", "any more. Remove it. Write for the macros"),
+    ("a.gin", "b.gin:2: .*circle: a.gin → b.gin → a.gin"),
+    ("runs", "runs is a directory"),
+    ("binary.gin", "binary.gin cannot be read"),
+    ("a" * 5000, "too long"),
+    ("gs:/nowhere.gin", "no gin file"),
 )
-def test_a_file_that_cannot_be_used_is_refused(name: str, expected: str):
-    Path("binary.gin").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match=expected):
-        loading.load(gin_files=[name], gin_params=(), roots=lambda: ROOTS)
 
 
 # Mistakes.

@@ -159,8 +159,7 @@ def test_optunas_samplers_and_pruners_give_the_same_calls_the_same_answers(
 
 
 @pytest.mark.slow
-def test_optuna_alone_chooses_the_same_values() -> None:
-    optuna = pytest.importorskip("optuna")
+def test_optuna_alone_chooses_the_same_values(optuna: Any) -> None:
     oracle = build(search.Optuna(), max_trials=15)
     run(oracle)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
@@ -168,20 +167,16 @@ def test_optuna_alone_chooses_the_same_values() -> None:
     assert [trial.hyperparameters.values for trial in oracle.trials.values()] == [each.params for each in study.trials]
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        (
-            {"sampler_arguments": {"wrong": 1}},
-            "search.Optuna.sampler_arguments = .* unexpected keyword argument 'wrong'",
-        ),
-        ({"pruner": "Percentile"}, "search.Optuna.pruner_arguments = .*'percentile'"),
-    ],
+@pytest.fixture
+def optuna() -> Any:
+    return pytest.importorskip("optuna")
+
+
+test_what_optuna_does_not_take_is_one_message = each_is_refused(
+    lambda changes, optuna: search.Optuna(**changes).validate(max_trials=3, epochs=2),
+    ({"sampler_arguments": {"wrong": 1}}, "search.Optuna.sampler_arguments = .* unexpected keyword argument 'wrong'"),
+    ({"pruner": "Percentile"}, "search.Optuna.pruner_arguments = .*'percentile'"),
 )
-def test_what_optuna_does_not_take_is_one_message(changes: dict[str, Any], expected: str) -> None:
-    pytest.importorskip("optuna")
-    with pytest.raises(UserError, match=expected):
-        search.Optuna(**changes).validate(max_trials=3, epochs=2)
 
 
 def test_without_optuna_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,17 +185,12 @@ def test_without_optuna_the_message_names_the_extra(monkeypatch: pytest.MonkeyPa
         search.Optuna().validate(max_trials=3, epochs=2)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "limits", "expected"),
-    [
-        (search.Random(), {"max_trials": None, "epochs": 3}, "tune.max_trials = 20"),
-        (search.AshaStopping(), {"max_trials": 3, "epochs": None}, "train.epochs"),
-        (search.Hyperband(), {"max_trials": 3, "epochs": 3}, "Remove tune.max_trials = 3"),
-    ],
+test_a_search_says_what_it_lacks = each_is_refused(
+    lambda chosen, limits: chosen.validate(**limits),
+    (search.Random(), {"max_trials": None, "epochs": 3}, "tune.max_trials = 20"),
+    (search.AshaStopping(), {"max_trials": 3, "epochs": None}, "train.epochs"),
+    (search.Hyperband(), {"max_trials": 3, "epochs": 3}, "Remove tune.max_trials = 3"),
 )
-def test_a_search_says_what_it_lacks(chosen: search.Search, limits: dict[str, Any], expected: str) -> None:
-    with pytest.raises(UserError, match=expected):
-        chosen.validate(**limits)
 
 
 # The space
