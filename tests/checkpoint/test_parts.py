@@ -29,10 +29,15 @@ def state(step: int, index: int) -> State:
     return State(step, {f"tensor_{index}": np.full([1000], step + index, np.float32)}, values)
 
 
+def save(managers: list[Any], step: int) -> None:
+    """Has each worker save its part of a step."""
+    for index, each in enumerate(managers):
+        each.save(state(step, index))
+
+
 def test_a_checkpoint_is_there_once_all_parts_are(tmp_path: pathlib.Path) -> None:
     managers = [manager(tmp_path, index) for index in range(3)]
-    for index in (0, 1):
-        managers[index].save(state(7, index))
+    save(managers[:2], 7)
     managers[1].wait()
     assert restore.load_newest(str(tmp_path), tell=Listener()) is None
     managers[2].save(state(7, 2))
@@ -61,15 +66,13 @@ def test_of_a_worker_that_cannot_write_there_is_no_checkpoint(
         note(part, path, content)
 
     monkeypatch.setattr(Part, "note", fail)
-    for index, each in enumerate(managers):
-        each.save(state(3, index))
+    save(managers, 3)
     managers[1].wait()
     managers[0].wait()
     assert "worker 1 could not write its part: OSError: no space left" in told.warnings[0]
     assert restore.load_newest(str(tmp_path), tell=Listener()) is None
     monkeypatch.setattr(Part, "note", note)
-    for index, each in enumerate(managers):
-        each.save(state(4, index))
+    save(managers, 4)
     for each in managers:
         each.close()
     found = restore.load_newest(str(tmp_path), tell=Listener())
@@ -92,8 +95,7 @@ def test_a_worker_whose_first_start_failed_writes_its_part_of_the_next_checkpoin
     monkeypatch.setattr(writer, "PATIENCE_SECONDS", 1.0)
     managers = [manager(tmp_path, index, count=2) for index in range(2)]
     for step in (2, 3):
-        for index, each in enumerate(managers):
-            each.save(state(step, index))
+        save(managers, step)
         for each in managers[::-1]:
             each.wait()
     for each in managers:

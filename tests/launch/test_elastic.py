@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import support
 from crashes.runs import EXPERIMENT, Run, environment
+from equivalence.runs import assert_close
 from launch import gates, ranks
 from launch.programs import both_launchers
 from processes import Running
@@ -154,8 +154,7 @@ def test_workers_come_die_and_go_and_the_run_ends_as_if_nothing_was(
     ).check()
     ours, theirs = run.weights(), reference.weights()
     assert ours.keys() == theirs.keys()
-    for name, array in ours.items():
-        np.testing.assert_allclose(array, theirs[name], rtol=0, atol=TOLERANCE, err_msg=name)
+    assert_close(ours.values(), [theirs[name] for name in ours], tolerance=TOLERANCE)
     assert run.result()["examples_seen"] == reference.result()["examples_seen"] == 6 * 249
 
 

@@ -26,25 +26,33 @@ def floats(*shape: int) -> tf.TensorSpec:
     return tf.TensorSpec(shape, tf.float32)
 
 
-def test_elementwise_operations_write_into_what_nobody_needs() -> None:
-    assert followed(lambda x: tf.tanh(tf.exp(tf.sin(x))), floats(MB)).peak == 4 * MB
+def square_repeatedly(x: tf.Tensor) -> tf.Tensor:
+    for _ in range(5):
+        x = tf.matmul(x, x)
+    return x
 
 
-def test_what_is_read_again_stays() -> None:
-    def function(x: tf.Tensor) -> tf.Tensor:
-        first = tf.matmul(x, x)
-        return tf.matmul(first, tf.exp(first))
-
-    assert followed(function, floats(500, 500)).peak == 3 * MB
+def read_again(x: tf.Tensor) -> tf.Tensor:
+    first = tf.matmul(x, x)
+    return tf.matmul(first, tf.exp(first))
 
 
-def test_what_nobody_reads_goes() -> None:
-    def function(x: tf.Tensor) -> tf.Tensor:
-        for _ in range(5):
-            x = tf.matmul(x, x)
-        return x
+def branch(x: tf.Tensor) -> tf.Tensor:
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: tf.matmul(tf.matmul(x, x), x))
 
-    assert followed(function, floats(500, 500)).peak == 2 * MB
+
+@pytest.mark.parametrize(
+    ("function", "shape", "peak"),
+    [
+        (lambda x: tf.tanh(tf.exp(tf.sin(x))), (MB,), 4 * MB),  # which write into what nobody needs
+        (read_again, (500, 500), 3 * MB),  # what is read again stays
+        (square_repeatedly, (500, 500), 2 * MB),  # what nobody reads goes
+        (branch, (500, 500), pytest.approx(2 * MB, rel=0.01)),  # of two branches the larger counts
+    ],
+    ids=["elementwise", "read again", "not read again", "branches"],
+)
+def test_what_is_needed_later_takes_memory(function: Callable[..., Any], shape: tuple[int, ...], peak: Any) -> None:
+    assert followed(function, floats(*shape)).peak == peak
 
 
 def test_a_loop_keeps_what_its_gradient_needs_of_every_turn() -> None:
@@ -56,13 +64,6 @@ def test_a_loop_keeps_what_its_gradient_needs_of_every_turn() -> None:
 
     few = 20 * 4 * MB  # an output of each turn
     assert few <= followed(function, floats(MB)).peak <= 1.2 * few
-
-
-def test_of_two_branches_the_larger_counts() -> None:
-    def function(x: tf.Tensor) -> tf.Tensor:
-        return tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: tf.matmul(tf.matmul(x, x), x))
-
-    assert followed(function, floats(500, 500)).peak == pytest.approx(2 * MB, rel=0.01)
 
 
 def test_a_product_by_letters_counts_as_one() -> None:

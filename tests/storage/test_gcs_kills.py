@@ -10,14 +10,14 @@ import subprocess
 import sys
 import time
 
-import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from crashes.runs import TOTAL_STEPS, TWO_REPLICAS, Process, Run
+from equivalence.runs import assert_same_bits, load_weights
 from gcs.faults import Fault
 from gcs.server import GcsServer
 from processes import Running
+from record_files_support import example, write_records
 from support import REPOSITORY, clean_environment, run_python
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -87,15 +87,10 @@ def upload_data(scratch: pathlib.Path) -> None:
     random = np.random.default_rng(0)
     images = random.random((100, 8, 8, 1), np.float32)
     labels = random.integers(0, 10, 100)
+    rows = zip(images, labels, strict=True)
+    records = [example(image=image.ravel().tolist(), label=int(label)) for image, label in rows]
     for shard in range(2):
-        path = scratch / f"train-{shard}"
-        with tf.io.TFRecordWriter(str(path)) as writer:
-            for image, label in zip(images[shard::2], labels[shard::2], strict=True):
-                feature = {
-                    "image": tf.train.Feature(float_list=tf.train.FloatList(value=image.ravel())),
-                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
-                }
-                writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+        path = write_records(scratch / f"train-{shard}", records[shard::2])
         files.write_new(f"gs://bucket/data/train-{shard}", [path.read_bytes()])
     packed = io.BytesIO()
     np.savez(packed, images=images, labels=labels)
@@ -144,8 +139,7 @@ def test_a_run_that_is_killed_on_gs_goes_on_through_every_kind_of_fault(gcs: Gcs
     assert checkpoints and all(catalog.verify(checkpoint) is None for checkpoint in checkpoints)  # none is torn
     assert len({checkpoint.step for checkpoint in checkpoints}) == len(checkpoints)  # and none there twice
     run = fetch(RUN, tmp_path / "run")
-    ours, theirs = (keras.saving.load_model(d / WEIGHTS).get_weights() for d in (run, tmp_path / "undisturbed"))
-    assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert_same_bits(load_weights(run), load_weights(tmp_path / "undisturbed"))
     assert {"config.gin", "tensorboard"} <= {path.name for path in run.iterdir()}
     assert "train.epochs = 4" in (run / "config.gin").read_text()
     result = json.loads((run / "result.json").read_text())
@@ -157,9 +151,6 @@ def test_a_run_that_is_killed_on_gs_goes_on_through_every_kind_of_fault(gcs: Gcs
     assert len(events) == len(set(events)) > 1  # nothing is written twice
     assert "loss" in EventAccumulator(str(run / "tensorboard" / "train")).Reload().Tags()["tensors"]
     assert "Nothing is left to train" in train(RUN)
-
-
-WEIGHTS = "export/model.keras"
 
 
 def kill_after(commits: int, command: list[str], environment: dict[str, str], log: pathlib.Path) -> None:

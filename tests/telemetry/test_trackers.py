@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 from gcs.server import GcsServer
+from mistakes import each_is_refused
 from mlflow import MlflowClient
 from monitoring_support import tracked_facts
 from processes import serving
 from support import REPOSITORY, free_ports, run_python
 from tuning.sweeps import arguments, write_experiment
 
-from tfdist.errors import UserError
 from tfdist.storage import files
 from tfdist.telemetry.facts import Point, RunFacts, Sample
 from tfdist.telemetry.sinks.mlflow import MLflow
@@ -184,13 +184,12 @@ def test_without_a_key_nothing_is_asked_for_and_nothing_is_sent(tmp_path: pathli
     assert "there is no API key: set WANDB_API_KEY" in ended.stderr and not (tmp_path / "wandb").exists()
 
 
-def test_arguments_that_cannot_be_meant_are_refused() -> None:
-    with pytest.raises(UserError, match=r"MLflow\.experiment must be a text; received 3"):
-        MLflow(experiment=3)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"Wandb\.mode must be 'offline' or 'online'; received 'disabled'"):
-        Wandb(mode="disabled")
-    with pytest.raises(UserError, match=r"Wandb\.project must be a text; received ''"):
-        Wandb(project="")
+test_arguments_that_cannot_be_meant_are_refused = each_is_refused(
+    lambda tracker, wrong: tracker(**wrong),
+    (MLflow, {"experiment": 3}, "MLflow.experiment must be a text; received 3"),
+    (Wandb, {"mode": "disabled"}, "Wandb.mode must be 'offline' or 'online'; received 'disabled'"),
+    (Wandb, {"project": ""}, "Wandb.project must be a text; received ''"),
+)
 
 
 def test_a_client_is_imported_by_the_thread_that_makes_the_sink(

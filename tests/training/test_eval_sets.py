@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mistakes import each_is_refused
+from training.trainings import Trained
 
 import tfdist
 from tfdist.errors import UserError
@@ -57,18 +58,13 @@ def settings(eval_data: Any, **others: Any) -> TrainSettings:
     return TrainSettings(**given | others)
 
 
-def read_points(run_dir: pathlib.Path) -> list[dict[str, Any]]:
-    points = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [point for point in points if point["split"] == "eval"]
-
-
 @pytest.mark.slow
 def test_each_set_has_the_numbers_of_an_evaluation_of_it_alone(tmp_path: pathlib.Path) -> None:
     sets = {"near": first_set, "far": EvalSet(second_set, batch_size=16)}
     train(settings(sets), Request(run_dir=str(tmp_path / "both")))
     for name, data, size in (("near", first_set, 32), ("far", second_set, 16)):
         train(settings(data, eval_batch_size=size), Request(run_dir=str(tmp_path / name)))
-    both, near, far = (read_points(tmp_path / name) for name in ("both", "near", "far"))
+    both, near, far = (Trained(tmp_path / name).points("eval") for name in ("both", "near", "far"))
     assert len(both) == 3
     for point, first, second in zip(both, near, far, strict=True):
         for metric in ("loss", "sparse_categorical_accuracy"):
@@ -94,7 +90,7 @@ def test_callbacks_checkpoints_and_results_know_each_set(tmp_path: pathlib.Path)
     assert written["best"]["metric"] == "val_far_sparse_categorical_accuracy"
     assert {"loss", "far_loss"} <= written["eval_metrics"].keys()
     rows = list(csv.DictReader((tmp_path / "log.csv").open()))
-    assert float(rows[1]["val_far_loss"]) == pytest.approx(read_points(tmp_path / "run")[1]["far_loss"])
+    assert float(rows[1]["val_far_loss"]) == pytest.approx(Trained(tmp_path / "run").points("eval")[1]["far_loss"])
     assert len(list(tmp_path.glob("*.keras"))) == 2
     (board,) = (tmp_path / "board" / "validation").iterdir()
     tags = {value.tag for event in tf.compat.v1.train.summary_iterator(str(board)) for value in event.summary.value}
@@ -107,7 +103,7 @@ def test_trained_weights_are_evaluated_on_each_set(tmp_path: pathlib.Path) -> No
     train(settings(sets), Request(run_dir=str(tmp_path)))
     trained = EvaluateSettings(model=build_model, task=settings(sets).task, data=sets, global_batch_size=32)
     found = evaluate(trained, Request(run_dir=str(tmp_path)))
-    last = read_points(tmp_path)[-1]
+    last = Trained(tmp_path).points("eval")[-1]
     assert found == {name: pytest.approx(last[name]) for name in found} and "far_loss" in found
     few = evaluate(
         EvaluateSettings(

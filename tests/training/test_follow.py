@@ -18,7 +18,8 @@ from crashes.pace import PACE
 from gcs.server import GcsServer
 from processes import Running, running, running_workers
 from support import REPOSITORY, Finished
-from training.test_eval_sets import build_model, first_set, read_points, second_set, settings
+from training.test_eval_sets import build_model, first_set, second_set, settings
+from training.trainings import Trained
 
 from tfdist.checkpoint.catalog import list_checkpoints, remove_all
 from tfdist.checkpoint.policy import CheckpointPolicy
@@ -69,7 +70,7 @@ def test_each_checkpoint_has_the_bits_of_the_evaluation_within_the_training(tmp_
     train(settings({"near": first_set, "far": second_set}, checkpoint=ALL), request)
     for _ in range(2):  # the second finds nothing to do
         follow(evaluation(), request)
-    inline, followed = read_points(tmp_path), read_followed(tmp_path)
+    inline, followed = Trained(tmp_path).points("eval"), read_followed(tmp_path)
     assert [point.pop("checkpoint") for point in followed] == [
         pathlib.Path(each.path).name for each in list_checkpoints(RunDirectory(str(tmp_path)).checkpoints)
     ]
@@ -171,7 +172,7 @@ def test_two_workers_and_an_evaluator_are_killed_twice_each_and_every_point_is_t
     command = [*runs.command("mirrored", undisturbed, *params)]
     with Running([sys.executable, "-m", *command], tmp_path / "undisturbed.log", variables, REPOSITORY) as reference:
         assert reference.end() == 0, reference.output
-    inline = read_points(undisturbed)
+    inline = Trained(undisturbed).points("eval")
     assert [point["step"] for point in inline] == [*range(8, 49, 8)]
     for point in inline:
         assert by_step[point["step"]]["loss"] == pytest.approx(point["loss"], rel=runs.TOLERANCE)

@@ -11,9 +11,6 @@ import pytest
 import support
 from crashes.runs import Run
 from equivalence.runs import assert_close
-from training.trainings import run
-
-from tfdist.errors import UserError
 
 pytestmark = pytest.mark.slow
 
@@ -61,8 +58,7 @@ def test_a_run_that_is_short_of_memory_ends_as_one_that_is_not(
     words = rf"The result was reached with \d times as many microbatches .*: memory was short at steps? {step}"
     assert re.match(words, note)
     assert "found no memory" in done.stdout + done.stderr
-    events = [json.loads(line)["event"] for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert "cuda_oom" in events
+    assert Run(tmp_path / "run").events("cuda_oom")
     check(tmp_path / "run", step, fitting(step))
 
 
@@ -75,8 +71,3 @@ def test_of_two_workers_one_is_short_of_memory(tmp_path: pathlib.Path, fitting: 
 def test_without_recovery_the_run_ends_with_advice(tmp_path: pathlib.Path) -> None:
     failed = trained(tmp_path / "run", "one_device", MEGABYTES, "1", "off")
     assert failed.status == 3 and "Write train.num_microbatches = 2, or more" in failed.stderr
-
-
-def test_a_number_that_is_none_is_one_message(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UserError, match=r"num_microbatches is 'auto'; write a whole .* Leave it out: train\.recovery"):
-        run(tmp_path, num_microbatches="auto")

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import pytest
 import support
+from mistakes import call, each_is_refused
 from tuning import hyper_models
 from tuning.sweeps import Sweep, arguments, write_experiment
 
@@ -128,24 +129,17 @@ def test_one_name_in_two_scopes_is_refused() -> None:
     hypermodel.HyperModel(build, {"lr": 0.1}).find_space()
 
 
-def test_an_overridden_fit_is_refused() -> None:
-    with pytest.raises(UserError, match=r"Shuffled\.fit is overridden.*write in the gin file train\.global_batch_size"):
-        hypermodel.HyperModel(hyper_models.Shuffled, {})
+def build_model(model: Any, values: Any) -> Any:
+    given = {"model": model, "hyperparameters": values, "train_data": lambda: None, "strategy": OneDevice()}
+    return hypermodel.builder_of(TrainSettings(**given, global_batch_size=8, epochs=1))
 
 
-def training(model: Any, values: Any) -> TrainSettings:
-    return TrainSettings(
-        model=model,
-        hyperparameters=values,
-        train_data=lambda: None,
-        strategy=OneDevice(),
-        global_batch_size=8,
-        epochs=1,
-    )
-
-
-def test_values_for_a_model_that_takes_none_are_refused() -> None:
-    with pytest.raises(UserError, match=r"the model takes none\. It must be a function build\(hp\)"):
-        hypermodel.builder_of(training(lambda: None, {"units": 3}))
-    with pytest.raises(UserError, match="must be a dict"):
-        hypermodel.builder_of(training(hyper_models.build, 3))
+test_what_is_no_hyper_model_is_refused = each_is_refused(
+    call,
+    (
+        lambda: hypermodel.HyperModel(hyper_models.Shuffled, {}),
+        r"Shuffled\.fit is overridden.*write in the gin file train\.global_batch_size",
+    ),
+    (lambda: build_model(lambda: None, {"units": 3}), "the model takes none. It must be a function build(hp)"),
+    (lambda: build_model(hyper_models.build, 3), "must be a dict"),
+)
