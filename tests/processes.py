@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import termios
@@ -99,6 +100,12 @@ class Running:
     def end(self, *, timeout: float = 480.0) -> int:
         """Waits for its end; the exit status, negative for a signal."""
         return self.popen.wait(timeout)
+
+    def kill(self) -> None:
+        """Kills the process itself, and waits until nothing that it started is left."""
+        self.signal(signal.SIGKILL)
+        self.end()
+        self.wait_until_all_gone()
 
     def wait_until_all_gone(self, *, timeout: float = LEFT_SECONDS) -> None:
         """Waits until nothing that it started is left."""

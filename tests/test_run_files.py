@@ -21,12 +21,13 @@ from unittest.mock import ANY
 import keras
 import numpy as np
 import pytest
+from equivalence.runs import assert_same_bits
 from gcs.server import GcsServer
 from processes import running
 from support import REPOSITORY
 from sweep_journals import Journal as WrittenJournal
 from training.test_resume import Once, fail
-from tuning.sweeps import Sweep, write_experiment
+from tuning.sweeps import Sweep, finish, write_experiment
 from tuning.sweeps import arguments as sweep_arguments
 
 from tfdist import main
@@ -233,12 +234,6 @@ def refusal(act: Callable[..., Any], *args: Any, **changes: Any) -> str:
     return attempt(act, *args, **changes)[0]
 
 
-def assert_weights(ours: Any, theirs: Any) -> None:
-    assert ours is not None
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 # A training reads
 
 READ_BY_TRAINING = {
@@ -271,7 +266,7 @@ def test_a_training_goes_on_to_the_same_weights_or_names_the_file(
             assert str(path) in refused
             assert_kept(before, tree(directory))
             continue
-        assert_weights(weights, runs.weights)
+        assert_same_bits(weights, runs.weights)
         if policy is Policy.KEEP and name in ("run.json", "metrics.jsonl") and damage not in ("more", "newer"):
             said = [each for each in warnings(directory) if str(path) in each]
             assert len(said) == 1 or (name == "metrics.jsonl" and damage == "fewer"), (damage, said)
@@ -300,7 +295,7 @@ def test_one_damaged_checkpoint_is_passed_over_and_one_of_a_newer_format_refused
             with pytest.raises(UserError, match="of format 2") if damage == "newer" else contextlib.nullcontext():
                 evaluated(directory)
         else:
-            assert_weights(weights, runs.weights)
+            assert_same_bits(weights, runs.weights)
 
 
 @pytest.mark.parametrize("damage", ["half", "binary", "newer"])
@@ -318,7 +313,7 @@ def test_checkpoints_none_of_which_can_be_read_end_the_run_and_stay(
         assert tree(directory / "checkpoints") == before
     shutil.move(directory / "checkpoints", tmp_path / "away")  # as the message says
     if damage != "newer":
-        assert_weights(run(directory), runs.weights)
+        assert_same_bits(run(directory), runs.weights)
 
 
 def test_a_checkpoint_of_a_newer_format_outlives_the_training(runs: Runs, tmp_path: pathlib.Path) -> None:
@@ -326,7 +321,7 @@ def test_a_checkpoint_of_a_newer_format_outlives_the_training(runs: Runs, tmp_pa
     oldest = min((directory / "checkpoints").iterdir())
     put(oldest / manifests.NAME, "newer")
     before = tree(oldest)
-    assert_weights(run(directory), runs.weights)
+    assert_same_bits(run(directory), runs.weights)
     assert tree(oldest) == before
 
 
@@ -353,7 +348,7 @@ def test_a_result_is_believed_or_refused(runs: Runs, tmp_path: pathlib.Path) -> 
         if refused:
             assert str(directory / "result.json") in refused and before.items() <= tree(directory).items()
         elif damage == "absent":
-            assert_weights(weights, runs.weights)
+            assert_same_bits(weights, runs.weights)
         else:
             assert weights is None
     for field, value in (("steps_per_epoch", "9"), ("starts", 5), ("best", [1]), ("epochs", True)):
@@ -376,7 +371,7 @@ def test_starts_that_nobody_writes_begin_again(runs: Runs, tmp_path: pathlib.Pat
     (directory / "run.json").write_text(json.dumps({"settings": {}, "starts": starts}))
     assert evaluated(directory)["loss"] > 0
     assert run_data.read_run(str(directory)).starts is not None
-    assert_weights(run(directory), runs.weights)
+    assert_same_bits(run(directory), runs.weights)
     assert (directory / "run.json.damaged").exists() != has_no_zone
     assert len(json.loads((directory / "result.json").read_text())["starts"]) == (2 if has_no_zone else 1)
 
@@ -386,7 +381,7 @@ def test_half_a_last_line_goes_and_the_steps_without_rows_are_named(runs: Runs, 
     directory = runs.copy("killed", tmp_path / "run")
     content = (directory / "metrics.jsonl").read_bytes().splitlines()
     (directory / "metrics.jsonl").write_bytes(content[0] + b"\n" + content[1][:20])
-    assert_weights(run(directory), runs.weights)
+    assert_same_bits(run(directory), runs.weights)
     lines = (directory / "metrics.jsonl").read_bytes().splitlines()
     assert all(isinstance(json.loads(line), dict) for line in lines) and not list(directory.glob("*.damaged"))
     (said,) = [each for each in warnings(directory) if "metrics.jsonl" in each]
@@ -402,7 +397,7 @@ def test_a_start_sweeps_what_a_killed_writer_left_and_nothing_of_another_mode(
     for name in stale + live:
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(b"half")
-    assert_weights(run(directory), runs.weights)
+    assert_same_bits(run(directory), runs.weights)
     assert [name for name in stale + live if (directory / name).exists()] == live
     predicted(directory)
     assert [name for name in live if (directory / name).exists()] == live[1:]
@@ -423,7 +418,7 @@ def test_a_finished_run_misses_its_model(runs: Runs, tmp_path: pathlib.Path) -> 
     assert run(directory) is None
     assert "model.keras is missing; remove" in told(directory, "already_finished")[-1]
     (directory / "result.json").unlink()  # as the message says
-    assert_weights(run(directory), runs.weights)
+    assert_same_bits(run(directory), runs.weights)
     assert (directory / "export" / "model.keras").exists()
 
 
@@ -838,8 +833,7 @@ def test_a_sweep_finds_the_same_or_names_its_journal(swept: pathlib.Path, tmp_pa
 def swept(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A finished sweep of two trials."""
     folder = tmp_path_factory.mktemp("swept")
-    with running(sweep_arguments(write_experiment(folder), folder / "sweep", *GRID), folder / "log") as chief:
-        assert chief.end() == 0, chief.output
+    finish(sweep_arguments(write_experiment(folder), folder / "sweep", *GRID), folder / "log")
     return folder / "sweep"
 
 
@@ -934,7 +928,7 @@ def test_in_a_bucket_it_is_the_same(runs: Runs, gcs: GcsServer) -> None:
             after = {each: files.read(files.join(directory, each)) for each in files.list_tree(directory)}
             assert_kept(before, after)
         else:
-            assert_weights(weights, runs.weights)
+            assert_same_bits(weights, runs.weights)
 
 
 def test_a_tree_in_a_bucket_is_valid_or_not_there(gcs: GcsServer, tmp_path: pathlib.Path) -> None:

@@ -53,31 +53,17 @@ def definitions() -> Iterator[tuple[str, ast.AST, str]]:
                 yield str(file.relative_to(REPOSITORY)), node, node.name
 
 
-def test_no_name_is_one_of_the_words_that_name_nothing() -> None:
+def test_names_name_something_and_no_function_is_called_by_a_preposition_or_a_participle_alone() -> None:
     found = list(definitions())
     assert len(found) > 3000
-    banned = [
-        (file, name, BANNED[word])
-        for file, _, name in found
-        for word in name.strip("_").lower().split("_")
-        if word in BANNED and name not in ALLOWED
-    ]
-    assert not banned
-
-
-def test_no_function_begins_with_a_preposition() -> None:
-    begun = [(file, name) for file, _, name in definitions() if name.strip("_").split("_")[0] in PREPOSITIONS]
-    assert not [each for each in begun if each[1] not in ALLOWED]
-
-
-def test_no_function_is_called_by_a_participle_alone() -> None:
-    called = [
-        (file, name)
-        for file, node, name in definitions()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_property(node)
-        if PARTICIPLE.fullmatch(name.strip("_")) and name not in ALLOWED
-    ]
-    assert not called
+    wrong: list[tuple[str, ...]] = []
+    for file, node, name in (each for each in found if each[2] not in ALLOWED):
+        words = name.strip("_").lower().split("_")
+        wrong += [(file, name, BANNED[word]) for word in words if word in BANNED]
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_property(node)
+        is_participle = is_function and PARTICIPLE.fullmatch(name.strip("_"))
+        wrong += [(file, name)] if name.strip("_").split("_")[0] in PREPOSITIONS or is_participle else []
+    assert not wrong
 
 
 def test_no_two_modules_share_a_name() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import pathlib
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -173,34 +171,26 @@ def drawn_seeds(count: int = 3) -> list[Any]:
 
 def test_a_dataset_made_in_another_thread_leaves_this_ones_global_seed_alone() -> None:
     """As tf.data makes the next epoch's while the main thread traces, or a callback draws."""
-    with restored_seed():
-        tf.random.set_seed(7)
-        expected = drawn_seeds(6)
-        tf.random.set_seed(5)
-        by_tensorflow = drawn_seeds()
-        tf.random.set_seed(7)
-        first, inside, seen = drawn_seeds(), threading.Event(), threading.Event()
-        elsewhere: list[Any] = []
+    tf.random.set_seed(7)
+    expected = drawn_seeds(6)
+    tf.random.set_seed(5)
+    by_tensorflow = drawn_seeds()
+    tf.random.set_seed(7)
+    first, inside, seen = drawn_seeds(), threading.Event(), threading.Event()
+    elsewhere: list[Any] = []
 
-        def make() -> None:
-            with _global_seed(5):
-                elsewhere.extend(drawn_seeds())
-                inside.set()
-                seen.wait(60)
+    def make() -> None:
+        with _global_seed(5):
+            elsewhere.extend(drawn_seeds())
+            inside.set()
+            seen.wait(60)
 
-        thread = threading.Thread(target=make)
-        thread.start()
-        assert inside.wait(60)
-        traced = tf.function(lambda: tf.constant(0)).get_concrete_function().graph.seed
-        meanwhile = drawn_seeds(2)
-        seen.set()
-        thread.join()
-        assert traced == 7 and first + meanwhile + drawn_seeds(1) == expected
-        assert elsewhere == by_tensorflow  # in the thread it is what `tf.random.set_seed` makes it
-
-
-@contextlib.contextmanager
-def restored_seed() -> Iterator[None]:
-    before, _ = tf.compat.v1.get_seed(None)
-    yield
-    tf.random.set_seed(before)
+    thread = threading.Thread(target=make)
+    thread.start()
+    assert inside.wait(60)
+    traced = tf.function(lambda: tf.constant(0)).get_concrete_function().graph.seed
+    meanwhile = drawn_seeds(2)
+    seen.set()
+    thread.join()
+    assert traced == 7 and first + meanwhile + drawn_seeds(1) == expected
+    assert elsewhere == by_tensorflow  # in the thread it is what `tf.random.set_seed` makes it

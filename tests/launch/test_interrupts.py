@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import pytest
@@ -93,19 +94,21 @@ def test_while_the_launcher_starts(launch: Callable[..., Run], monkeypatch: pyte
     assert any("SIGINT was received" in line for line in stderr)
 
 
-@pytest.mark.slow
-def test_while_the_workers_start(launch: Callable[..., Run]) -> None:
-    run = launch("time.sleep(100)", options=("--max_restarts=3",), workers=4)
-    run.until(lambda: psutil.Process(run.pid).children())
+@pytest.mark.parametrize(
+    ("program", "workers", "moment"),
+    [
+        pytest.param("time.sleep(100)", 4, lambda run: psutil.Process(run.pid).children(), marks=pytest.mark.slow),
+        ('while True: print("a line of some length " * 20)', 2, lambda run: "[worker 1]" in run.output),
+    ],
+    ids=["while the workers start", "while it prints"],
+)
+def test_while_workers_run(
+    launch: Callable[..., Run], program: str, workers: int, moment: Callable[[Run], Any]
+) -> None:
+    run = launch(program, options=("--max_restarts=3",), workers=workers)
+    run.until(lambda: moment(run))
     run.signal(signal.SIGINT)
     assert not any("Starting again" in line for line in end(run, EXIT_INTERRUPTED))
-
-
-def test_while_it_prints(launch: Callable[..., Run]) -> None:
-    run = launch('while True: print("a line of some length " * 20)')
-    run.until(lambda: "[worker 1]" in run.output)
-    run.signal(signal.SIGINT)
-    end(run, EXIT_INTERRUPTED)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from equivalence.cases import digits
+from equivalence.runs import assert_same_bits
 from mistakes import each_is_refused
 from training.trainings import run
 
@@ -42,10 +43,7 @@ def test_an_adapter_learns_and_its_weights_are_exported_merged_and_alone(tmp_pat
     expected = np.asarray(found.model(images))
     np.testing.assert_allclose(found.exported()(images), expected, atol=1e-5)  # merged
     for name in ("head", "norm"):
-        for ours, theirs in zip(
-            found.exported().get_layer(name).get_weights(), start.get_layer(name).get_weights(), strict=True
-        ):
-            np.testing.assert_array_equal(ours, theirs)
+        assert_same_bits(*(each.get_layer(name).get_weights() for each in (found.exported(), start)))
     again = adapted(base, rank=3, layers=["first", "inner"])
     again.load_weights(file)
     renamed = {v.path: v for v in again.trainable_variables}

@@ -6,12 +6,10 @@ Devices that are not here are faked; nothing is connected.
 from __future__ import annotations
 
 import json
-import os
 from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
-from support import CLUSTER_VARIABLES
 
 from tfdist.errors import UserError
 from tfdist.strategies import horovod
@@ -27,12 +25,6 @@ def tf_config(workers: int) -> dict[str, str]:
 
 
 ONE = tf_config(1)
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(CLUSTER_VARIABLES)]:
-        monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize(

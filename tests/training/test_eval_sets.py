@@ -11,8 +11,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from equivalence.cases import classification, dense_model, digits
 from mistakes import each_is_refused
-from training.trainings import Trained
+from training.trainings import SMALL, Trained
 
 import tfdist
 from tfdist.errors import UserError
@@ -24,38 +25,17 @@ from tfdist.training.run.request import Request
 from tfdist.training.run.train_settings import EvaluateSettings, TrainSettings
 
 
-def examples(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    x = np.random.default_rng(seed).normal(size=(count, 8)).astype("float32")
-    return x, (x.sum(axis=1) > 0).astype("int64")
-
-
 def first_set() -> Any:
-    return examples(1, 101)
+    return tuple(part[200:301] for part in digits(358))
 
 
 def second_set() -> Any:
-    return examples(2, 57)
-
-
-def build_model() -> keras.Model:
-    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(2)])
+    return tuple(part[301:] for part in digits(358))
 
 
 def settings(eval_data: Any, **others: Any) -> TrainSettings:
-    given: dict[str, Any] = {
-        "model": build_model,
-        "optimizer": lambda: keras.optimizers.Adam(0.01),
-        "task": Supervised(
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=[keras.metrics.SparseCategoricalAccuracy],
-        ),
-        "train_data": lambda: examples(0, 200),
-        "eval_data": eval_data,
-        "strategy": OneDevice(),
-        "global_batch_size": 32,
-        "epochs": 3,
-    }
-    return TrainSettings(**given | others)
+    given = {"train_data": lambda: digits(200), "eval_data": eval_data, "global_batch_size": 32, "epochs": 3}
+    return TrainSettings(**SMALL | {"task": classification(), "strategy": OneDevice()} | given | others)
 
 
 @pytest.mark.slow
@@ -101,13 +81,13 @@ def test_callbacks_checkpoints_and_results_know_each_set(tmp_path: pathlib.Path)
 def test_trained_weights_are_evaluated_on_each_set(tmp_path: pathlib.Path) -> None:
     sets = {"near": first_set, "far": EvalSet(second_set, num_batches=1)}
     train(settings(sets), Request(run_dir=str(tmp_path)))
-    trained = EvaluateSettings(model=build_model, task=settings(sets).task, data=sets, global_batch_size=32)
+    trained = EvaluateSettings(model=dense_model, task=settings(sets).task, data=sets, global_batch_size=32)
     found = evaluate(trained, Request(run_dir=str(tmp_path)))
     last = Trained(tmp_path).points("eval")[-1]
     assert found == {name: pytest.approx(last[name]) for name in found} and "far_loss" in found
     few = evaluate(
         EvaluateSettings(
-            model=build_model, task=settings(sets).task, data=lambda: tuple(each[:32] for each in second_set())
+            model=dense_model, task=settings(sets).task, data=lambda: tuple(each[:32] for each in second_set())
         ),
         Request(run_dir=str(tmp_path)),
     )
@@ -135,10 +115,10 @@ def test_fit_takes_sets_by_name(callbacks: list[keras.callbacks.Callback]) -> No
     histories = []
     for data in ({"near": first_set(), "far": second_set()}, first_set(), second_set()):
         keras.utils.set_random_seed(1)
-        model = build_model()
+        model = dense_model()
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         given: dict[str, Any] = {"validation_data": data, "callbacks": callbacks}
-        fitted = tfdist.fit(model, *examples(0, 200), epochs=2, shuffle=False, verbose=0, **given)
+        fitted = tfdist.fit(model, *digits(200), epochs=2, shuffle=False, verbose=0, **given)
         histories.append(fitted.history)
     both, near, far = histories
     assert (both["val_loss"], both["val_far_loss"]) == (near["val_loss"], far["val_loss"])

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from crashes import runs
 from crashes.pace import PACE
+from equivalence.cases import dense_model
 from gcs.server import GcsServer
 from processes import Running, running, running_workers
 from support import REPOSITORY, Finished
-from training.test_eval_sets import build_model, first_set, second_set, settings
+from training.test_eval_sets import first_set, second_set, settings
 from training.trainings import Trained
 
 from tfdist.checkpoint.catalog import list_checkpoints, remove_all
@@ -36,7 +37,7 @@ EVALUATOR = {"cluster": {"chief": ["host0:2222"], "worker": ["host1:2222"]}, "ta
 
 
 def evaluation(**others: Any) -> EvaluateSettings:
-    given: dict[str, Any] = {"model": build_model, "task": settings(None).task, "global_batch_size": 32}
+    given: dict[str, Any] = {"model": dense_model, "task": settings(None).task, "global_batch_size": 32}
     return EvaluateSettings(**given | {"data": {"near": first_set, "far": second_set}} | others)
 
 

@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from processes import running
 
 MODULE = """\
 import pathlib
@@ -93,6 +95,12 @@ def arguments(gin_file: pathlib.Path, run_dir: pathlib.Path | str, *parameters: 
     """Of the command."""
     given = [f"--gin_param={parameter}" for parameter in parameters]
     return [f"--gin_file={gin_file}", *given, f"--run_dir={run_dir}", f"--mode={mode}"]
+
+
+def finish(command: list[str], log: pathlib.Path, variables: Mapping[str, str] = {}) -> None:
+    """Runs a command to its end, which is a good one."""
+    with running(command, log, variables) as chief:
+        assert chief.end() == 0, chief.output
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import support
 from mistakes import each_is_refused
 from processes import Running, running
 from ray_cluster import HEAD, RayCluster
-from tuning.sweeps import Sweep, arguments, held, write_experiment
+from tuning.sweeps import Sweep, arguments, finish, held, write_experiment
 
 from tfdist.tuning.execution import executor
 from tfdist.tuning.execution.local_slots import read_log
@@ -55,11 +55,9 @@ def node_of(sweep: Sweep, trial: str) -> str | None:
 
 def test_a_sweep_is_the_one_of_one_machine(tmp_path: pathlib.Path, gin_file: pathlib.Path, cluster: RayCluster) -> None:
     local, on_ray = Sweep(tmp_path / "local"), Sweep(tmp_path / "ray")
-    with running(arguments(gin_file, local.directory, *HYPERBAND), tmp_path / "local.log") as chief:
-        assert chief.end() == 0, chief.output
+    finish(arguments(gin_file, local.directory, *HYPERBAND), tmp_path / "local.log")
     command = arguments(gin_file, on_ray.directory, *ON_RAY, *HYPERBAND)
-    with running(command, tmp_path / "ray.log", cluster.variables) as chief:
-        assert chief.end() == 0, chief.output
+    finish(command, tmp_path / "ray.log", cluster.variables)
     assert on_ray.outcomes == local.outcomes and {rung for _, rung in local.outcomes} == {0, 1}
     assert on_ray.result["best"] == local.result["best"]
     assert {e["host"].rpartition(".")[0] for e in on_ray.ends} == {"127.0.0"}
@@ -101,8 +99,7 @@ def test_a_killed_driver_takes_its_trials_along_and_resumes(
             chief.signal(signal.SIGKILL)
             chief.end()
         support.wait_until(lambda: all(map(support.is_gone, pids)), seconds=60)
-    with running(command, tmp_path / "log", cluster.variables) as chief:
-        assert chief.end() == 0, chief.output
+    finish(command, tmp_path / "log", cluster.variables)
     assert sorted((e["trial"], e["status"]) for e in sweep.ends) == [(f"{n:04d}", "done") for n in range(2)]
     for trial in ("0000", "0001"):
         assert [e["epoch"] for e in sweep.of("trial_reported", trial=trial)] == [*range(1, EPOCHS + 1)]
@@ -157,8 +154,7 @@ def test_a_trial_of_two_workers_has_a_node_for_each(
 ) -> None:
     sweep = Sweep(tmp_path / "sweep")
     command = arguments(gin_file, sweep.directory, *ON_RAY, *TWO_WORKERS)
-    with running(command, tmp_path / "log", cluster.variables) as chief:
-        assert chief.end() == 0, chief.output
+    finish(command, tmp_path / "log", cluster.variables)
     result = json.loads((sweep.directory / "trials/0000/result.json").read_text())
     assert result["strategy"] == "multi_worker" and result["num_workers"] == 2 and sweep.result["best"] == "0000"
     (placed,) = [

@@ -11,7 +11,7 @@ import pytest
 import support
 from crashes.pace import PACE, newest_step
 from processes import running
-from tuning.sweeps import Sweep, arguments
+from tuning.sweeps import Sweep, arguments, finish
 
 pytestmark = pytest.mark.slow
 
@@ -52,8 +52,7 @@ def test_a_trial_may_run_under_horovod(tmp_path: pathlib.Path, gin_file: pathlib
     strategy = ("from tfdist.strategies import horovod", "train.strategy = @horovod.Horovod()")
     budget = ("tune.workers_per_trial = 2", "tune.max_trials = 1", "train.epochs = 1")
     sweep = Sweep(tmp_path / "sweep")
-    with running(arguments(gin_file, sweep.directory, *strategy, *budget), tmp_path / "log") as chief:
-        assert chief.end() == 0, chief.output
+    finish(arguments(gin_file, sweep.directory, *strategy, *budget), tmp_path / "log")
     result = json.loads((sweep.directory / "trials/0000/result.json").read_text())
     assert result["strategy"] == "horovod" and result["num_workers"] == 2 and sweep.result["best"] == "0000"
 

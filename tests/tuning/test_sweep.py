@@ -20,7 +20,7 @@ import pytest
 import support
 from gcs.server import GcsServer
 from processes import running, serving
-from tuning.sweeps import ACCURACY, Sweep, arguments, held
+from tuning.sweeps import ACCURACY, Sweep, arguments, finish, held
 
 from tfdist.storage import files
 from tfdist.tuning.schedule.chief import MAX_INTERRUPTIONS
@@ -86,6 +86,15 @@ class Done:
         return Sweep(self.directory / name)
 
 
+def run_several(commands: list[list[str]], statuses: list[int], path: str | pathlib.Path = "") -> support.Finished:
+    """Runs commands one after another in one process, which may import from `path`; they end with these statuses."""
+    script = f"import sys\nsys.path.append({str(path)!r})\n{SEVERAL}"
+    finished = support.run_python(["-c", script, json.dumps(commands)], timeout=500).check()
+    lines = [line for line in finished.stdout.splitlines() if line.startswith("status")]
+    assert lines == [f"status {status}" for status in statuses], finished.outputs()
+    return finished
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Done:
     """Sweeps of each kind, one after the other in one process, which has computed with TensorFlow before."""
@@ -123,10 +132,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, gin_file: pathlib.Path) -> Do
     ]
     trained = arguments(gin_file, directory / "trained", "train.epochs = 1", mode="train")
     commands = [trained, *(arguments(gin_file, directory / name, *settings) for name, _, *settings in starts)]
-    script = f"import sys\nsys.path.append({str(gin_file.parent)!r})\n{SEVERAL}"
-    finished = support.run_python(["-c", script, json.dumps(commands)], timeout=500).check()
-    statuses = [line for line in finished.stdout.splitlines() if line.startswith("status")]
-    assert statuses == [f"status {status}" for status in (0, *(status for _, status, *_ in starts))], finished.outputs()
+    finished = run_several(commands, [0, *(status for _, status, *_ in starts)], path=gin_file.parent)
     return Done(directory, finished.stderr)
 
 
@@ -245,8 +251,7 @@ def test_a_sweep_in_a_bucket_leaves_and_goes_on(gcs: GcsServer, tmp_path: pathli
         assert chief.end() == 143, chief.output
         chief.wait_until_all_gone()
     assert trials() == {"0000", "0001", "0002"}
-    with running(command, log) as chief:
-        assert chief.end() == 0, chief.output
+    finish(command, log)
     events = [json.loads(line) for line in files.read(f"{place}/sweep.jsonl").splitlines()]
     ends = [e for e in events if e["event"] == "trial_ended" and e["status"] != "interrupted"]
     assert [(e["trial"], e["status"], e["epochs"]) for e in ends] == [(f"000{i}", "done", EPOCHS) for i in range(4)]
@@ -266,9 +271,7 @@ def test_a_sweep_whose_chief_is_killed_twice_equals_the_uninterrupted_one(
     command = arguments(gin_file, sweep.directory, *settings)
     with running(command, log) as chief:
         chief.until(lambda: len(sweep.ends) == 2 and sweep.of("trial_started", trial="0002") and sweep.pid("0002"))
-        chief.signal(signal.SIGKILL)
-        chief.end()
-        chief.wait_until_all_gone()
+        chief.kill()
     assert not sweep.of("trial_ended", trial="0002")
     with running(command, log) as chief:
         chief.until(lambda: len(sweep.ends) == 4 and sweep.of("trial_started", trial="0004") and sweep.pid("0004"))
@@ -276,8 +279,7 @@ def test_a_sweep_whose_chief_is_killed_twice_equals_the_uninterrupted_one(
         assert chief.end() == 143
         assert "The same command resumes" in chief.output
     assert not (sweep.directory / "result.json").exists()
-    with running(command, log) as chief:
-        assert chief.end() == 0, chief.output
+    finish(command, log)
     assert sweep.outcomes == done[name].outcomes
     assert sweep.of("trial_ended", trial="0002", status="interrupted")
     assert len(sweep.ends) == 6 and sweep.result["best"] == done[name].result["best"]
@@ -313,14 +315,11 @@ def test_a_sweep_that_ends_before_its_first_evaluation_loses_no_checkpoint(
     command = arguments(gin_file, sweep.directory, *saving, *budget)
     with held(gin_file), running(command, log) as chief:
         chief.until(lambda: list((sweep.directory / "trials/0000/checkpoints").glob("*/manifest.json")))
-        chief.signal(signal.SIGKILL)
-        chief.end()
-        chief.wait_until_all_gone()
+        chief.kill()
     assert not sweep.of("trial_reported")
     finished = support.run_python(["-m", "tfdist.main", *command, "--gin_param=tune.seed = 7"])
     assert finished.status == 2 and "holds another sweep" in finished.stderr, finished.outputs()
-    with running(command, log) as chief:
-        assert chief.end() == 0, chief.output
+    finish(command, log)
     assert len(sweep.of("sweep_started")) == 1 and [e["status"] for e in sweep.ends] == ["done"]
     assert json.loads((sweep.directory / "trials/0000/result.json").read_text())["resumed_from_step"] > 0
 
@@ -347,9 +346,7 @@ def test_a_finished_sweep_can_have_more_trials_and_no_other_sweep_in_its_place(
         arguments(gin_file, sweep.directory, *BAYESIAN, "tune.objective = 'val_loss'"),
         arguments(gin_file, sweep.directory, *BAYESIAN, "train.global_batch_size = 32"),
     ]
-    finished = support.run_python(["-c", SEVERAL, json.dumps(commands)], timeout=100).check()
-    statuses = [line for line in finished.stdout.splitlines() if line.startswith("status")]
-    assert statuses == ["status 0", "status 0", *["status 2"] * 3], finished.outputs()
+    finished = run_several(commands, [0, 0, 2, 2, 2])
     assert [e["num_trials"] for e in sweep.of("sweep_ended")] == [6, 6, 7]
     assert {key: outcome for key, outcome in sweep.outcomes.items() if key[0] != "0006"} == before.outcomes
     assert len(sweep.of("trial_started")) == 7 and sweep.result["num_trials"] == 7
@@ -387,8 +384,7 @@ def killed(times):
         assert chief.end() == 4, chief.output
     assert not sweep.ends and len(sweep.of("trial_ended", status="interrupted")) == MAX_INTERRUPTIONS
     assert chief.output.count("The sweep makes no progress") == 1 and "Traceback" not in chief.output
-    with running(command, tmp_path / "log") as chief:
-        assert chief.end() == 0, chief.output
+    finish(command, tmp_path / "log")
     interrupted = sweep.of("trial_ended", status="interrupted")
     assert all(e["message"] == "its process ended with status 137 (SIGKILL)" for e in interrupted)
     assert [e["status"] for e in sweep.ends] == ["done"] and len(interrupted) == times
@@ -415,8 +411,7 @@ def test_a_sweep_goes_on_after_the_fork_server_was_killed_and_after_ctrl_c_and_a
             chief.signal(interrupt)
             assert chief.end() == status
             assert "Left after the running trials had saved. The same command resumes from there." in chief.output
-    with running(command, log) as chief:
-        assert chief.end() == 0, chief.output
+    finish(command, log)
     names = ["0000", "0001", "0002"]
     assert [(e["trial"], e["status"]) for e in sweep.ends] == [(name, "done") for name in names]
     for name in names:
