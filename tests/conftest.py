@@ -131,6 +131,15 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsServer]:
         gcs_requests.forget_client()
 
 
+@pytest.fixture(params=["local", "gs"])
+def root(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
+    """A directory of this machine, and one of the bucket."""
+    if request.param == "local":
+        return str(tmp_path)
+    request.getfixturevalue("gcs")
+    return "gs://bucket/run"
+
+
 @pytest.fixture
 def answer(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -107,6 +107,20 @@ def shared_directory(tmp_path_factory: pytest.TempPathFactory, name: str) -> Ite
 PATIENCE = 4  # times as long as on a quiet machine
 
 
+def read_changed(file: pathlib.Path, changes: Mapping[str, str]) -> str:
+    """The text of a file with changes, each of which must be possible."""
+    text = file.read_text()
+    for old, new in changes.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+def uncomment(text: str) -> str:
+    """A manifest with all its options, which stand in comments."""
+    return re.sub(r"^( *)#(?=[^\s])", r"\1", text, flags=re.MULTILINE)
+
+
 def read_code_blocks(page: pathlib.Path, language: str) -> list[str]:
     """The blocks of code in one language of a page in Markdown, in order."""
     return re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)

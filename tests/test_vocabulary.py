@@ -66,11 +66,14 @@ def test_names_name_something_and_no_function_is_called_by_a_preposition_or_a_pa
     assert not wrong
 
 
-def test_no_two_modules_share_a_name() -> None:
-    files: dict[str, list[str]] = collections.defaultdict(list)
-    for file in parse_package():
-        if file.name not in ("__init__.py", "__main__.py"):
-            files[file.stem].append(str(file.relative_to(REPOSITORY)))
+def test_no_two_modules_or_two_classes_share_a_name() -> None:
+    files: dict[str, set[str]] = collections.defaultdict(set)
+    for module in parse_package():
+        if module.name not in ("__init__.py", "__main__.py"):
+            files[module.stem].add(str(module.relative_to(REPOSITORY)))
+    for file, node, name in definitions():
+        if isinstance(node, ast.ClassDef) and not name.startswith("_"):
+            files[name].add(file)
     assert not {name: found for name, found in files.items() if len(found) > 1}
 
 
@@ -114,11 +117,3 @@ def is_override(node: ast.ClassDef, method: str, classes: dict[str, ast.ClassDef
         elif name not in ("ABC", "Enum", "Exception", "Generic", "NamedTuple", "Protocol"):
             return True
     return False
-
-
-def test_no_two_classes_share_a_name() -> None:
-    files: dict[str, set[str]] = collections.defaultdict(set)
-    for file, node, name in definitions():
-        if isinstance(node, ast.ClassDef) and not name.startswith("_"):
-            files[name].add(file)
-    assert not {name: places for name, places in files.items() if len(places) > 1}

@@ -11,7 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jsonschema
@@ -31,19 +31,13 @@ KUBERNETES = "1.33"
 DIGITS = "--gin_file=configs/experiments/digits.gin"
 
 
-def read(name: str, changes: dict[str, str] | None = None) -> str:
-    """The text of a file with changes, each of which must be possible."""
-    text = (CLUSTERS / name).read_text()
-    for old, new in (changes or {}).items():
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+def read(name: str, changes: Mapping[str, str] = {}) -> str:
+    return support.read_changed(CLUSTERS / name, changes)
 
 
 def manifest(name: str, *, options: bool = False) -> dict[str, Any]:
     """A manifest, with its options or without."""
-    text = read(name)
-    return yaml.safe_load(re.sub(r"^( *)#(?=[^\s])", r"\1", text, flags=re.MULTILINE) if options else text)
+    return yaml.safe_load(support.uncomment(read(name)) if options else read(name))
 
 
 def pod_of(job_set: dict[str, Any]) -> dict[str, Any]:

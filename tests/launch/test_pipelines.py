@@ -44,15 +44,6 @@ def python_with(packages: tuple[str, ...]) -> Path:
         pytest.skip(str(error))
 
 
-def read(name: str, changes: dict[str, str]) -> str:
-    """The text of a file with changes, each of which must be possible."""
-    text = (PIPELINES / name).read_text()
-    for old, new in changes.items():
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
-
-
 def write_program(directory: Path, text: str) -> str:
     """Writes what stands for Python on the machines of a pipeline, and returns its path."""
     program = directory / "program"
@@ -75,7 +66,7 @@ def run_pipeline(directory: Path, python: str, *, at_least: float = 0.8) -> supp
         'backoff_duration="30s"': 'backoff_duration="1s"',
         "    return task\n": f'    task.set_env_variable("PYTHONPATH", "{support.REPOSITORY}")\n    return task\n',
     }
-    file.write_text(read("kfp_pipeline.py", changes))
+    file.write_text(support.read_changed(PIPELINES / "kfp_pipeline.py", changes))
     words = [python_with(KFP), HERE / "kfp_local.py", file, directory / "run"]
     # The checkout has a folder docker/, which kfp would take for the package.
     return support.run_command(words, cwd=support.REPOSITORY, env={"PYTHONPATH": None}, timeout=240)
@@ -167,7 +158,7 @@ def test_airflow_runs_the_tasks_and_repeats_a_training_only_where_that_can_help(
         "seconds=30": "seconds=0",
         f"{trigger} = None": {"CRON": 'CRON = "0 3 * * 1"', "ASSET": 'ASSET = "file:///data/digits.npz"'}[trigger],
     }
-    (airflow_home / "dags" / "digits.py").write_text(read("airflow_dag.py", changes))
+    (airflow_home / "dags" / "digits.py").write_text(support.read_changed(PIPELINES / "airflow_dag.py", changes))
     finished = run_airflow(airflow_home, "dags", "test", "digits")
     assert (tmp_path / "ran").read_text().split() == ran, finished.outputs()
     assert ("successful" if is_done else "failed") in re.findall("Marking run .* (successful|failed)", finished.stdout)
@@ -175,7 +166,7 @@ def test_airflow_runs_the_tasks_and_repeats_a_training_only_where_that_can_help(
 
 @pytest.mark.parametrize(("accuracy", "status"), [(0.95, 0), (0.9, EXIT_USER_ERROR), ("NaN", EXIT_USER_ERROR)])
 def test_the_gate_of_airflow_compares_the_evaluation(tmp_path: Path, accuracy: Any, status: int) -> None:
-    text = read("airflow_dag.py", {})
+    text = (PIPELINES / "airflow_dag.py").read_text()
     names: dict[str, Any] = {}
     exec(
         text[text.index("METRIC, AT_LEAST") : text.index("RETRIES")]
@@ -190,8 +181,8 @@ def test_the_gate_of_airflow_compares_the_evaluation(tmp_path: Path, accuracy: A
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [False, True], ids=["as it is", "with all options"])
 def test_the_job_of_vertex_ai_has_its_fields(options: bool) -> None:
-    text = read("vertex.yaml", {})
-    job = yaml.safe_load(re.sub(r"^( *)#(?=[^\s])", r"\1", text, flags=re.MULTILINE) if options else text)
+    text = (PIPELINES / "vertex.yaml").read_text()
+    job = yaml.safe_load(support.uncomment(text) if options else text)
     python = python_with(VERTEX)
 
     def check(spec: dict[str, Any]) -> support.Finished:

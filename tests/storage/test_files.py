@@ -200,14 +200,10 @@ def test_a_lease_or_a_log_that_is_a_link_is_refused_and_its_target_is_whole(tmp_
 LARGE_BYTES = 3 * (1 << 20) + 5
 
 
-@pytest.fixture(params=["local", "gs"])
-def root(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A directory; on gs:// large reads begin at a quarter of a megabyte, so that tests stay small."""
-    if request.param == "local":
-        return str(tmp_path)
-    request.getfixturevalue("gcs")
+@pytest.fixture(autouse=True)
+def _small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large reads begin at a quarter of a megabyte, so that tests stay small."""
     monkeypatch.setattr(gcs_transfers, "RANGE_BYTES", 1 << 18)
-    return "gs://bucket/run"
 
 
 @pytest.fixture

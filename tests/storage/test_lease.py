@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pathlib
 import signal
 import socket
 import subprocess
@@ -36,14 +35,6 @@ held.check()
 held.release()
 print("released", flush=True)
 """
-
-
-@pytest.fixture(params=["local", "gs"])
-def root(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
-    if request.param == "local":
-        return str(tmp_path)
-    request.getfixturevalue("gcs")
-    return "gs://bucket/run"
 
 
 @contextlib.contextmanager

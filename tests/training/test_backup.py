@@ -8,10 +8,11 @@ from typing import Any
 import keras
 import pytest
 from checkpoint.checkpoints import Listener
+from equivalence.cases import classification
 from keras.callbacks import BackupAndRestore
 from mistakes import call, each_is_refused
 from training.test_resume import BASE, Once, assert_same, fail, memories
-from training.trainings import STEPS_PER_EPOCH, Trained, run
+from training.trainings import SMALL, STEPS_PER_EPOCH, Trained, run
 
 from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.policy import CheckpointPolicy
@@ -120,15 +121,8 @@ def test_what_keras_has_saved_is_not_taken_for_a_checkpoint(tmp_path: pathlib.Pa
 
 def settings(checkpoint: Any, **said: Any) -> TrainSettings:
     backup = BackupAndRestore("backup", **said)
-    return TrainSettings(
-        model=BASE["model"],
-        train_data=BASE["train_data"],
-        strategy=OneDevice(),
-        global_batch_size=64,
-        epochs=4,
-        callbacks=[backup],
-        checkpoint=checkpoint,
-    )
+    given = SMALL | {"task": classification(), "strategy": OneDevice()}
+    return TrainSettings(**given | {"callbacks": [backup], "checkpoint": checkpoint})
 
 
 test_a_policy_that_says_otherwise_is_refused = each_is_refused(

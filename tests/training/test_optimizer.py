@@ -165,13 +165,9 @@ def test_a_run_ends_with_the_mean_of_the_last_weights(tmp_path: pathlib.Path) ->
 
 @pytest.mark.slow
 def test_batch_statistics_are_then_the_means_over_the_batches(tmp_path: pathlib.Path) -> None:
-    def model() -> keras.Model:
-        return dense_model(batch_norm=True)
-
-    def averaged() -> keras.optimizers.Optimizer:
-        return keras.optimizers.SGD(0.2, use_ema=True, ema_momentum=0.9)
-
-    settings = {"model": model, "optimizer": averaged, "shuffle": False, "deterministic": True}
+    averaged = functools.partial(keras.optimizers.SGD, 0.2, use_ema=True, ema_momentum=0.9)
+    settings = {"model": functools.partial(dense_model, batch_norm=True), "optimizer": averaged}
+    settings |= {"shuffle": False, "deterministic": True}
     plain = run(tmp_path / "plain", **settings)
     renewed = run(tmp_path / "renewed", swa_start="0.5 of run", **settings)
     kernel, images = renewed.weights()[0], digits()[0]
