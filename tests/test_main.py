@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+import keras
 import pytest
 import tensorflow as tf
 from equivalence.runs import assert_same_bits, load_weights
@@ -392,8 +393,6 @@ WEIGHTS = "model.weights.h5"
 @pytest.fixture
 def other_weights(tmp_path: Path) -> str:
     """A file of weights that fit another model than the digits'."""
-    import keras
-
     path = tmp_path / WEIGHTS
     keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]).save_weights(path)
     return path.name

@@ -9,9 +9,12 @@ import sys
 
 import pytest
 import support
+import tensorflow as tf
 from processes import Running, running_workers
 
 from tfdist.checkpoint import catalog
+from tfdist.strategies.strategy import Topology
+from tfdist.training.run.run import explain_collective
 
 pytestmark = pytest.mark.slow
 
@@ -117,11 +120,6 @@ TIMED_OUT = "[unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation
 def test_a_collective_that_fails_is_explained_in_tensorflows_horovods_and_gloos_words(
     kind: str, said: str, workers: int, status: int | None, words: str
 ) -> None:
-    import tensorflow as tf
-
-    from tfdist.strategies.strategy import Topology
-    from tfdist.training.run.run import explain_collective
-
     start = "" if kind == "InvalidArgument" else "Graph execution error:\n"
     error = getattr(tf.errors, f"{kind}Error")(None, None, start + said)
     found = explain_collective(error, Topology(0, workers, 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 import zipfile
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import support
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 import tfdist
 
@@ -59,12 +59,8 @@ def pins(name: str) -> dict[str, list[Requirement]]:
             requirement, *digests = line.split("--hash=")
             assert digests, line
             parsed = Requirement(requirement)
-            found.setdefault(canonical(parsed.name), []).append(parsed)
+            found.setdefault(canonicalize_name(parsed.name), []).append(parsed)
     return found
-
-
-def canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def asked_for(*extras: str) -> list[Requirement]:
@@ -80,7 +76,7 @@ def asked_for(*extras: str) -> list[Requirement]:
 def test_what_the_two_commands_install_is_pinned_to_what_is_asked_for(name: str) -> None:
     pinned = pins(name)
     for requirement in asked_for(*PINNED[name]):
-        there = pinned[canonical(requirement.name)]
+        there = pinned[canonicalize_name(requirement.name)]
         for pin in there:
             (version,) = [each.version for each in pin.specifier]
             assert requirement.specifier.contains(version, prereleases=True), f"{pin}: run tools/lock.sh"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pathlib
 import random
-from collections.abc import Iterator
 
 import pytest
-from checkpoint.checkpoints import Listener, assert_same, new_manager, save_steps, state_of, steps
+from checkpoint.checkpoints import Listener, assert_same, save_steps, state_of, steps
 from storage import faulty
 
 from tfdist.checkpoint import restore
@@ -27,7 +26,10 @@ def test_damage_is_always_noticed_and_the_checkpoint_before_is_used(tmp_path: pa
     num_cases = 0
     for name in names:
         whole = (damaged / name).read_bytes()
-        for content in _damages(whole, random.Random(name)):
+        chance = random.Random(name)
+        damages = [whole[: chance.randrange(len(whole))] for _ in range(CUTS_PER_FILE)]
+        damages += [_flipped(whole, chance.randrange(8 * len(whole))) for _ in range(FLIPS_PER_FILE)]
+        for content in damages:
             (damaged / name).write_bytes(content)
             listener = Listener()
             assert_same(restore.load_newest(str(tmp_path), tell=listener), state_of(1))
@@ -66,13 +68,6 @@ def test_what_is_wrong_is_said_with_its_figures(tmp_path: pathlib.Path) -> None:
     assert restore.load_newest(str(tmp_path), tell=listener) is None and len(listener.warnings) == 1
 
 
-def _damages(whole: bytes, chance: random.Random) -> Iterator[bytes]:
-    for _ in range(CUTS_PER_FILE):
-        yield whole[: chance.randrange(len(whole))]
-    for _ in range(FLIPS_PER_FILE):
-        yield _flipped(whole, chance.randrange(8 * len(whole)))
-
-
 def _flipped(whole: bytes, bit: int) -> bytes:
     damaged = bytearray(whole)
     damaged[bit // 8] ^= 1 << bit % 8
@@ -87,19 +82,13 @@ def test_wherever_a_save_is_cut_off_the_newest_whole_checkpoint_restores(tmp_pat
     """A removal that is cut off leaves the whole checkpoint or a leftover."""
     restored_steps: list[int] = []
 
-    def save_two(index: int) -> None:
-        manager = new_manager(tmp_path / str(index), keep_last=1, on_error="stop")
-        for step in (2, 3):  # the first finds a leftover, and both have something to prune
-            manager.save(state_of(step))
-            manager.wait()
-        manager.close()
-
     def function(index: int) -> None:
         with faulty.installed(faulty.Calls()):
             save_steps(tmp_path / str(index), 1)
             (tmp_path / str(index) / "step-000000000002-0123456789ab").mkdir()
             (tmp_path / str(index) / "notes.txt").write_text("of the user")
-        save_two(index)
+        # The first finds a leftover, and both have something to prune.
+        save_steps(tmp_path / str(index), 2, 3, keep_last=1)
 
     def check(index: int, crash: str | None) -> None:
         directory, listener = tmp_path / str(index), Listener()
@@ -120,11 +109,7 @@ def test_wherever_a_save_is_cut_off_the_newest_whole_checkpoint_restores(tmp_pat
 
 def _train_on(directory: pathlib.Path, *, after: int) -> None:
     """The next start, which does the lost steps once more."""
-    manager = new_manager(directory, keep_last=1, on_error="stop")
-    for step in range(after + 1, 5):
-        manager.save(state_of(step))
-        manager.wait()
-    manager.close()
+    save_steps(directory, *range(after + 1, 5), keep_last=1)
     assert steps(list_checkpoints(str(directory))) == [4]
     (entry,) = list_checkpoints(str(directory))
     assert {str(path) for path in directory.iterdir()} == {entry.path, str(directory / "notes.txt")}

@@ -10,8 +10,8 @@ import sys
 import threading
 
 import pytest
-import support
 from metadata_support import MetadataServer
+from processes import Running
 
 from tfdist.checkpoint import preemption
 from tfdist.checkpoint.preemption import Preemption
@@ -108,7 +108,7 @@ def test_a_notice_that_this_vm_ends_is_the_reason_and_no_live_migration_is(
     assert told.empty()
 
 
-def test_a_process_does_not_wait_for_the_server_when_it_ends() -> None:
+def test_a_process_does_not_wait_for_the_server_when_it_ends(tmp_path: pathlib.Path) -> None:
     with MetadataServer() as server:
         server.hangs = True
         script = f"""
@@ -116,17 +116,10 @@ from tfdist.checkpoint.preemption import Preemption
 with Preemption(tell=print, metadata_address={server.address!r}):
     input()
 """
-        process = subprocess.Popen(
-            [sys.executable, "-c", script], env=support.clean_environment(), stdin=subprocess.PIPE, text=True
-        )
-        with process:
-            try:
-                server.wait_until(lambda: server.requests)
-                process.stdin.write("end\n")
-                process.stdin.flush()
-                assert process.wait(timeout=30) == 0
-            finally:
-                process.kill()
+        with Running([sys.executable, "-c", script], tmp_path / "log", stdin=subprocess.PIPE) as process:
+            server.wait_until(lambda: server.requests)
+            process.popen.communicate(b"end\n", timeout=30)
+            assert process.status == 0, process.output
 
 
 def test_only_a_machine_of_googles_has_the_usual_server(tmp_path: pathlib.Path) -> None:

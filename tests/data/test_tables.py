@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,11 @@ NUMBERED = Columns(inputs=["number", "half"], targets="odd")
 MIXED = Columns(inputs=["size", "color", "grade"], targets="label")
 
 
-def write(path: pathlib.Path, columns: dict[str, Any], group: int = 8) -> str:
+def write(path: pathlib.Path, columns: dict[str, Any]) -> str:
     """A table; an empty CSV file has not even a first row."""
     table = pyarrow.table(columns)
     if path.suffix == ".parquet":
-        parquet.write_table(table, path, row_group_size=group)
+        parquet.write_table(table, path, row_group_size=8)
     elif table.num_rows:
         csv.write_csv(table, path)
     else:
@@ -37,13 +37,9 @@ def write(path: pathlib.Path, columns: dict[str, Any], group: int = 8) -> str:
     return str(path)
 
 
-def write_numbered(folder: pathlib.Path, form: str, sizes: Sequence[int]) -> str:
-    begin = 0
-    for i, size in enumerate(sizes):
-        numbers = np.arange(begin, begin + size)
-        write(folder / f"part-{i}.{form}", {"number": numbers, "half": numbers / 2, "odd": numbers % 2})
-        begin += size
-    return str(folder / f"part-*.{form}")
+def write_numbered(path: pathlib.Path, size: int) -> str:
+    numbers = np.arange(size)
+    return write(path, {"number": numbers, "half": numbers / 2, "odd": numbers % 2})
 
 
 def mixed(path: pathlib.Path, **changes: Any) -> str:
@@ -130,7 +126,7 @@ def test_what_was_fitted_is_kept_with_the_run(tmp_path: pathlib.Path) -> None:
 
 
 def test_inputs_are_stacked_in_the_order_of_their_names(tmp_path: pathlib.Path) -> None:
-    files = write_numbered(tmp_path, "csv", [5])
+    files = write_numbered(tmp_path / "a.csv", 5)
     source = Table(files=files, columns=Columns(["half", "number"], "odd", weights="half"), stack_inputs=True)
     x, y, weights = rows(source)
     assert source.structure[0] == tf.TensorSpec([None, 2], tf.float32)
@@ -188,7 +184,7 @@ def test_what_is_wrong_with_files_gets_a_message(tmp_path: pathlib.Path) -> None
     head = "number,half,odd\n"
     ragged = text(tmp_path / "ragged.csv", head + "1,2,3\n\n4,5\n")
     no_rows = text(tmp_path / "norows.csv", head)
-    torn = pathlib.Path(write_numbered(tmp_path, "parquet", [20]).replace("*", "0"))
+    torn = pathlib.Path(write_numbered(tmp_path / "part-0.parquet", 20))
     torn.write_bytes(torn.read_bytes()[:-20])
     text(tmp_path / "kinds-0.csv", head + "1,2,3\n")
     text(tmp_path / "kinds-1.csv", head + "1,two,3\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import sys
 
 import numpy as np
@@ -18,7 +19,7 @@ from tfdist.data.sources.columns import Columns
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
 
-pytest.importorskip("tensorflow_datasets")
+tfds = pytest.importorskip("tensorflow_datasets")
 TOOL = REPOSITORY / "examples/files" / "prepare_digits.py"
 
 
@@ -40,8 +41,6 @@ def epoch(source: Source) -> list[tuple[bytes, int]]:
 
 
 def theirs(directory: str, split: str) -> list[tuple[bytes, int]]:
-    import tensorflow_datasets as tfds
-
     loaded = tfds.load("digits", split=split, data_dir=directory, download=False, as_supervised=True)
     return sorted((image.tobytes(), int(label)) for image, label in loaded.as_numpy_iterator())
 
@@ -57,8 +56,6 @@ def test_a_split_holds_what_tfds_finds_in_it(prepared: dict[str, str], file_form
 
 
 def test_features_of_every_kind_decode_as_tfds_decodes_them(tmp_path: pathlib.Path) -> None:
-    import tensorflow_datasets as tfds
-
     plain = {
         "image": tfds.features.Image(shape=(4, 4, 3)),
         "flag": tfds.features.Scalar(np.bool_),
@@ -132,8 +129,6 @@ def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytes
 
 
 def test_a_shard_that_is_gone_or_cut_short_is_named(prepared: dict[str, str], tmp_path: pathlib.Path) -> None:
-    import shutil
-
     shutil.copytree(prepared["tfrecord"], tmp_path / "tfds")
     shard = next((tmp_path / "tfds").rglob("digits-train*00002-of*"))
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])

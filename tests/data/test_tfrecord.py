@@ -18,6 +18,7 @@ from record_files_support import COLUMNS, FEATURES, example, write_numbered, wri
 
 from tfdist import user_code
 from tfdist.data.batches import BatchPlan
+from tfdist.data.formats import record_files
 from tfdist.data.formats.tfrecord import TFRecordSource
 from tfdist.data.sources import failures
 from tfdist.data.sources.columns import Columns
@@ -42,12 +43,13 @@ def test_a_worker_reads_its_own_bytes_and_no_others(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, num_workers: int, sizes: list[int]
 ) -> None:
     pattern = write_numbered(tmp_path, sizes, padding=500)
-    total = sum(os.path.getsize(path) for path in tmp_path.glob("part-*"))
+    total, read_range = sum(os.path.getsize(path) for path in tmp_path.glob("part-*")), files.read_range
     for worker in range(num_workers):
         source = numbered(pattern, block_records=32)
         batches = BatchPlan(source.num_examples, 64, num_workers, shuffle_seed=5)
         read_batch = source.reader(Order(64, 5))
-        counted = count_reads(monkeypatch)
+        counted: list[int] = []  # the sizes of what is read of record files from now on
+        monkeypatch.setattr(files, "read_range", lambda p, at, n, add=counted.append: add(n) or read_range(p, at, n))
         before = _characters_read()
         for step in range(batches.steps_per_epoch):
             piece = batches.replica_slice(tf.constant(step, tf.int64), tf.constant(worker, tf.int64))
@@ -55,14 +57,6 @@ def test_a_worker_reads_its_own_bytes_and_no_others(
         seen_by_the_system = _characters_read() - before
         assert 0.5 * total / num_workers <= sum(counted) <= 1.02 * total / num_workers
         assert seen_by_the_system <= 1.02 * total / num_workers + 4096
-
-
-def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of what is read of record files from now on."""
-    counted: list[int] = []
-    read_range, count = files.read_range, counted.append
-    monkeypatch.setattr(files, "read_range", lambda p, first, n: count(n) or read_range(p, first, n))
-    return counted
 
 
 def _characters_read() -> int:
@@ -73,8 +67,6 @@ def _characters_read() -> int:
 def test_the_index_is_made_once_and_again_when_the_file_changes(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tfdist.data.formats import record_files
-
     made: list[str] = []
     original = record_files._find_records
     monkeypatch.setattr(record_files, "_find_records", lambda v: made.append(v.path) or original(v))

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import prepare_digits
+import pyarrow
 import pytest
+from PIL import Image
+from pyarrow import parquet
+from sklearn.datasets import load_diabetes, load_digits, load_wine
 from support import Finished, run_command, run_python
 
 from tfdist.commands import verbs
@@ -23,8 +27,6 @@ def write_table(folder: Path) -> Path:
 
     Two columns have names without letters A to Z, and one holds whole numbers that float64 does not.
     """
-    from sklearn.datasets import load_wine
-
     wines = load_wine()
     lines = ["alcohol,кислота,strength,is_dark,bottle,номер,cultivar"]
     for i, (row, cultivar) in enumerate(zip(wines.data, wines.target, strict=True)):
@@ -36,10 +38,6 @@ def write_table(folder: Path) -> Path:
 
 
 def write_numbers(folder: Path) -> Path:
-    import pyarrow
-    from pyarrow import parquet
-    from sklearn.datasets import load_diabetes
-
     patients = load_diabetes()
     columns = dict(zip(patients.feature_names, patients.data.T, strict=True)) | {"target": patients.target}
     parquet.write_table(pyarrow.table(columns), folder / "patients.parquet")
@@ -48,7 +46,6 @@ def write_numbers(folder: Path) -> Path:
 
 def write_images(folder: Path) -> Path:
     from PIL import Image
-    from sklearn.datasets import load_digits
 
     digits = load_digits()
     for i in range(120):
@@ -59,8 +56,6 @@ def write_images(folder: Path) -> Path:
 
 
 def write_text(folder: Path) -> Path:
-    from sklearn.datasets import load_diabetes, load_wine
-
     texts = {"wine": load_wine().DESCR, "diabetes": load_diabetes().DESCR}
     lines = [f"{label}\t{line}\n" for label, text in texts.items() for line in text.splitlines() if line.split()]
     (folder / "lines.txt").write_text("".join(lines))
@@ -68,16 +63,12 @@ def write_text(folder: Path) -> Path:
 
 
 def write_arrays(folder: Path) -> Path:
-    from sklearn.datasets import load_digits
-
     digits = load_digits()
     np.savez(folder / "digits.npz", images=digits.images, labels=digits.target)
     return folder / "digits.npz"
 
 
 def write_two_arrays(folder: Path) -> Path:
-    from sklearn.datasets import load_diabetes
-
     patients = load_diabetes()
     np.save(folder / "x.npy", patients.data)
     np.save(folder / "y.npy", patients.target)
@@ -159,9 +150,6 @@ def test_whole_numbers_that_pandas_wrote_beside_missing_ones_are_classes(
 
 @pytest.mark.parametrize("values", ["floats with NaN", "decimals"])
 def test_numbers_of_any_type_are_learned(tmp_path: Path, values: str) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
     numbers = pyarrow.array([*(n / 2 for n in range(40)), 0.25], pyarrow.float64())
     y = numbers.cast(pyarrow.decimal128(9, 2)) if values == "decimals" else [*numbers.to_pylist()[:-1], float("nan")]
     parquet.write_table(pyarrow.table({"x": list(range(41)), "y": y}), tmp_path / "rows.parquet")
@@ -185,8 +173,6 @@ def test_a_name_in_the_data_ends_no_docstring_and_no_comment(tmp_path: Path, nam
 def test_every_mistake_is_one_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from PIL import Image
-
     monkeypatch.chdir(tmp_path)
     write_table(tmp_path)
     (tmp_path / "full").mkdir()

@@ -74,7 +74,10 @@ def test_a_directory_is_the_old_or_the_new_one_and_a_sweep_leaves_nothing_beside
 
 @pytest.mark.slow
 def test_an_error_at_any_step_is_raised_and_leaves_no_file_and_nothing_beside_it(tmp_path: pathlib.Path) -> None:
-    steps = _steps_of_a_new_file(tmp_path / "all")
+    (tmp_path / "all").mkdir()
+    with faulty.installed(all_calls := faulty.FaultyCalls()):
+        files.write_new(tmp_path / "all" / "file", PARTS)
+    steps = all_calls.reached
     assert steps == ["create", *["write"] * 6, "fsync", "replace", "unlink", "fsync_directory"]
     for index, step in enumerate(steps):
         directory = tmp_path / str(index)
@@ -88,11 +91,3 @@ def test_an_error_at_any_step_is_raised_and_leaves_no_file_and_nothing_beside_it
             with pytest.raises(OSError, match="no space"):
                 files.write_new(directory / "file", PARTS)
         assert list(directory.iterdir()) == []
-
-
-def _steps_of_a_new_file(directory: pathlib.Path) -> list[str]:
-    directory.mkdir()
-    calls = faulty.FaultyCalls()
-    with faulty.installed(calls):
-        files.write_new(directory / "file", PARTS)
-    return calls.reached

@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+from gcs import json_api
 from gcs.faults import Fault
 from gcs.server import GcsServer
 from support import PATIENCE, run_python
@@ -159,8 +160,6 @@ def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(gcs: GcsServer
 
 @pytest.mark.slow
 def test_listing_goes_through_all_pages_also_under_faults(gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gcs import json_api
-
     monkeypatch.setattr(json_api, "MOST_LISTED", 7)
     names = [f"{n:03}" for n in range(40)]
     for name in names:

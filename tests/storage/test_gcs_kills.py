@@ -131,7 +131,10 @@ def test_a_run_that_is_killed_on_gs_goes_on_through_every_kind_of_fault(gcs: Gcs
         gcs.faults.add(dataclasses.replace(fault, skip=5 + 3 * number))
     gcs.faults.add(Fault("reset_download", path="alt=media", skip=1, count=2))
     for commits in KILLED_AT_COMMITS:
-        kill_after(commits, [*TRAIN, f"--run_dir={RUN}"], cache, tmp_path / "log")
+        command = [sys.executable, *TRAIN, f"--run_dir={RUN}", "--gin_param=train.steps_per_call = 1"]
+        with Running(command, tmp_path / "log", cache, REPOSITORY) as process:
+            first = newest_step(CHECKPOINTS)
+            process.until(lambda least=first + commits: newest_step(CHECKPOINTS) >= least)
     assert f"Resuming at step {newest_step(CHECKPOINTS):,}" in train(RUN)
     assert {asked.fault for asked in gcs.asked} >= {"status", "reset_upload", "lost_reply", "reset_download"}
 
@@ -151,14 +154,6 @@ def test_a_run_that_is_killed_on_gs_goes_on_through_every_kind_of_fault(gcs: Gcs
     assert len(events) == len(set(events)) > 1  # nothing is written twice
     assert "loss" in EventAccumulator(str(run / "tensorboard" / "train")).Reload().Tags()["tensors"]
     assert "Nothing is left to train" in train(RUN)
-
-
-def kill_after(commits: int, command: list[str], environment: dict[str, str], log: pathlib.Path) -> None:
-    """Starts a training, and kills it once it has told of so many checkpoints."""
-    command = [sys.executable, *command, "--gin_param=train.steps_per_call = 1"]
-    with Running(command, log, environment, REPOSITORY) as process:
-        first = newest_step(CHECKPOINTS)
-        process.until(lambda: newest_step(CHECKPOINTS) >= first + commits)
 
 
 def newest_step(checkpoints: str) -> int:

@@ -9,7 +9,9 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from processes import running
+from sklearn.datasets import load_digits
 
 MODULE = """\
 import pathlib
@@ -69,9 +71,6 @@ ACCURACY = "val_sparse_categorical_accuracy"
 
 def write_experiment(directory: pathlib.Path) -> pathlib.Path:
     """The gin file, with its module and data beside it."""
-    import numpy as np
-    from sklearn.datasets import load_digits
-
     images, labels = load_digits(return_X_y=True)
     np.savez(directory / "digits.npz", images=(images / 16).astype(np.float32), labels=labels.astype(np.int32))
     (directory / "tiny.py").write_text(MODULE)

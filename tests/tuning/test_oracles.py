@@ -198,10 +198,8 @@ test_a_search_says_what_it_lacks = each_is_refused(
 
 def sampled(parameters: dict[str, Any], count: int = 200) -> list[dict[str, Any]]:
     """Values that KerasTuner draws, as the sweep decodes them."""
-    from tfdist.tuning.search.search import Random
-
     made = Space(parameters)
-    oracle = Random().build(made, "loss", "min", max_trials=count, epochs=None, seed=0)
+    oracle = search.Random().build(made, "loss", "min", max_trials=count, epochs=None, seed=0)
     trials = [oracle.create_trial(f"worker-{index}") for index in range(count)]
     return [made.decode(trial.hyperparameters.values) for trial in trials if trial.status == "RUNNING"]
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mistakes import each_is_refused
 
 from tfdist.errors import EXIT_IN_USE, PeerLostError, UserError
 from tfdist.launch.processes import KILLED_FOR_MEMORY
@@ -155,11 +156,15 @@ def test_the_end_of_a_run_is_told_by_its_status_and_its_files(
         assert (run.status, run.objective, run.message) == expected
 
 
-def test_a_run_that_ended_well_and_left_nothing_was_on_a_node_that_does_not_share_the_directory(
-    tmp_path: pathlib.Path,
-) -> None:
-    with pytest.raises(UserError, match="the nodes do not share this directory"):
-        trial(tmp_path).end(0, "", OBJECTIVE)
+test_what_no_run_can_be_judged_by_is_one_message = each_is_refused(
+    lambda judge, tmp_path: judge(tmp_path),
+    # which ended well and left nothing
+    (lambda directory: trial(directory).end(0, "", OBJECTIVE), "the nodes do not share this directory"),
+    (
+        lambda directory: list(trial(directory, points=1).new_reports(TuneObjective("val_acuracy", "max"))),
+        "Did you mean 'val_accuracy'.*Reported: val_loss, val_accuracy",
+    ),
+)
 
 
 def test_what_a_resumed_run_does_again_is_reported_once(tmp_path: pathlib.Path) -> None:
@@ -176,12 +181,6 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: pathlib.Path) -> None:
     whole = point(1, 0.5)
     (tmp_path / "metrics.jsonl").write_text(whole + whole[:20])
     assert len(list(run.new_reports(OBJECTIVE))) == 1
-
-
-def test_an_objective_that_is_not_reported_is_named_with_what_is(tmp_path: pathlib.Path) -> None:
-    run = trial(tmp_path, points=1)
-    with pytest.raises(UserError, match=r"Did you mean 'val_accuracy'.*Reported: val_loss, val_accuracy"):
-        list(run.new_reports(TuneObjective("val_acuracy", "max")))
 
 
 @pytest.mark.parametrize("line", [b"x", b"[" * 100_000, b"5", b'{"step": "1"}', b'{"step": 1}', b"\xff\xfe"])
