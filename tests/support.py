@@ -270,6 +270,12 @@ def _bears(process: psutil.Process, mark: str) -> bool:
         return False
 
 
+def is_open(port: int) -> bool:
+    """Whether anything listens on this port of 127.0.0.1."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 def free_ports(count: int) -> list[int]:
     """Distinct ports of 127.0.0.1 that nothing listened on just now."""
     with contextlib.ExitStack() as stack:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support import REPOSITORY, Finished, run_python
+from training.trainings import Trained
 
 from tfdist.storage import files
 
@@ -47,8 +48,7 @@ def evaluation_of(run_dir: Path | str) -> dict[str, Any]:
 
 def logged(run_dir: Path) -> dict[int, dict[str, Any]]:
     """What the training found at its own evaluations, by step."""
-    points = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return {point["step"]: point for point in points if point["split"] == "eval"}
+    return {point["step"]: point for point in Trained(run_dir).points("eval")}
 
 
 @pytest.mark.slow

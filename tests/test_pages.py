@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ import forks
 import pytest
 import yaml
 from processes import serving
-from support import REPOSITORY, Finished, free_ports, read_code_blocks, run_command
+from support import REPOSITORY, Finished, free_ports, is_open, read_code_blocks, run_command
 
 pytestmark = pytest.mark.slow
 
@@ -268,11 +267,6 @@ class Shell:
                 self._servers.enter_context(serving(command, nowhere, functools.partial(is_open, port), **where))
                 return Finished(0, "", "")
         return run_command(command, env=self._environment, cwd=self.directory, timeout=300).check()
-
-
-def is_open(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")

@@ -762,8 +762,7 @@ def test_a_second_process_names_the_first_and_what_a_kill_leaves_is_not_taken_fo
         owner = "a training" if mode == "find_rate" else f"--mode={mode}"
         assert status == EXIT_IN_USE, printed
         assert f"is in use by {owner} (host {socket.gethostname()}, process {first.pid}, " in printed
-        first.signal(signal.SIGKILL)
-        first.end()
+        first.kill()
     gate.touch()
     for each in (directory, whole):
         assert typed(mode, each, *parameters) == (0, ANY)

@@ -301,18 +301,13 @@ def test_without_horovod_the_message_says_how_to_get_it(monkeypatch: pytest.Monk
         pass
 
 
-def endings(*statuses: tuple[int, int, int, bool]) -> list[Ending]:
-    return [Ending(*ending) for ending in statuses]
-
-
 @pytest.mark.slow
 def test_blame_goes_to_the_first_by_its_own_doing() -> None:
-    def blamed(*statuses: tuple[int, int, int, bool]) -> int:
-        ending = find_root_cause(endings(*statuses))
-        assert ending
-        return ending.worker
+    def blamed(*statuses: tuple[int, int, int, bool]) -> int | None:
+        ending = find_root_cause([Ending(*each) for each in statuses])
+        return ending.worker if ending else None
 
-    assert find_root_cause(endings((0, 0, 1, False), (1, 0, 2, False))) is None
+    assert blamed((0, 0, 1, False), (1, 0, 2, False)) is None
     assert blamed((0, 0, 1, False), (1, 137, 2, False), (2, 2, 3, False)) == 1
     assert blamed((0, 1, 5, False), (1, 2, 5, False)) == 1  # at the same time: the user's input
     assert blamed((0, 4, 1, False), (1, 2, 9, True)) == 1  # the cause of a lost peer comes later

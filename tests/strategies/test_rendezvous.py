@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import socket
 import sys
 import threading
@@ -127,8 +126,7 @@ def test_who_is_late_is_named_and_who_dies_while_waiting_can_be_started_again(st
     first, third = (start(tf_config(cluster, index)) for index in (0, 2))
     said = f"waiting for worker 1 at {cluster[1]} (nothing listens there yet)\n"
     assert [next_line(process) for process in (first, third)] == [said] * 2
-    third.signal(signal.SIGKILL)
-    third.end()
+    third.kill()
     assert "worker 2" in next_line(first, said)
     again = [start(tf_config(cluster, index)) for index in (1, 2)]
     assert all(status == 0 and output.endswith("met\n") for status, output in map(end_of, [first, *again]))

@@ -15,7 +15,7 @@ import pytest
 from mistakes import each_is_refused
 from monitoring_support import RUN_ID, OtlpReceiver, at, facts_of_a_start, feed, otlp_receiver, run_facts
 from prometheus_client.parser import text_string_to_metric_families
-from support import REPOSITORY, free_ports, run_command, wait_until
+from support import REPOSITORY, free_ports, is_open, run_command, wait_until
 
 from tfdist.errors import UserError
 from tfdist.telemetry.facts import Event
@@ -64,7 +64,7 @@ def test_idle_connections_use_up_neither_threads_nor_the_endpoint(monkeypatch: p
 
 
 def test_each_worker_serves_its_metrics_on_a_port_of_its_own() -> None:
-    port = next(port for port in free_ports(8) if _is_free(port + 1))
+    port = next(port for port in free_ports(8) if not is_open(port + 1))
     sinks = [Prometheus(port=port), Prometheus(port=port)]
     for worker, sink in enumerate(sinks):
         sink.open(run_facts(worker=worker))
@@ -145,11 +145,6 @@ def dashboard_queries() -> list[str]:
     queries += [annotation["expr"] for annotation in dashboard["annotations"]["list"]]
     filled = {"$job_id": RUN_ID, "$worker": ".*", "$__rate_interval": "1m", "$__interval": "1m"}
     return [re.sub(r"\$\w+", lambda found: filled[found[0]], query) for query in queries]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 # Traces

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import json
 import pathlib
 import shutil
@@ -47,10 +46,6 @@ def read_followed(run_dir: str | pathlib.Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return [json.loads(line) for line in lines]
-
-
-def has_points(run_dir: str, count: int) -> bool:
-    return len(read_followed(run_dir)) >= count
 
 
 @pytest.fixture(scope="module")
@@ -154,12 +149,11 @@ def test_two_workers_and_an_evaluator_are_killed_twice_each_and_every_point_is_t
             (tmp_path / str(lives_left)).mkdir()
             with running_workers(lines, tmp_path / str(lives_left), variables, REPOSITORY) as workers:
                 if lives_left:
-                    evaluator.until(functools.partial(has_points, run_dir, killed_at + 2))
+                    evaluator.until(lambda least=killed_at + 2: len(read_followed(run_dir)) >= least)
                     killed_at = len(read_followed(run_dir))
                     for worker in workers:
                         worker.signal(signal.SIGKILL)
-                    evaluator.signal(signal.SIGKILL)
-                    evaluator.end()
+                    evaluator.kill()
                     evaluator = stack.enter_context(start_evaluator())
                 else:
                     assert [worker.end() for worker in workers] == [0, 0], workers[0].output

@@ -161,10 +161,7 @@ def test_where_nothing_weighs_anything_nothing_is_learned_and_there_is_no_loss(t
     assert all((a == b).all() for a, b in zip(trained.weights(), first[-1], strict=True))
     assert int(trained.optimizer.iterations.numpy()) == 0
     assert trained.result.epochs == 2
-    assert trained.result.notes == [
-        NO_EVALUATION,
-        NOTES.format(6),
-    ]
+    assert trained.result.notes == [NO_EVALUATION, NOTES.format(6)]
     assert "loss" not in trained.result.train_metrics
     assert "loss" not in trained.result.eval_metrics
     assert all("loss" not in point for split in ("train", "eval") for point in trained.points(split))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import signal
 
@@ -11,6 +10,7 @@ import support
 import tensorflow as tf
 from processes import running
 from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
+from training.trainings import Trained
 from training.trainings import run as train
 
 from tfdist.errors import UserError
@@ -50,7 +50,7 @@ def test_the_command_profiles_the_steps_that_it_names(tmp_path: pathlib.Path) ->
     mirrored = ["--gin_file=configs/strategies/mirrored.gin", "--gin_param=mirrored.Mirrored.num_cpu_devices = 2"]
     arguments = [*DIGITS, *mirrored, "--profile=steps 20-30", f"--run_dir={tmp_path}"]  # in which an epoch ends
     done = support.run_python(["-m", "tfdist.main", *arguments], cwd=support.REPOSITORY).check()
-    (event,) = [each for each in map(json.loads, (tmp_path / "events.jsonl").open()) if each["event"] == "profiled"]
+    (event,) = Trained(tmp_path).events("profiled")
     assert (event["step"], event["details"]["first_step"]) == (30, 20)
     path = tmp_path / "tensorboard" / "plugins" / "profile" / "steps-20-30" / "worker-0.xplane.pb"
     assert event["details"]["path"] == str(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import time
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import support
 import tensorflow as tf
 from equivalence.cases import digits
-from training.trainings import run
+from training.trainings import Trained, run
 
 from tfdist.data.sources.source import Order, Reader, Source, permute
 from tfdist.training.watch import waiting
@@ -58,12 +57,12 @@ def test_a_slow_worker_is_named_and_the_others_are_told_to_be_idle(tmp_path: pat
         cwd=tmp_path,
         env={"PYTHONPATH": f"{support.REPOSITORY}:{tmp_path}"},
     ).check()
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    (named,) = [event for event in events if event["event"] == "straggler"]
+    trained = Trained(tmp_path / "run")
+    (named,) = trained.events("straggler")
     assert named["details"]["slow_worker"] == 1
     assert named["step"] < 25  # while it happens
     assert "worker 1 holds up the others" in finished.stderr
-    (told,) = [event["details"] for event in events if event["event"] == "workers"]
+    (told,) = [event["details"] for event in trained.events("workers")]
     quick, slow = told["step_seconds"]
     assert quick < SLOW_SECONDS / 2 < slow
     assert told["input_share"][0] < 0.3 < 0.5 < told["input_share"][1]
