@@ -64,7 +64,7 @@ def split_cpu(count: int) -> list[str]:
         if len(tf.config.list_logical_devices("CPU")) != count:
             raise UserError(
                 f"The CPU cannot be split into {count} devices any more: TensorFlow computed something before the "
-                "strategy was set up. Do not make tensors, variables, layers or metrics at the top level of a module "
-                "that the gin file imports."
+                "strategy was set up. In a script, make the model in the strategy's scope. In an experiment, make no "
+                "tensors, variables, layers or metrics at the top level of a module that the gin file imports."
             ) from error
     return [f"CPU:{i}" for i in range(count)]
