@@ -31,13 +31,10 @@ def run(options: flags.FlagValues) -> int:
         from tfdist.tpu_compiler import compiling, toolchain
 
         with toolchain.open_compiler(tell) as compiler:
-            return [
-                found
-                for each in slices
-                for found in compiling.compile_programs(
-                    settings, each, compiler, finds_largest_batch=options.largest_batch
-                )
-            ]
+            found: list[Any] = []
+            for each in slices:
+                found += compiling.compile_programs(settings, each, compiler, finds_largest_batch=options.largest_batch)
+            return found
 
     found = main.use_training(options, compile_steps)
     print(json.dumps([each.to_dict() for each in found], indent=2) if options.json else _format_text(found), flush=True)
@@ -49,7 +46,5 @@ def _format_text(steps: Sequence[Any]) -> str:
     from tfdist.tpu_compiler.compile_report import format_table
 
     first = steps[0]
-    return (
-        f"{first.num_parameters:,} parameters: {in_bytes(first.parameter_bytes)}, and "
-        f"{in_bytes(first.slot_bytes)} of the optimizer's\n{format_table(steps)}"
-    )
+    weights, slots = in_bytes(first.parameter_bytes), in_bytes(first.slot_bytes)
+    return f"{first.num_parameters:,} parameters: {weights}, and {slots} of the optimizer's\n{format_table(steps)}"

@@ -135,7 +135,6 @@ def start() -> None:
     """Runs the command `tfdist`; dispatches `tfdist launch` before all else, so that it catches signals."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name == "launch":
-        # It takes note of signals before anything else.
         from tfdist.launch.__main__ import command
 
         sys.argv = [f"{sys.argv[0]} launch", *sys.argv[2:]]
@@ -177,12 +176,8 @@ def translate(name: str, arguments: Sequence[str]) -> list[str]:
     defined = _select_flags(verb)
     for argument in arguments:
         _check_flag(name, argument, defined)
-    values, operands = command_line.parse_with_operands(
-        defined,
-        arguments,
-        about=_format_help(name),
-        hint=f"A setting has no dashes: train.epochs=3. tfdist {name} --help lists the flags.",
-    )
+    hint = f"A setting has no dashes: train.epochs=3. tfdist {name} --help lists the flags."
+    values, operands = command_line.parse_with_operands(defined, arguments, about=_format_help(name), hint=hint)
     experiments, statements, runs = _sort_operands(name, operands)
     own = [f"--gin_file={path}" for path in experiments] + [f"--gin_param={text}" for text in statements]
     if runs:
