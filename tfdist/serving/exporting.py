@@ -25,7 +25,7 @@ from tfdist.data.pipeline import build_pipeline
 from tfdist.data.sources.source import Preprocessing, Source
 from tfdist.errors import UserError, check_package
 from tfdist.serving import run_export
-from tfdist.serving.inputs import InputsAlone, name_outputs, without_compilation
+from tfdist.serving.inputs import InputsAlone, find_builder, name_outputs
 from tfdist.serving.serving_settings import EXPORTS, ExportSettings
 from tfdist.storage import files
 from tfdist.strategies.one_device import OneDevice
@@ -39,7 +39,6 @@ from tfdist.training.run.eval_sets import first_function
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
 from tfdist.training.step.precision import set_precision
-from tfdist.tuning.search import hypermodel
 from tfdist.user_code import format_exception
 
 RAW = run_export.RAW
@@ -56,7 +55,7 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
     Raises:
       UserError: something given is wrong, or the model cannot be had in a format.
     """
-    builder = without_compilation(hypermodel.builder_of_trained(settings, request.run_dir))
+    builder = find_builder(settings, request.run_dir)
     check_packages(settings)
     with open_run(request, OneDevice(), mode="export") as run, tempfile.TemporaryDirectory(prefix="tfdist-") as scratch:
         set_precision(settings.precision)
@@ -79,9 +78,7 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
                     model.quantize(settings.quantize)
             path = os.path.join(scratch, NAMES[kind])
             raw = source.preprocessing() if kind == "saved_model" and task.is_plain else None
-            _write_export(
-                model, kind, path, task.inputs(source.structure), raw=raw, quantize=settings.quantize is not None
-            )
+            _write_export(model, kind, path, task.inputs(source.structure), raw=raw, quantize=settings.quantize)
             given = _run_in_process(kind, path, _name_inputs(inputs), scratch)
             num_bytes = _copy(path, files.join(run.directory.export, NAMES[kind]))
             exports[kind] = _compare(expected, given) | {"bytes": num_bytes}
@@ -105,10 +102,8 @@ def export(settings: ExportSettings, request: Request) -> dict[str, Any]:
 def validate_export(settings: ExportSettings, run_dir: str, tell: Callable[[str], None]) -> None:
     """Checks what can be checked of an export without writing one."""
     check_packages(settings)
-    builder = without_compilation(hypermodel.builder_of_trained(settings, run_dir))
-    validate_run.check_use(
-        settings, builder, InputsAlone(settings.task), first_function(settings.data), OneDevice(), tell
-    )
+    task, data = InputsAlone(settings.task), first_function(settings.data)
+    validate_run.check_use(settings, find_builder(settings, run_dir), task, data, OneDevice(), tell)
 
 
 def check_packages(settings: ExportSettings) -> None:
@@ -147,7 +142,7 @@ def _name_specs(structure: Any) -> Any:
 
 
 def _write_export(
-    model: keras.Model, kind: str, path: str, structure: Any, *, raw: Preprocessing | None, quantize: bool
+    model: keras.Model, kind: str, path: str, structure: Any, *, raw: Preprocessing | None, quantize: str | None
 ) -> None:
     """Writes one export to a local path.
 
@@ -157,7 +152,7 @@ def _write_export(
       path: new.
       structure: of the model's inputs.
       raw: a SavedModel gets a signature for inputs before this, too.
-      quantize: by LiteRT's converter, which takes no int8 layers of Keras.
+      quantize: as `ExportSettings` has it; LiteRT's converter, which takes no int8 layers of Keras, does so by itself.
     """
     named = _name_specs(structure)
     try:
@@ -183,10 +178,8 @@ def _run_in_process(kind: str, path: str, inputs: Arrays, scratch: str) -> Array
     examples, outputs = os.path.join(scratch, "examples.npz"), os.path.join(scratch, "outputs.npz")
     plain: dict[str, Any] = {n: a.astype(np.bytes_) if a.dtype == object else a for n, a in inputs.items()}
     np.savez(examples, **plain)
-    program = str(pathlib.Path(run_export.__file__))
-    done = subprocess.run(
-        [sys.executable, "-I", program, kind, path, examples, outputs], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-I", run_export.__file__, kind, path, examples, outputs]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
         raise UserError(f"The export as {kind} does not run: {last[0]}")

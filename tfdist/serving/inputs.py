@@ -7,11 +7,14 @@ from typing import Any
 import keras
 
 from tfdist.errors import UserError
+from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.keras_names import outputs_by_name
 from tfdist.tasks.supervised import Supervised
 from tfdist.tasks.task import Task, Term, WholeTerm, overrides
 from tfdist.training.loop.learner import ModelBuilder
+from tfdist.training.run.train_settings import TrainedSettings
 from tfdist.training.step.gradients import explain_errors
+from tfdist.tuning.search import hypermodel
 
 
 class InputsAlone(Task):
@@ -38,8 +41,9 @@ class InputsAlone(Task):
         raise UserError("A model is used here, and nothing is learned.")
 
 
-def without_compilation(builder: ModelBuilder) -> ModelBuilder:
-    """Returns a builder of the same model that is not compiled, so that it has no loss and optimizer."""
+def find_builder(settings: TrainedSettings, run_dir: str, strategy: Strategy | None = None) -> ModelBuilder:
+    """Returns a trained model's builder, as `builder_of_trained`; what it builds has no loss and no optimizer."""
+    builder = hypermodel.builder_of_trained(settings, run_dir, strategy)
 
     def build() -> keras.Model:
         model = builder()

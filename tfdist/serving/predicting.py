@@ -13,7 +13,7 @@ from tfdist.data.batches import BatchPlan
 from tfdist.data.pipeline import digest_examples, dispose
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
-from tfdist.serving.inputs import InputsAlone, name_outputs, without_compilation
+from tfdist.serving.inputs import InputsAlone, find_builder, name_outputs
 from tfdist.serving.prediction_files import PredictionFiles, check_format, check_output, join_rows
 from tfdist.serving.serving_settings import PredictSettings
 from tfdist.storage import files
@@ -28,7 +28,6 @@ from tfdist.training.run.eval_sets import first_function
 from tfdist.training.run.request import Request
 from tfdist.training.run.run import Run, open_run
 from tfdist.training.step.precision import as_tf_function, set_precision
-from tfdist.tuning.search import hypermodel
 
 ROOTS = ("train", "evaluate", "predict", "export", "find_rate", "tune")
 
@@ -46,7 +45,7 @@ def predict(settings: PredictSettings, request: Request) -> str:
     """
     check_format(settings.format)
     with open_run(request, settings.strategy, mode="predict") as run:
-        builder = without_compilation(hypermodel.builder_of_trained(settings, request.run_dir, run.strategy))
+        builder = find_builder(settings, request.run_dir, run.strategy)
         set_precision(settings.precision)
         found = find_weights(run, settings.weights, settings.policy, setting="predict.weights")
         source = assembly.open_source(run, first_function(settings.data), "prediction")
@@ -63,19 +62,16 @@ def predict(settings: PredictSettings, request: Request) -> str:
         written = _open_files(run, settings, found, source, plan)
         predictor = Predictor(run.strategy, model, task, room=plan.global_batch_size)
         _predict_remaining(run, predictor, source, plan, written)
-        directory = run.directory.predictions
-        message = f"{found.describe()}: {source.num_examples:,} examples; {directory}"
+        message = f"{found.describe()}: {source.num_examples:,} examples; {run.directory.predictions}"
         run.events.info("predicted", message=message, num_examples=source.num_examples)
-        return directory
+        return run.directory.predictions
 
 
 def validate_prediction(settings: PredictSettings, run_dir: str, tell: Callable[[str], None]) -> None:
     """Checks what can be checked of a prediction without computing one."""
     check_format(settings.format)
-    builder = without_compilation(hypermodel.builder_of_trained(settings, run_dir))
-    validate_run.check_use(
-        settings, builder, InputsAlone(settings.task), first_function(settings.data), settings.strategy, tell
-    )
+    task, data = InputsAlone(settings.task), first_function(settings.data)
+    validate_run.check_use(settings, find_builder(settings, run_dir), task, data, settings.strategy, tell)
 
 
 class Predictor:
@@ -90,7 +86,7 @@ class Predictor:
 
     def __init__(self, strategy: Strategy, model: keras.Model, task: InputsAlone, *, room: int) -> None:
         self._strategy, self._model, self._task, self._room = strategy, model, task, room
-        self._call = as_tf_function(self._on_replicas, reduce_retracing=True)
+        self._call = as_tf_function(lambda batch: strategy.run(self._on_replica, args=(batch,)), reduce_retracing=True)
 
     def __call__(self, batch: Any) -> dict[str, np.ndarray]:
         """The outputs for a global batch by name, [n, …] in the examples' order, on every worker. A collective."""
@@ -104,9 +100,6 @@ class Predictor:
             name: join_rows(name, [part[mask] for part, mask in zip(parts, masks, strict=True)])
             for name, parts in zip(outputs, columns, strict=True)
         }
-
-    def _on_replicas(self, batch: Any) -> Any:
-        return self._strategy.run(self._on_replica, args=(batch,))
 
     def _on_replica(self, batch: dict[str, Any]) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         """Outputs and, bool [n], which of them are this replica's; the outputs of all where there are several workers.
@@ -160,10 +153,9 @@ def _predict_remaining(
     run: Run, predictor: Predictor, source: Source, plan: BatchPlan, written: PredictionFiles
 ) -> None:
     """Predicts and writes the remaining examples, from the first missing file on."""
-    there = run.strategy.on_chief(
-        lambda: written.resume_or_clear(run.warn_of_file), "The predictions cannot be written"
-    )
-    first = min(int(run.strategy.from_chief([there or 0])[0]), plan.steps_per_epoch)
+    failed = "The predictions cannot be written"
+    there = run.strategy.read_on_chief(lambda: written.resume_or_clear(run.warn_of_file), failed)
+    first = min(there, plan.steps_per_epoch)
     if first and run.topology.is_chief:
         done = plan.num_examples_until(first)
         run.events.info("prediction_goes_on", message=f"{done:,} examples are predicted already; going on from there")
@@ -176,4 +168,4 @@ def _predict_remaining(
                 is_last = step + 1 == plan.steps_per_epoch
                 written.add(step, columns, first=plan.num_examples_until(step), is_last=is_last)
         dispose(iterator)
-    run.strategy.on_chief(lambda: written.end(source.num_examples), "The predictions cannot be written")
+    run.strategy.on_chief(lambda: written.write_summary(source.num_examples), failed)

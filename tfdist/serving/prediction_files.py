@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,11 +52,7 @@ def _as_parquet(columns: Mapping[str, np.ndarray]) -> bytes:
     return held.getvalue()
 
 
-WRITERS: dict[str, Callable[[Mapping[str, np.ndarray]], bytes]] = {
-    "jsonl": _as_json_lines,
-    "npz": _as_npz,
-    "parquet": _as_parquet,
-}
+WRITERS = {"jsonl": _as_json_lines, "npz": _as_npz, "parquet": _as_parquet}
 
 
 def check_format(name: str) -> None:
@@ -111,7 +107,7 @@ class PredictionFiles:
         if files.is_dir(self._directory):
             files.remove_tree(self._directory)
         files.make_dirs(self._directory)
-        self._write_summary(None)
+        self.write_summary()
         return 0
 
     def add(self, step: int, columns: Mapping[str, np.ndarray], *, first: int, is_last: bool) -> None:
@@ -125,16 +121,13 @@ class PredictionFiles:
             content = WRITERS[self._kind](whole)
             files.write_atomic(path, content)
             self._sizes.append(len(content))
-            self._write_summary(None)
-
-    def end(self, num_examples: int) -> None:
-        """Writes predictions.json with the number of examples, which makes the files complete."""
-        self._write_summary(num_examples)
+            self.write_summary()
 
     def _name(self, index: int) -> str:
         return f"part-{index:05d}.{self._kind}"
 
-    def _write_summary(self, num_examples: int | None) -> None:
+    def write_summary(self, num_examples: int | None = None) -> None:
+        """Writes predictions.json; with the number of examples, which makes the files complete."""
         summary = Summary(self._about, num_examples, num_examples is not None, self._sizes)
         files.write_atomic(files.join(self._directory, SUMMARY), to_json(summary, indent=2) + "\n")
 

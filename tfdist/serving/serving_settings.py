@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tfdist.serving.prediction_files import WRITERS
 from tfdist.settings.checks import COUNT, FUNCTION, Check, one_of, or_none
@@ -16,10 +16,10 @@ from tfdist.training.run.train_settings import COMPUTES, STRATEGY, EvalData, Tra
 
 DATA = dataclasses.replace(EVAL_DATA, wanted=FUNCTION.wanted)  # a training's, which may be several sets
 EXPORTS = ("litert", "saved_model", "onnx")
-
-
-def _are_formats(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) > 0 and all(each in EXPORTS for each in value)
+FORMATS = Check(
+    "a list of 'saved_model', 'litert' and 'onnx'",
+    lambda value: isinstance(value, (list, tuple)) and len(value) > 0 and all(each in EXPORTS for each in value),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,14 +41,8 @@ class ExportSettings(TrainedSettings):
     NAME: ClassVar[str] = "export"
 
     data: EvalData = setting("examples to compare every export with the model on", DATA)
-    formats: Sequence[str] = setting(
-        "what to write",
-        Check("a list of 'saved_model', 'litert' and 'onnx'", _are_formats),
-        ("saved_model",),
-    )
+    formats: Sequence[str] = setting("what to write", FORMATS, ("saved_model",))
     quantize: str | None = setting(
-        "quantizes the weights of dense layers and embeddings, for LiteRT all weights",
-        or_none(one_of("int8")),
-        None,
+        "quantizes the weights of dense layers and embeddings, for LiteRT all weights", or_none(one_of("int8")), None
     )
     num_examples: int = setting("to compare on", COUNT, 64, unit="examples")
