@@ -139,9 +139,8 @@ class Evaluator:
             return (index + 1,)
 
         tf.while_loop(lambda i: i < num_steps, step, [tf.constant(0)], parallel_iterations=1)
-        return self._strategy.first_local(
-            self._strategy.run(lambda w: self._strategy.sum_over_replicas([w])[0], args=(votes,))
-        )
+        summed = self._strategy.run(lambda own: self._strategy.sum_over_replicas([own])[0], args=(votes,))
+        return self._strategy.first_local(summed)
 
     def _reset(self) -> None:
         self._metrics.reset()
@@ -228,13 +227,7 @@ class OwnEvaluator(Evaluator):
     """
 
     def __init__(
-        self,
-        run: Run,
-        model: keras.Model,
-        source: Source,
-        iterator: Iterator[Any],
-        plan: BatchPlan,
-        patches: Patches,
+        self, run: Run, model: keras.Model, source: Source, iterator: Iterator[Any], plan: BatchPlan, patches: Patches
     ) -> None:
         strategy = run.strategy
         with strategy.scope():

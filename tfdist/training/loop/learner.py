@@ -30,7 +30,7 @@ from tfdist.training.sharding.shards import HOST, OPTIMIZER, WEIGHTS, LateValues
 from tfdist.training.sharding.stages import compute_in_stages, layers_by_device, map_variable_devices
 from tfdist.training.sharding.tensor_parallel import choose_splits, split_layers
 from tfdist.training.step.gradients import explain_errors, forward
-from tfdist.training.step.layer_state import patch_aggregation, separate_losses
+from tfdist.training.step.layer_state import patch_layers
 from tfdist.training.step.metrics import ADDED, MetricGroup, result_of
 from tfdist.training.step.optimizer import build_optimizer, list_optimizers, parts
 from tfdist.training.step.own_step import StepMetrics, StepTrace, average_over_replicas, trace_step
@@ -97,9 +97,7 @@ def build_learner(
     check_agreement(strategy, lambda: describe_model(built, made_optimizer), advice=ADVICE_OF_MODELS)
     scale_factor = float(made_optimizer.loss_scale_factor or 1.0)
     patches.replace(made_optimizer, loss_scale_factor=None)
-    patch_aggregation(built, strategy, patches)
-    if strategy.topology.num_local_replicas > 1:
-        separate_losses(built, patches)
+    patch_layers(built, strategy, patches)
     if shards is None:
         strategy.synchronize([*built.variables, *made_optimizer.variables])
     metrics = (train_metrics, eval_metrics)
@@ -130,9 +128,7 @@ def _build_with_own_steps(strategy: Strategy, builder: ModelBuilder, structure: 
     }
     check_agreement(strategy, lambda: describe_model(model, main), advice=ADVICE_OF_MODELS)
     average_over_replicas(model, optimizers, metrics.metrics, patches)
-    patch_aggregation(model, strategy, patches)
-    if strategy.topology.num_local_replicas > 1:
-        separate_losses(model, patches)
+    patch_layers(model, strategy, patches)
     slots = [variable for each in (main, *others.values()) for variable in each.variables]
     strategy.synchronize([*model.variables, *slots])
     return Learner(model, main, None, metrics, metrics, other_optimizers=others)

@@ -306,7 +306,8 @@ class Loop:
             )
         self._outcome.weightless += weightless
         heartbeat.beat(heartbeat.BETWEEN, self._outcome.step)
-        self._account(seconds, float(totals.input_seconds), float(totals.peer_seconds))
+        waits = {"input_seconds": float(totals.input_seconds), "peer_seconds": float(totals.peer_seconds)}
+        self._account(seconds, **waits)
         self._profiler.after_call(self._outcome.step)
         losses = mean_losses(self._sums, self._step.term_names) if self._step.reports_loss else {}
         self._outcome.train_metrics = losses | to_python(metrics)
@@ -321,14 +322,8 @@ class Loop:
             self._step = self._xla_trial.observe(self._outcome.step, steps, seconds)
             if self._xla_trial.is_over:
                 self._xla_trial = None  # lets what was not chosen go
-        self._wait_times.observe(
-            step=self._outcome.step,
-            steps=done,
-            seconds=seconds,
-            input_seconds=float(totals.input_seconds),
-            peer_seconds=float(totals.peer_seconds),
-            news=answers[NUM_VOTES:],
-        )
+        news = answers[NUM_VOTES:]
+        self._wait_times.observe(step=self._outcome.step, steps=done, seconds=seconds, news=news, **waits)
         self._end_batch(done, overflowed)
         self._console.update(
             Progress(

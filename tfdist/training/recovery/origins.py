@@ -282,11 +282,8 @@ def _read_names(group: h5py.Group, attribute: str) -> list[str]:
 def _describe_dataset(file: h5py.File, path: str, *, rank: int | None = None) -> SavedArray:
     """Raises UserError for one that lies in another file, which a link names."""
     dataset = file[path]
-    if (
-        not isinstance(dataset, h5py.Dataset)
-        or dataset.file.filename != file.filename
-        or (dataset.external or dataset.is_virtual)
-    ):
+    is_here = isinstance(dataset, h5py.Dataset) and dataset.file.filename == file.filename
+    if not is_here or dataset.external or dataset.is_virtual:
         raise UserError(f"{path!r} in {file.filename!r} lies in another file. Only the file itself is read.")
     return SavedArray(dataset.shape, dataset.dtype.name, lambda: dataset[()], rank)
 

@@ -8,6 +8,7 @@ worker takes part in bringing the state together and in agreeing; the chief alon
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -129,17 +130,15 @@ class Recovery:
         is_chief = self.strategy.topology.is_chief
         is_lost = problem is not None or (is_chief and self.newest_step != step)
         if self.strategy.any_worker(is_lost):  # nobody goes before it is stored
-            lost = (
-                self.describe_loss(step)
-                if is_chief
-                else "The chief's message says from where the same command continues."
-            )
             why = "" if problem is None else f" {problem}"
+            lost = self.describe_loss(step)
             raise NotSavedError(f"Left at step {step:,}, because {because}, and could not save.{why} {lost}")
 
     def describe_loss(self, step: int) -> str:
         """Says from where the same command continues once `step` steps are done, and what is lost."""
         newest = self.newest_step
+        if not self.strategy.topology.is_chief:
+            return "The chief's message says from where the same command continues."
         if newest is None:
             return f"There is no checkpoint: the work of all {step:,} steps is lost, and the same command begins anew."
         return (
@@ -219,9 +218,7 @@ def load_checkpoint(
       UserError: it does not fit, or the store does not answer; on every worker.
     """
 
-    def choose(found: State | None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        return _select(found, state, partial=partial, tell=tell)
-
+    choose = functools.partial(_select, state=state, partial=partial, tell=tell)
     if state.is_sharded and strategy.topology.num_workers > 1:
         header, arrays = _read_by_all(strategy, read, choose, lambda name: not state.is_elsewhere(name))
     else:
@@ -281,8 +278,7 @@ def _select(
     if found is None:
         return {}, {}
     wanted = {name: spec for name, spec in state.specs().items() if name.startswith(OWN_PREFIXES)}
-    own = {name: array for name, array in found.tensors.items() if name.startswith(OWN_PREFIXES)}
-    own = {name: array for name, array in own.items() if not state.is_elsewhere(name)}
+    own = {n: array for n, array in found.tensors.items() if n.startswith(OWN_PREFIXES) and not state.is_elsewhere(n)}
     others = {name: array for name, array in found.tensors.items() if not name.startswith(OWN_PREFIXES)}
     arrays = restore.match_tensors(own, wanted, partial=partial) | others
     if partial:

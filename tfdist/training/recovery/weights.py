@@ -144,9 +144,8 @@ def _find_best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str)
     if best is None:
         raise UserError(f"No checkpoint in {run.path} has the metric {policy.keep_best!r}, by which the best is told.")
     assert best.manifest is not None
-    return dataclasses.replace(
-        _load(best.path), why=f"best {policy.keep_best} {best.manifest.metrics[policy.keep_best]:.4g}"
-    )
+    why = f"best {policy.keep_best} {best.manifest.metrics[policy.keep_best]:.4g}"
+    return dataclasses.replace(_load(best.path), why=why)
 
 
 def _find_newest(directory: str, otherwise: str, tell: EventLog) -> SavedWeights:

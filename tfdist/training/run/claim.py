@@ -206,11 +206,9 @@ def check_same_experiment(
             break
     if newest is not None:
         theirs, where = newest.identity.get("settings", {}), f"at step {newest.step:,}"
-    elif of_finished is not None:
+    elif of_finished:
         theirs, where = of_finished, "which is finished"
     else:
-        return
-    if newest is None and not theirs:
         return
     lines = [
         f"{name}: {theirs.get(name, 'the default')} there, {settings.get(name, 'the default')} here"

@@ -253,18 +253,10 @@ class TrainSettings(BatchSettings, LengthSettings, TelemetrySettings):
         sharding, strategy = f"train.sharding = {self.sharding!r}", f"the strategy {self.strategy.name}"
         parts = f"train.deterministic = {self.deterministic}"
         excluded = (
-            (
-                self.policy is None,
-                "train.checkpoint = 'off'",
-                ("recovery", "stop_after_epochs"),
-            ),
+            (self.policy is None, "train.checkpoint = 'off'", ("recovery", "stop_after_epochs")),
             (self.scatters, sharding, ("deterministic", "log_gradient_norm", "recompute", "xla", "reduce_precision")),
             (bool(self.strategy.stages), strategy, ("sharding", "deterministic", "recompute", "xla")),
-            (
-                self.canonical_replicas is not None,
-                parts,
-                ("synchronize_batch_norm", "reduce_precision"),
-            ),
+            (self.canonical_replicas is not None, parts, ("synchronize_batch_norm", "reduce_precision")),
             (self.strategy.is_one_program, strategy, ("reduce_precision",)),
         )
         for applies, what, names in excluded:

@@ -125,8 +125,7 @@ class Trainer:
             params={"epochs": boundaries.num_epochs, "steps": boundaries.steps_per_epoch, "verbose": 0}
             | ({} if resumed_from_step is None else {"resumed_from_step": resumed_from_step}),
         )
-        names = callbacks.act_on_batches
-        if names:
+        if names := callbacks.act_on_batches:
             run.events.info(
                 "calls_of_one_step",
                 message=f"{', '.join(names)} {'acts' if len(names) == 1 else 'act'} on each batch: every step is a "
@@ -257,10 +256,8 @@ class Trainer:
             notes=[*run.notes, *self._rollbacks.describe(), *self._describe_restarts()],
             versions=versions(),
         )
-        if self._rollbacks.microbatches > 1:
-            run.write_config(f"# train.num_microbatches = {plan.num_microbatches} is what fitted into memory.\n")
-        else:
-            run.write_config()
+        note = f"# train.num_microbatches = {plan.num_microbatches} is what fitted into memory.\n"
+        run.write_config(note if self._rollbacks.microbatches > 1 else "")
         metrics = format_metrics(outcome.eval_metrics) or format_metrics(outcome.train_metrics)
         where = f"; {exported}" if run.request.keeps else ""
         run.events.info(

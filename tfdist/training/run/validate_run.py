@@ -171,9 +171,8 @@ def check_use(
         _report_evaluation(tell, source, settings.global_batch_size, replicas, settings.NAME)
     built = build_model(model, task, source.structure)
     with explain_errors(source.structure):
-        as_tf_function(lambda inputs: built(inputs, training=False)).get_concrete_function(
-            task.inputs(source.structure)
-        )
+        call = as_tf_function(lambda inputs: built(inputs, training=False))
+        call.get_concrete_function(task.inputs(source.structure))
     tell(f"model: {built.name}, {built.count_params():,} parameters")
 
 

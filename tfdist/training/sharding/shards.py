@@ -210,11 +210,8 @@ class Shards:
         found: dict[int, tf.Tensor] = {}
         for dtype, some in _group([self._dtypes[id(v)] for v in variables]).items():
             alike = [variables[i] for i in some]
-            mine = [
-                tf.reshape(own[i], [math.prod(v.shape)])
-                for i, v in zip(some, alike, strict=True)
-                if self.owner(v) == replica
-            ]
+            owned = [i for i in some if self.owner(variables[i]) == replica]
+            mine = [tf.reshape(own[i], [math.prod(variables[i].shape)]) for i in owned]
             row = tf.concat(_pad_row(mine, max(self._sizes(alike)), dtype), axis=0)
             rows = self._strategy.all_gather(row, name=f"block.{dtype}")
             found |= zip(some, self._values(rows, alike), strict=True)

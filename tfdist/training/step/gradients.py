@@ -273,9 +273,8 @@ def explain_errors(examples: Any, kinds: tuple[type[Exception], ...] = (Exceptio
         raise
     except kinds as error:
         shapes = tf.nest.map_structure(lambda s: f"{s.dtype.name}{s.shape.as_list()}", examples)
-        failure = "\n    ".join(
-            [f"Model, loss and metrics do not fit the data: {format_exception(error)}", *list_own_frames(error)]
-        )
+        failure = f"Model, loss and metrics do not fit the data: {format_exception(error)}"
+        failure = "\n    ".join([failure, *list_own_frames(error)])
         raise build_user_error(f"{failure}\nThe data gives batches of {shapes}.", error_id="shape-mismatch") from error
 
 

@@ -90,7 +90,7 @@ def map_penalized(model: keras.Model) -> None:
             variable.assign(variable.value)
 
 
-def separate_losses(model: keras.Model, patches: Patches) -> None:
+def _separate_losses(model: keras.Model, patches: Patches) -> None:
     """Keeps `add_loss` and activity regularizers of each replica apart.
 
     MirroredStrategy calls the same layers on a thread for each replica, and changes threads at every reduction, so in
@@ -125,8 +125,10 @@ def aggregated_variables(model: keras.Model) -> list[keras.Variable]:
     return [v for v in layer_variables(model._flatten_layers()) if v.aggregation != NONE]
 
 
-def patch_aggregation(model: keras.Model, strategy: Strategy, patches: Patches) -> None:
-    """Makes what replicas assign to such variables the same under every strategy."""
+def patch_layers(model: keras.Model, strategy: Strategy, patches: Patches) -> None:
+    """Makes what replicas assign to such variables the same under every strategy, and keeps their losses apart."""
+    if strategy.topology.num_local_replicas > 1:
+        _separate_losses(model, patches)
     if strategy.topology.num_replicas == 1:
         return
     for variable in aggregated_variables(model):

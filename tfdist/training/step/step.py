@@ -225,10 +225,8 @@ class TrainStep:
         """One step up to the update; in replica context, on a local batch."""
         variables = self.local.variables
         nodes = self.local(batch)
-        next_values = [
-            functools.reduce(tf.maximum, some) for some in zip(*(g.pop(NEXT_VALUES) for g, _ in nodes), strict=True)
-        ]
-        next_values = self._take_largest(next_values)
+        next_of_nodes = zip(*(gradients.pop(NEXT_VALUES) for gradients, _ in nodes), strict=True)
+        next_values = self._take_largest([functools.reduce(tf.maximum, some) for some in next_of_nodes])
         sums = nodes[0][1]
         own = [(name, i) for name, some in nodes[0][0].items() for i, g in enumerate(some) if g is not None]
         used = {i for _, i in own}
@@ -296,9 +294,8 @@ class TrainStep:
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
         total = tf.add_n([tf.cast(tf.reduce_sum(gradient), tf.float32) for gradient in dense])
         left = [i for i, variable in enumerate(variables) if not self._scatters.is_sharded(variable)]
-        found, received = self._scatters.reduce_to_owners(
-            [dense[i] for i in left], [variables[i] for i in left], name="step"
-        )
+        sent, whose = [dense[i] for i in left], [variables[i] for i in left]
+        found, received = self._scatters.reduce_to_owners(sent, whose, name="step")
         reduced = dict(zip(left, found, strict=True))
         summed = [reduced.get(i, gradient) for i, gradient in enumerate(dense)]
         *scalars, total = self._strategy.sum_over_replicas([*scalars, total])
