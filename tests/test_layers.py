@@ -98,7 +98,7 @@ BUDGETS = {
     "tasks": (1_540, 10),
     "telemetry": (3_470, 26),
     "tpu_compiler": (680, 8),
-    "training": (11_135, 51),
+    "training": (11_125, 51),
     "tuning": (3_275, 20),
     "tests": (35_365, 207),
     "benchmarks and tools": (5_970, 46),

@@ -198,21 +198,16 @@ def _choose_start_function(options: flags.FlagValues) -> Start:
             return functools.partial(hosts.start, remote_shell=options.remote_shell, is_horovod=is_horovod)
         return LAUNCHERS[options.launcher]
     if options.pin_cpus:
-        raise UserError(
-            f"--pin_cpus is for the workers of this machine. Leave it out with --launcher={options.launcher}."
-        )
+        advice = f"Leave it out with --launcher={options.launcher}."
+        raise UserError(f"--pin_cpus is for the workers of this machine. {advice}")
     if options.working_dir is not None and not os.path.isdir(options.working_dir):
         raise UserError(f"--working_dir must be a directory; received {options.working_dir!r}.")
     resources = Resources(options.cpus, options.gpus, options.memory_gb, options.placement)
     if mistake := resources.mistake():
         raise UserError(f"--{mistake}.")
-    return functools.partial(
-        ray_workers.start,
-        resources=resources,
-        is_horovod=options.launcher == "ray_horovod",
-        working_dir=options.working_dir,
-        may_shrink=options.min_workers is not None,
-    )
+    is_horovod, may_shrink = options.launcher == "ray_horovod", options.min_workers is not None
+    where = {"resources": resources, "working_dir": options.working_dir}
+    return functools.partial(ray_workers.start, is_horovod=is_horovod, may_shrink=may_shrink, **where)
 
 
 def _restarts(options: flags.FlagValues) -> Restarts:

@@ -227,12 +227,8 @@ def _limit_steps(steps: int | None, num_batches: int | None) -> int | None:
     """The steps that one pass over the data has, where more are asked for; a warning says so."""
     if steps is None or num_batches is None or steps <= num_batches:
         return steps
-    _LOG.warning(
-        "%d steps were asked for, and the data holds %d batches: an epoch has %d steps.",
-        steps,
-        num_batches,
-        num_batches,
-    )
+    message = "%d steps were asked for, and the data holds %d batches: an epoch has %d steps."
+    _LOG.warning(message, steps, num_batches, num_batches)
     return num_batches
 
 
