@@ -30,9 +30,7 @@ local or gs://. Exit statuses: 0 done, 1 a checkpoint is damaged, 2 the argument
 read.
 """
 FLAGS = flags.FlagValues()
-flags.DEFINE_bool(
-    "verify", False, "read every byte, and name each file that is not what was written", flag_values=FLAGS
-)
+flags.DEFINE_bool("verify", False, "read every byte, and name each damaged file", flag_values=FLAGS)
 
 
 def _show(text: str) -> None:

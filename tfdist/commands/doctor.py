@@ -101,6 +101,7 @@ class Doctor:
         """Runs all checks and reports their findings."""
         from tfdist.doctor import versions  # whose `packaging` may be missing, which is a message then
 
+        self._read_settings(resolved=False)
         self._read_cluster()
         needs = ["horovod"] * (self.strategy == "horovod")
         needs += ["google-cloud-storage"] * any(p.startswith("gs://") for p in self.options.run_dir)
@@ -112,7 +113,7 @@ class Doctor:
         self._check_storage()
         if num_gpus is None:
             return  # without TensorFlow there is nothing more to see
-        settings = self._read_settings()
+        settings = self._read_settings(resolved=True)
         facts = facts_of.collect(versions=versions.list_versions(), settings=settings, num_devices=num_gpus)
         if self.strategy:
             self._measure(self.strategy, facts)
@@ -120,15 +121,17 @@ class Doctor:
             what = "neither TF_CONFIG nor Horovod's environment is set: this machine is examined alone"
             self.report(ok_finding("workers", what))
 
-    def _read_settings(self) -> dict[str, str] | None:
-        """The settings of the gin files, None without any; a mistake ends the doctor as it would end the run."""
-        files, params = self.options.gin_file, self.options.gin_param
-        if not files:
+    def _read_settings(self, *, resolved: bool) -> dict[str, str] | None:
+        """The settings of the gin files, None without any; `resolved` by an import of TensorFlow and what they name."""
+        given = {"gin_files": self.options.gin_file, "gin_params": self.options.gin_param}
+        if not self.options.gin_file:
             return None
         from tfdist import main
         from tfdist.config import loading
 
-        return loading.load(gin_files=files, gin_params=params, roots=lambda: main.load_roots(verbose=False)).settings()
+        if not resolved:
+            return loading.read_statements(**given)
+        return loading.load(**given, roots=lambda: main.load_roots(verbose=False)).settings()
 
     def _read_cluster(self) -> None:
         """Reads TF_CONFIG; reports a finding if it is wrong."""
