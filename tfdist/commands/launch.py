@@ -289,7 +289,7 @@ def _find_command(options: flags.FlagValues, arguments: list[str], operands: lis
         what = "Nothing follows `--`" if has_dashes else "What the workers run is missing"
         raise UserError(f"{what}. Received: {' '.join(arguments)!r}. Write, for example: {EXAMPLE}")
     path = pathlib.Path(f"{options.module.replace('.', '/')}.py")
-    joins = path.is_file() and "tfdist" in _read_with_imports(path)
+    joins = path.is_file() and not options.module.startswith("tfdist.") and "tfdist" in _read_with_imports(path)
     return [*(["-m", "tfdist.keras_fit.script"] if joins else []), "-m", options.module, *operands]
 
 
