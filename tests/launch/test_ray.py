@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Iterator
 
@@ -85,3 +86,11 @@ def test_nobody_without_the_token_gets_anywhere(cluster: RayCluster, mode: dict[
     assert kept_out.status == 2, kept_out.outputs()
     assert "cannot join a Ray cluster" in kept_out.stderr and "Zen" not in kept_out.stdout
     assert "Traceback" not in kept_out.stderr
+
+
+def test_another_server_at_rays_address_is_one_message() -> None:
+    asked = ["-m", "tfdist.launch", "--launcher=ray", "--workers=1", "--module=this", "--", "x"]
+    with socket.create_server(("127.0.0.1", 0)) as server:  # which takes calls and says nothing
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        done = support.run_python(asked, env={"RAY_ADDRESS": address}, timeout=300)
+    assert done.status == 2 and f"(RAY_ADDRESS is {address}): no Ray answers there." in done.stderr, done.outputs()

@@ -206,6 +206,7 @@ def _connect(working_dir: str | None) -> Iterator[Any]:
       UserError: Ray is not installed, or no cluster can be reached.
     """
     check_package("ray", "ray", "ray", "A run on Ray")
+    import grpc
     import ray
 
     address = environment.current().get(ADDRESS, "")
@@ -216,18 +217,17 @@ def _connect(working_dir: str | None) -> Iterator[Any]:
         )
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
-        # Ray does not raise where nobody answers, it ends the process.
+        # Ray does not raise where nobody answers: it ends the process, or waits for ever for another server.
         socket.create_connection(tf_config.split_address(address), _ANSWER_SECONDS).close()
-        ray.init(
-            address=address,
-            runtime_env={"working_dir": working_dir} if working_dir else None,
-            log_to_driver=False,
-            configure_logging=True,
-            logging_level=logging.ERROR,
-        )
-    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        if os.environ.get("RAY_USE_TLS", "0") == "0":
+            with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+                grpc.channel_ready_future(channel).result(_ANSWER_SECONDS)
+        environment_of_run = {"working_dir": working_dir} if working_dir else None
+        ray.init(address, runtime_env=environment_of_run, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError, grpc.FutureTimeoutError) as error:
+        why = "no Ray answers there." if isinstance(error, grpc.FutureTimeoutError) else format_first_line(error)
         raise UserError(
-            f"A run on Ray cannot join a Ray cluster ({ADDRESS} is {address}): {format_first_line(error)} Start one "
+            f"A run on Ray cannot join a Ray cluster ({ADDRESS} is {address}): {why} Start one "
             f"with `ray start --head`, or set {ADDRESS} to its head's HOST:6379."
         ) from error
     for number, handler in handlers.items():  # Ray took them, to end the process
