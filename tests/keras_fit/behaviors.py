@@ -313,6 +313,13 @@ class Numbered(keras.utils.PyDataset):
         self.order = self.order[::-1]
 
 
+class Shrinking(Numbered):
+    """Has fewer rows after each pass."""
+
+    def on_epoch_end(self) -> None:
+        self.order = self.order[:-3]
+
+
 class Endless(Numbered):
     @property
     def num_batches(self) -> None:
@@ -577,6 +584,13 @@ row(
 row("a list [x, y] with validation_steps", epochs=2, batch_size=8, validation_data=[X[:20], Y[:20]], validation_steps=2)
 row("a tf.data.Dataset with validation_steps", epochs=2, validation_data=dataset, validation_steps=2)
 row("a PyDataset to validate on", epochs=2, validation_data=Numbered)
+row(
+    "validation_data: a PyDataset that changes in on_epoch_end",
+    holds=DIFFERS,
+    note="called once a pass; fit calls it twice",
+    epochs=3,
+    validation_data=Shrinking,
+)
 row("a generator with validation_steps, in one epoch", validation_data=batches, validation_steps=2)
 row(
     "validation_data: a generator, in several epochs",
