@@ -128,7 +128,7 @@ def test_the_end_of_a_training_copies_no_model(tmp_path: pathlib.Path) -> None:
     model = keras.Sequential([keras.Input((1000,)), *(keras.layers.Dense(1000) for _ in range(8))])  # 32 MB
     strategy = OneDevice()
     strategy.connect()
-    parts = {"optimizer": keras.optimizers.SGD(), "strategy": strategy, "params": {}}
+    parts = {"optimizer": keras.optimizers.SGD(), "strategy": strategy, "params": {"epochs": 1}}
     changes = keras.callbacks.LambdaCallback(on_train_end=lambda logs: model.layers[3].bias.assign(np.ones(1000)))
     for callback, changed in ((keras.callbacks.EarlyStopping("loss"), False), (changes, True)):
         callbacks = Callbacks([callback], model=model, **parts)
