@@ -176,8 +176,7 @@ def _write_export(
 def _run_in_process(kind: str, path: str, inputs: Arrays, scratch: str) -> Arrays:
     """Runs an export in a process without tfdist; returns its outputs."""
     examples, outputs = os.path.join(scratch, "examples.npz"), os.path.join(scratch, "outputs.npz")
-    plain: dict[str, Any] = {n: a.astype(np.bytes_) if a.dtype == object else a for n, a in inputs.items()}
-    np.savez(examples, **plain)
+    run_export.save_arrays(examples, inputs)
     command = [sys.executable, "-I", run_export.__file__, kind, path, examples, outputs]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -194,10 +193,10 @@ def _compare(expected: Arrays, given: Arrays) -> dict[str, Any]:
     found: dict[str, Any] = {"largest_difference": {}, "same_class": {}}
     for name, ours in expected.items():
         theirs = given[name].reshape(ours.shape)
-        if ours.dtype.kind in "biuf":
-            difference = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
+        if ours.dtype.kind in "biufc":
+            difference = np.abs(ours.astype(np.complex128) - theirs.astype(np.complex128))
         else:
-            difference = np.abs(ours - theirs) if ours.dtype.kind == "c" else ours.astype(np.bytes_) != theirs
+            difference = ours.astype(np.bytes_) != theirs
         found["largest_difference"][name] = float(difference.max(initial=0.0))
         if ours.ndim > 1 and ours.shape[-1] > 1:
             found["same_class"][name] = float(np.mean(ours.argmax(-1) == theirs.argmax(-1)))

@@ -18,8 +18,9 @@ from tfdist.serving.prediction_files import PredictionFiles, check_format, check
 from tfdist.serving.serving_settings import PredictSettings
 from tfdist.storage import files
 from tfdist.storage.contents import crc32c
-from tfdist.strategies.strategy import Strategy, replica_index
+from tfdist.strategies.strategy import Strategy
 from tfdist.strategies.sums import gather_rows
+from tfdist.tasks.task import round_shares
 from tfdist.telemetry import heartbeat
 from tfdist.training.loop.learner import build_model
 from tfdist.training.recovery.weights import SavedWeights, find_weights, put_weights
@@ -116,8 +117,7 @@ class Predictor:
         outputs = {name: tf.convert_to_tensor(value) for name, value in outputs.items()}
         mine = tf.fill(tf.shape(one)[:1], True)
         if "shares" in batch:
-            shares = batch["shares"]
-            mine = (shares >= 1.0) | ((shares > 0.0) & tf.equal(replica_index(), 0))
+            mine = round_shares(batch["shares"]) > 0.0
         if self._strategy.topology.num_workers > 1:
             rows = gather_rows([tf.boolean_mask(v, mine) for v in outputs.values()], room=self._room)
             outputs = dict(zip(outputs, rows, strict=True))
@@ -130,9 +130,8 @@ def _open_files(
     about: dict[str, Any] = {"weights": found.path.removeprefix(f"{run.directory.path}/"), "step": found.step}
     about |= {"num_examples": source.num_examples, "global_batch_size": plan.global_batch_size}
     values = run.request.settings()
-    about["data"] = values.get("predict.data")
     shaping = sorted(f"{name} = {value}" for name, value in values.items() if _shapes_outputs(name))
-    about["settings_crc32c"] = crc32c("\n".join(shaping).encode())
+    about |= {"data": values.get("predict.data"), "settings_crc32c": crc32c("\n".join(shaping).encode())}
     if run.topology.is_chief:
         about["examples"] = digest_examples(source, plan.global_batch_size)
         if found.state is not None and found.state.manifest is not None:

@@ -150,7 +150,7 @@ def check_output(name: str, value: Any, num_examples: int | None) -> None:
             f"The model's output {name!r} is {value.dtype.name}{list(value.shape)}; predictions are numbers, in "
             f"columns with other names than {EXAMPLE!r}."
         )
-    if value.shape.rank == 0 or None is not value.shape[0] != num_examples:
+    if value.shape.rank == 0 or value.shape[0] not in (None, num_examples):
         raise UserError(
             f"The model's output {name!r} is of {list(value.shape)}, and does not have a row for each example. "
             "Leave it out of the model's outputs."

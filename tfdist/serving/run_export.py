@@ -11,6 +11,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
+
 RAW = "serve_raw"  # the signature of a SavedModel that has its source's preprocessing inside
 
 
@@ -26,7 +28,6 @@ def run_saved_model(path: str, inputs: dict[str, Any], signature: str = "serving
 
 def run_litert(path: str, inputs: dict[str, Any]) -> dict[str, Any]:
     """The outputs of the default signature, one example after the other."""
-    import numpy as np
     import tensorflow as tf
 
     runner = tf.lite.Interpreter(model_path=path).get_signature_runner()
@@ -61,13 +62,16 @@ RUNS = {
 
 def main(kind: str, path: str, examples: str, outputs: str) -> None:
     """Runs the exported model at `path` on the inputs in one .npz file; writes its outputs to another."""
-    import numpy as np
-
     with np.load(examples) as held:
         inputs = {name: held[name] for name in held.files}
     found = RUNS[kind](path, inputs)
     assert "tfdist" not in sys.modules
-    np.savez(outputs, **{name: a.astype(np.bytes_) if a.dtype == object else a for name, a in found.items()})
+    save_arrays(outputs, found)
+
+
+def save_arrays(path: str, arrays: dict[str, Any]) -> None:
+    """Writes an .npz file, texts as bytes of one length."""
+    np.savez(path, **{name: a.astype(np.bytes_) if a.dtype == object else a for name, a in arrays.items()})
 
 
 if __name__ == "__main__":

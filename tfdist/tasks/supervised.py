@@ -104,10 +104,11 @@ class Supervised(Task):
                 raise UserError(f"There is no loss for the output {name!r}; losses: {known}.{suggest(name, known)}")
         wanted = {name: one for name, one in self._losses.items() if one is not None} or self._losses
         self._losses = {name: as_loss(one, name) for name, one in wanted.items()}
+        self._metrics: list[tuple[str, Any]] = []
         for name, builders in metrics_by_output.items():
             if not isinstance(builders, (list, tuple)):
                 raise UserError(f"metrics is {builders!r} for {name}; write a list, [@keras.metrics.AUC].")
-        self._metrics = [(o, _check_builder(b)) for o, builders in metrics_by_output.items() for b in builders]
+            self._metrics += [(name, _check_builder(builder)) for builder in builders]
 
     def bind(self, model: keras.Model, structure: Any) -> None:
         """Resolves losses and metrics by the model's shapes."""
@@ -406,7 +407,7 @@ def _resolve_builder(builder: Any, shapes: Sequence[Any]) -> Callable[[], keras.
     return functools.partial(resolve_metric, builder, *shapes)
 
 
-def _check_builder(builder: Any) -> Any:
+def _check_builder(builder: Any) -> Callable[[], keras.metrics.Metric] | str:
     if isinstance(builder, str):
         return builder
     if isinstance(builder, keras.metrics.Metric):

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
-import tensorflow as tf
 
 from tfdist.checkpoint import catalog, restore
 from tfdist.checkpoint.catalog import Entry, list_checkpoints, list_paths
@@ -31,6 +30,7 @@ from tfdist.telemetry import heartbeat
 from tfdist.telemetry.events import EventLog
 from tfdist.telemetry.result import find_checkpoint_dir
 from tfdist.telemetry.run_directory import RunDirectory
+from tfdist.training.loop.learner import symbols_of
 from tfdist.training.recovery.matching import SavedArray, match_arrays
 from tfdist.training.recovery.origins import (
     HDF5_FILES,
@@ -210,7 +210,7 @@ def _save_whole(model: keras.Model, path: str, inputs: Any) -> str | None:
     """Saves a model; why Keras cannot load it, "no get_config", or None where it can."""
     if not model.built and overrides(model, "call"):
         with contextlib.suppress(Exception):  # whatever a call raises that no step of the training made
-            model(tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), inputs))
+            model(symbols_of(inputs))
     try:
         model.save(path)
     except (NotImplementedError, TypeError, ValueError) as error:
@@ -347,7 +347,7 @@ def load_weights(
     specs = {name.removeprefix(MODEL): spec for name, spec in ModelState(model).specs().items()}
     with open_weights(found) as (kind, saved):
         match = match_arrays(saved, specs, start.names, exact=found.step is not None)
-        if not match.sources:  # a model's own step calls its layers in another order, from which Keras makes names
+        if found.step is not None and not match.sources:  # an own step calls layers in another order, which names them
             match = match_arrays(saved, specs, start.names)
         if not start.partial or not match.sources:
             match.check(f"{found.path} ({kind})", len(specs))

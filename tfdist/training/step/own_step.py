@@ -356,10 +356,11 @@ def _update_by_rows(metric: keras.metrics.Metric, update: Callable[..., Any], *v
     if is_mean and weight is None and not first.shape.rank:
         named["sample_weight"] = rows.weight
     elif rows.share is not None:
+        is_mine = round_shares(rows.share) > 0.0
         before = [(variable, tf.identity(variable.value)) for variable in metric.variables]
         update(*values, **named)  # by weights not every metric can leave out rows of another replica
         for variable, value in before:
-            variable.assign(tf.where(round_shares(rows.share) > 0.0, variable.value, value))
+            variable.assign(tf.where(is_mine, variable.value, value))
         return None
     return update(*values, **named)
 
