@@ -53,6 +53,7 @@ def prove(directory: pathlib.Path, fault: str, *flags: str) -> support.Finished:
         ("data without a seed", [OTHER]),
         ("evaluation without its tail", ["step 3: loss and metrics: eval", "Only the evaluation differs"]),
         ("clock", [OTHER, "learning_rate"]),
+        ("mean of the batch from step 3 on", ["They part at step 3", "The first steps agree: a layer"]),
         ("skipping optimizer", ["The first gradients are the same, and the update is not"]),
         ("next value", ["does not train there", "overwrite_with_gradient"]),
         ("largest output", ["does not train there", "The metric 'largest' is not made of sums"]),
@@ -85,7 +86,7 @@ def test_an_experiment_with_dropout_is_proven(tmp_path: pathlib.Path, engine: li
     for each in others:
         assert each["efficiency"] == pytest.approx(each["steps_per_second"] / one["steps_per_second"])
         assert (each["without_communication"] is not None) == ("--workers=2" in engine)
-    kept = {"one_device", "engine", "again", "engine_1", "gradients_one_device", "gradients"}
+    kept = {"one_device", "engine", "again", "resumed", "gradients_one_device", "gradients"}
     timed = {f"timed_{number}" for number in range(len(replicas))}
     assert {path.name for path in (tmp_path / "kept").iterdir()} == kept | timed
 
@@ -94,7 +95,7 @@ def test_an_experiment_with_dropout_is_proven(tmp_path: pathlib.Path, engine: li
     ("name", "flags", "named"),
     [
         ("digits", [f"--gin_param=train.strategy = {TWO_REPLICAS}"], "replicas  steps/s"),
-        ("digits_adversarial", ["--devices=2", "--nocost"], "Rounding parts them, at step 3:"),
+        ("digits_adversarial", ["--devices=2", "--nocost"], "Rounding parts them: from the engine's state"),
     ],
 )
 def test_a_shipped_experiment_is_proven_by_the_mode(name: str, flags: list[str], named: str) -> None:

@@ -51,6 +51,17 @@ class Centered(keras.layers.Layer):
         return inputs - keras.ops.mean(inputs, axis=0)
 
 
+class LaterCentered(Centered):
+    """Counts the steps, and centers from the third on."""
+
+    def build(self, shape: Any) -> None:
+        self.steps = self.add_weight(name="steps", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        self.steps.assign_add(1.0)
+        return keras.ops.where(self.steps < 3, inputs, super().call(inputs))
+
+
 class LargestSeen(keras.layers.Layer):
     """Divides by the largest magnitude so far, which it keeps."""
 
@@ -125,6 +136,7 @@ class Skipping(keras.optimizers.SGD):
 
 LAYERS: dict[str, Callable[[], keras.layers.Layer]] = {
     "mean of the batch": Centered,
+    "mean of the batch from step 3 on": LaterCentered,
     "largest seen": LargestSeen,
     "noise without a seed": Noisy,
     "next value": NextValue,

@@ -39,6 +39,7 @@ from tfdist.telemetry.run_directory import RunDirectory
 
 TOLERANCE = 1e-5  # of numbers up to 1; of larger ones, relative
 TOLERANCE_16_BITS = 2e-3
+SMALL = 0.1  # of the tolerance: what rounding alone may have done
 METRICS, WEIGHTS, OPTIMIZER, SEEDS = "loss and metrics", "weights", "optimizer", "seeds"
 KINDS = METRICS, WEIGHTS, OPTIMIZER, SEEDS
 ROOMS = {"model": WEIGHTS, "seeds": SEEDS, "optimizer": OPTIMIZER}  # kinds by the beginnings of tensors' names
@@ -136,9 +137,8 @@ class ProcessTrainer:
             raise UserError((done.stderr.strip() or done.stdout.strip()).rpartition("error: ")[2])
         return _read(self.root / name)
 
-    def resume(self, name: str, step: int, engine: Engine, settings: Sequence[str]) -> TrainingRecord:
+    def resume(self, name: str, copy: str, step: int, engine: Engine, settings: Sequence[str]) -> TrainingRecord:
         """Has an engine continue a copy of the run `name`, as a kill after `step` would have left it."""
-        copy = f"{name}_{step}"
         shutil.copytree(self.root / name, self.root / copy)
         directory = RunDirectory(str(self.root / copy))
         os.remove(directory.result)
@@ -211,7 +211,7 @@ def _build_report(trainer: ProcessTrainer, engines: Sequence[Engine], statements
     except UserError as error:
         return report | {"refused": str(error)}
     again = trainer.train("again", engine, compared)
-    resumed = trainer.resume("engine", steps // 2, engine, compared)
+    resumed = trainer.resume("engine", "resumed", steps // 2, engine, compared)
     difference = _compare(alone, there, tolerance)
     repeats = not _compare(there, again, tolerance).inexact
     rest = _compare(there, resumed, tolerance)
@@ -223,20 +223,20 @@ def _build_report(trainer: ProcessTrainer, engines: Sequence[Engine], statements
     gradients = _group_by_layer({name: distance for name, distance in slots if name.endswith(MOMENTUM)}, model)
     same_gradients = max(gradients.values(), default=0.0) <= tolerance
     reasons, first_step = _explain(difference, alone, there, repeats, same_gradients), difference.first_step
-    roundings: list[int] = []
+    rounded = None
     if reasons == [LATER] and first_step is not None:
-        follow = functools.partial(trainer.resume, "one_device", engine=engine, settings=compared)
-        roundings = _find_roundings(follow, alone, first_step, tolerance)
-    if roundings:
+        follow = functools.partial(trainer.resume, "engine", "resumed_alone", engine=one_device, settings=compared)
+        rounded = _find_rounding(follow, alone, there, first_step, tolerance)
+    if rounded is not None:
         reasons = [
-            f"Rounding parts them, at step {', '.join(map(str, roundings))}: from one device's state before it the "
-            "engine computes the same. A tiny number's sign decides there, as in a ReLU, or rounding grows."
+            f"Rounding parts them: from the engine's state after step {rounded}, which differs by rounding, one device "
+            "parts as soon. A tiny number's sign decides there, as in a ReLU, or rounding grows."
         ]
     if repeats and not resumes:
         reasons.append("A resumed training has other numbers: a state or a random generator is in no checkpoint.")
     apart = _group_by_layer(dict.fromkeys(difference.names.get(WEIGHTS, ()), 0.0), model)
     return report | {
-        "proven": (first_step is None or bool(roundings)) and same_gradients and repeats and resumes,
+        "proven": (first_step is None or rounded is not None) and same_gradients and repeats and resumes,
         "difference": difference.largest,
         "gradients": gradients,
         "first_step": first_step,
@@ -348,25 +348,19 @@ def _explain(
     ]
 
 
-def _find_roundings(
-    follow: Callable[[int], TrainingRecord], alone: TrainingRecord, first_step: int, tolerance: float
-) -> list[int]:
-    """Returns the steps at which nothing but rounding parts an engine from one device; none where more does.
+def _find_rounding(
+    follow: Callable[[int], TrainingRecord], alone: TrainingRecord, there: TrainingRecord, first: int, tolerance: float
+) -> int | None:
+    """Returns a step after which two trainings differ by rounding and one device by itself makes more of that.
 
-    Where an engine follows from one device's state after a step, it then agrees for as long as at first, or for half
-    of the steps. A state that a replica keeps for itself would part them again as soon.
+    There one device goes on from the engine's state. If it is apart from the training on one device alone about as
+    soon as the engine is, at step `first`, then it computes what the engine does. A state that a replica keeps for
+    itself would not part it. None: there is no such step.
     """
-    last, start, longest = max(alone.checkpoints), 0, 0
-    needed, step, roundings = min(first_step, (last + 1) // 2), first_step, []
-    while step <= last:
-        before, start = start, min(step - 1, last - needed)
-        following = _compare(alone, follow(start), tolerance).first_step or last + 1 if start > before else step
-        if following <= step:
-            return []
-        roundings.append(step)
-        longest = max(longest, following - 1 - start)
-        step = following
-    return roundings if longest >= needed else []
+    beyond = _compare(alone, there, SMALL * tolerance).first_step
+    start = (beyond or first) - 1
+    parted = _compare(alone, follow(start), tolerance).first_step if start else None
+    return start if parted is not None and parted - first <= first - start else None
 
 
 def _measure_cost(trainer: ProcessTrainer, engines: Sequence[Engine], seen: RunResult) -> list[dict[str, float | None]]:

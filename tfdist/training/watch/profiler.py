@@ -26,9 +26,9 @@ from tfdist.training.run.run import Run
 
 MARK = "train"  # what the profiler's time line calls a call of the step function
 SIGNALED_STEPS = 10  # a profile at a signal ends with the call that has done so many
-# For other threads to come to rest. TensorFlow 2.21's profiler ended the process of a MultiWorker run in native code in
-# 2 of some 25 profiles that were stopped at once, and in none of 78 that were stopped after this wait.
-SETTLE_SECONDS = 0.2
+# TensorFlow 2.21's profiler ends the process of a MultiWorker run in native code, now and then, where it is stopped
+# while other threads compute: in 2 of some 25 profiles, and in 1 of some 600 that waited 0.2 s.
+REST_SECONDS, REST_SHARE, LONGEST_WAIT = 0.2, 0.1, 5.0  # their share of a processor, for so long
 
 
 @dataclasses.dataclass
@@ -138,7 +138,7 @@ class Profiler:
         self._session = None
         try:
             with session.scratch as scratch:
-                time.sleep(SETTLE_SECONDS)
+                _await_rest()
                 tf.profiler.experimental.stop(save=self._step > session.begin)
                 if self._step > session.begin:
                     (path,) = Path(scratch).rglob("*.xplane.pb")
@@ -165,3 +165,11 @@ class Profiler:
         self._events.warning(
             "not_profiled", step=self._step, message=f"There is no profile of {what}: {why.rstrip('.')}."
         )
+
+
+def _await_rest() -> None:
+    """Waits until the process has computed next to nothing for REST_SECONDS, or LONGEST_WAIT is over."""
+    deadline, used = time.monotonic() + LONGEST_WAIT, -float("inf")
+    while time.process_time() - used > REST_SHARE * REST_SECONDS and time.monotonic() < deadline:
+        used = time.process_time()
+        time.sleep(REST_SECONDS)
