@@ -52,6 +52,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: by_file.get(item.nodeid.partition("::")[0], 0))
 
 
+def pytest_collection_finish() -> None:
+    """Leaves what was imported out of all later collections of garbage, each of which would take a second."""
+    gc.freeze()
+
+
 class Failures:
     """Tells of each failure when it comes: a run that is cut off has no summary."""
 

@@ -69,6 +69,7 @@ def test_a_language_model_writes_on_from_a_text_before_and_after_its_export(lang
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+@pytest.mark.slow
 def test_the_table_of_programs_side_by_side_is_what_they_count() -> None:
     counts = run_python([REPOSITORY / "examples/side_by_side/count.py"]).check().stdout
     assert counts in (REPOSITORY / "docs/from_fit.md").read_text()

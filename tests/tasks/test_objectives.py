@@ -153,6 +153,7 @@ def test_learned_weights_of_losses_are_their_formula_and_move(tmp_path: pathlib.
     assert len(trained.exported().weights) == len(trained.model.weights) - 1
 
 
+@pytest.mark.slow
 def test_perplexity_is_e_to_the_mean_cross_entropy_of_what_counts() -> None:
     inputs = keras.Input((5,), dtype="int32")
     model = keras.Model(inputs, keras.layers.Embedding(7, 7)(inputs))

@@ -45,6 +45,7 @@ def samples_of(text: str) -> dict[tuple[str, Labels], float]:
     return found
 
 
+@pytest.mark.slow
 def test_idle_connections_use_up_neither_threads_nor_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus, "IDLE_SECONDS", 1.0)
     (port,) = free_ports(1)

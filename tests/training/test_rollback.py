@@ -19,6 +19,8 @@ from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.errors import DivergedError
 from tfdist.training.recovery.rollback import Rollback
 
+pytestmark = pytest.mark.slow
+
 ONCE = [{"step": 9, "rate": 1e-14, "microbatches": 1}]  # from the checkpoint at step 6
 
 

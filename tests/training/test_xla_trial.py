@@ -244,6 +244,7 @@ def test_steps_of_one_program_resume(tmp_path: pathlib.Path) -> None:
     assert run(tmp_path / "parts", **settings).bits() == whole_run.bits()
 
 
+@pytest.mark.slow
 def test_a_program_ends_at_a_step_that_is_not_finite(tmp_path: pathlib.Path) -> None:
     settings = {"optimizer": lambda: keras.optimizers.SGD(3e38), "recovery": "off", "may_fail": True}
     on, loop = (run(tmp_path / xla, xla=xla, **settings) for xla in ("on", "loop"))

@@ -115,6 +115,7 @@ def test_keras_tuners_own_tuner_trains_by_tfdist(experiment: pathlib.Path, tmp_p
     assert "epoch" not in finished.stdout  # verbose=0
 
 
+@pytest.mark.slow
 def test_one_name_in_two_scopes_is_refused() -> None:
     def build(hp: Any) -> Any:
         kind = hp.Choice("optimizer", ["sgd", "adam"])

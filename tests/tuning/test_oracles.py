@@ -59,9 +59,10 @@ def test_median_stopping_ends_what_is_worse_than_the_median_and_nothing_before_i
     finished = [oracle.create_trial(f"worker-{index}") for index in range(3)]
     for trial, score in zip(finished, (0.5, 0.6, 0.7), strict=True):
         assert report(trial, 1, 0.01) == "RUNNING"
-        assert report(trial, 2, 2 * score) == "RUNNING"
+        assert report(trial, 2, 9.0) == report(trial, 2, 2 * score) == "RUNNING"  # within an epoch the last one counts
         trial.status = "COMPLETED"
         oracle.end_trial(trial)
+        assert trial.score == 2 * score
     poor, good = oracle.create_trial("poor"), oracle.create_trial("good")
     assert report(poor, 1, 0.02) == "RUNNING"  # the others had 0.01 by then
     assert report(poor, 2, 0.60) == "STOPPED"  # the median of their means is 0.605

@@ -110,7 +110,7 @@ class JournaledOracle:
     def score_trial(self, trial: Trial) -> None:
         """Sets the score of a trial to the objective's last value."""
         last = trial.metrics.get_history(self.objective.name)[-1]
-        trial.score, trial.best_step = last.mean(), last.step
+        trial.score, trial.best_step = last.value[-1], last.step
 
 
 class RandomOracle(JournaledOracle, oracles.RandomSearchOracle):
@@ -169,7 +169,7 @@ class _Stopping(RandomOracle):
         if not trial.metrics.exists(self.objective.name):
             return {}
         sign = -1.0 if self.objective.direction == "max" else 1.0
-        values = {each.step: each.mean() for each in trial.metrics.get_history(self.objective.name)}
+        values = {each.step: each.value[-1] for each in trial.metrics.get_history(self.objective.name)}
         return {step: sign * value if math.isfinite(value) else math.inf for step, value in values.items()}
 
 
@@ -253,7 +253,7 @@ class OptunaOracle(_Stopping):
 
     def _is_poor(self, trial: Trial, step: int) -> bool:
         asked = self._asked[trial.trial_id]
-        asked.report(trial.metrics.get_history(self.objective.name)[-1].mean(), step)
+        asked.report(trial.metrics.get_history(self.objective.name)[-1].value[-1], step)
         if asked.should_prune():
             self._poor.add(trial.trial_id)
         return trial.trial_id in self._poor
