@@ -32,7 +32,8 @@ _NAMES = {
     "recipes.lora": ("adapted",),
     "recipes.optimizers": ("Lars",),
     "recipes.schedules": (
-        *("CosineDecay", "ForBatch", "InverseSquareRoot", "PiecewiseConstantDecay", "Warmup", "WarmupStableDecay"),
+        *("CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "ForBatch", "InverseSquareRoot"),
+        *("InverseTimeDecay", "PiecewiseConstantDecay", "PolynomialDecay", "Warmup", "WarmupStableDecay"),
     ),
     "strategies.auto": ("choose_strategy",),
     "strategies.horovod": ("Horovod",),

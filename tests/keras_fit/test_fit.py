@@ -8,8 +8,10 @@ import json
 import math
 import pathlib
 import pickle
+import re
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -26,7 +28,9 @@ from training.test_resume import Once, send
 
 import tfdist
 from tfdist.checkpoint import policy
+from tfdist.data.sources.arrays import ArraySource
 from tfdist.errors import EXIT_NOT_SAVED
+from tfdist.keras_fit.compiled_model import identity_of
 from tfdist.tasks.losses import weigh_classes
 from tfdist.training.step.layer_state import ThreadLosses
 
@@ -251,7 +255,64 @@ def test_a_model_and_a_loss_that_keras_cannot_write_leave_weights_and_are_known_
     assert (tmp_path / "export" / "model.weights.h5").exists()
     assert "which has a get_config that Keras cannot write" in (tmp_path / "events.jsonl").read_text()
     loss = json.loads((tmp_path / "run.json").read_text())["settings"]["fit.loss"]
-    assert loss == "functools.partial(<function gap>, power=2)"
+    assert re.fullmatch(r"\['functools.partial', \['gap \w{8}', \{'power': 2\}\]\]", loss), loss
+
+
+class Scaled(keras.losses.Loss):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def call(self, a: Any, b: Any) -> Any:
+        return self.factor * keras.ops.mean(keras.ops.abs(a - b), axis=-1)
+
+
+class Applied(keras.layers.Layer):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def call(self, x: Any) -> Any:
+        return self.function(x)
+
+
+class Halving(keras.optimizers.schedules.LearningRateSchedule):
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def __call__(self, step: Any) -> Any:
+        return self.rate / (1.0 + keras.ops.cast(step, "float32"))
+
+
+class Whole(keras.Model):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+
+def compile_parts(layer: Any = None, loss: Any = "mse", optimizer: Any = "sgd") -> keras.Model:
+    model = layer if isinstance(layer, keras.Model) else keras.Sequential([layer] if layer else [])
+    model.compile(optimizer, loss)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        ("loss", lambda factor: compile_parts(loss=Scaled(factor))),
+        ("loss", lambda factor: compile_parts(loss=lambda a, b: factor * gap(a, b, 1.0))),
+        ("loss", lambda factor: compile_parts(loss=functools.partial(gap, power=factor))),
+        ("model", lambda factor: compile_parts(Applied(lambda x: factor * x))),
+        ("model", lambda factor: compile_parts(keras.layers.Dense(1, activation=lambda x: factor * x))),
+        ("model", lambda factor: compile_parts(Whole(factor))),
+        ("optimizer", lambda factor: compile_parts(optimizer=keras.optimizers.SGD(Halving(factor)))),
+    ],
+)
+def test_code_and_arguments_tell_one_experiment_from_another(name: str, build: Callable[[float], keras.Model]) -> None:
+    sources = {"data": ArraySource((X, Y))}
+    first, again, other = (identity_of(build(factor), sources) for factor in (0.1, 0.1, 0.2))
+    assert first == again and {key for key in first if first[key] != other[key]} == {f"fit.{name}"}
+    assert " at 0x" not in json.dumps(first)
 
 
 class Remembers(keras.callbacks.Callback):
@@ -518,3 +579,29 @@ def test_a_dataset_may_weigh_the_classes_of_positions() -> None:
 def test_a_table_of_weights_has_no_room_for_the_classes_between_them() -> None:
     labels = tf.constant([0, 10**9, 5, 0, -1], tf.int64)
     assert weigh_classes(labels, {0: 3.0, 10**9: 0.1}).numpy().tolist() == np.float32([3, 0.1, 1, 3, 1]).tolist()
+
+
+@pytest.mark.slow
+def test_a_layer_that_became_trainable_is_named_and_a_schedule_that_goes_on_is_told(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    model = classifier()
+    model.layers[1].trainable = False
+    model.compile(keras.optimizers.SGD(tfdist.CosineDecay(0.1, "1 of run")), CROSSENTROPY)
+    fit(model)
+    fit(model, initial_epoch=1, epochs=2)
+    assert capfd.readouterr().err == ""
+    fit(model)
+    assert "The optimizer has made 4 updates, and its CosineDecay counts from the first" in capfd.readouterr().err
+    model.layers[1].trainable = True
+    model.compile(model.optimizer, CROSSENTROPY)
+    with pytest.raises(ValueError, match=r"became trainable after(.|\n)* Call model.compile with a new optimizer"):
+        fit(model)
+
+
+@pytest.mark.slow
+def test_a_metric_of_an_output_without_targets_costs_no_training() -> None:
+    inputs = keras.Input(X.shape[1:])
+    model = keras.Model(inputs, {name: keras.layers.Dense(1, name=name)(inputs) for name in ("kind", "size")})
+    model.compile("sgd", {"size": "mse"}, metrics={"size": ["mae"]})
+    assert list(tfdist.fit(model, X, {"size": X[:, :1]}, verbose=0).history) == ["loss", "size_mae"]

@@ -15,6 +15,7 @@ from keras.optimizers import schedules as of_keras
 from mistakes import call, each_is_refused
 from training.trainings import STEPS_PER_EPOCH, run
 
+import tfdist
 from tfdist.data.batches import BatchPlan
 from tfdist.recipes import schedules
 from tfdist.recipes.lengths import RunLength, parse_length
@@ -127,3 +128,9 @@ def test_a_training_has_the_weights_of_one_whose_steps_were_counted_by_hand(tmp_
 
     expected = run(tmp_path / "by_hand", optimizer=by_hand, epochs=3)
     assert run(tmp_path / "counted", optimizer=counted, epochs=3).bits() == expected.bits()
+
+
+def test_every_schedule_is_a_name_of_tfdist() -> None:
+    classes = [each for each in vars(schedules).values() if isinstance(each, type) and schedules.Schedule in each.mro()]
+    assert all(getattr(tfdist, each.__name__) is each for each in classes if each is not schedules.Schedule)
+    assert len(classes) == 11

@@ -145,6 +145,7 @@ test_what_cannot_work_gives_a_message = each_is_refused(
     lambda callbacks: check_callbacks(callbacks),
     (keras.callbacks.EarlyStopping(), "write a list"),
     ([keras.callbacks.EarlyStopping], r"write @keras\.callbacks\.EarlyStopping\(\) with parentheses"),
+    ([Spoils], rf"write @{__name__}\.Spoils\(\) with parentheses"),
     (["EarlyStopping"], "'EarlyStopping', which is no"),
     ([keras.callbacks.CSVLogger("gs://bucket/log.csv")], "metrics.jsonl of the run has the same numbers"),
 )

@@ -7,7 +7,12 @@ the same words in another process, whatever names Keras gave its layers.
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
+import inspect
 import re
+import sys
+import types
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -20,11 +25,13 @@ from tfdist.data.pipeline import digest_arrays
 from tfdist.data.sources.source import Source
 from tfdist.errors import UserError
 from tfdist.keras_patches.patches import Patches
+from tfdist.recipes.schedules import Schedule
 from tfdist.strategies.one_device import OneDevice
 from tfdist.strategies.strategy import Strategy
 from tfdist.tasks.task import overrides
+from tfdist.telemetry.console.console import write_line
 from tfdist.telemetry.json_text import to_json
-from tfdist.training.run.compiled import find_loss_weights
+from tfdist.training.run.compiled import find_loss_weights, uses_own_steps
 from tfdist.training.step.optimizer import list_optimizers
 from tfdist.training.step.state import is_named_by_keras
 from tfdist.user_code import where_defined
@@ -53,6 +60,30 @@ def check_compiled(model: keras.Model) -> None:
             "The model is compiled with run_eagerly=True, and tfdist.fit always compiles its steps. Leave that out, or "
             "look for the mistake with model.fit."
         )
+
+    optimizer = model.optimizer
+    if uses_own_steps(model) or not (optimizer and optimizer.built):
+        return
+    known = {id(variable) for one in list_optimizers(model) for variable in one._trainable_variables}
+    for variable in model.trainable_variables:
+        if id(variable) not in known:
+            raise UserError(
+                f"{variable.path} became trainable after the optimizer was built, which does not update it. Call "
+                "model.compile with a new optimizer."
+            )
+
+
+def warn_of_counting_schedules(model: keras.Model) -> None:
+    """Warns where a schedule that counts the steps of a run would begin with those of an earlier call."""
+    for optimizer in list_optimizers(model):
+        schedule, done = optimizer._learning_rate, int(optimizer.iterations)
+        if done and isinstance(schedule, Schedule):
+            write_line(
+                sys.stderr,
+                f"The optimizer has made {done:,} updates, and its {type(schedule).__name__} counts from the first of "
+                "them. Give initial_epoch, or compile with a new optimizer for a schedule of this call.",
+                "warning",
+            )
 
 
 def precision_of(model: keras.Model) -> str:
@@ -154,13 +185,18 @@ def _refuse_training(iterator: object) -> NoReturn:
     )
 
 
+_UNWRITABLE = (NotImplementedError, TypeError, ValueError, AttributeError)  # of a get_config of the user's own
 _NAMES = ("name", "dtype", "build_config", "registered_name")
 # What callbacks leave of an optimizer that a second call of this process continues with, and what it was at first.
 _began: weakref.WeakKeyDictionary[Any, tuple[str, str]] = weakref.WeakKeyDictionary()
 
 
-def identity_of(model: keras.Model, source: Source) -> dict[str, str]:
-    """The settings of a call, by which `check_same_experiment` compares it; the contents of arrays alone count."""
+def identity_of(model: keras.Model, sources: Mapping[str, Source]) -> dict[str, str]:
+    """The settings of a call, by which `check_same_experiment` compares it; the contents of arrays alone count.
+
+    Args:
+      sources: of the examples, by what each is for.
+    """
     optimizer = _text(model.optimizer)
     left, first = ("", "") if model.optimizer is None else _began.get(model.optimizer, ("", ""))
     found = {
@@ -170,8 +206,9 @@ def identity_of(model: keras.Model, source: Source) -> dict[str, str]:
     }
     if (weights := find_loss_weights(model)) is not None:
         found["fit.loss_weights"] = _text(weights)
-    if (held := source.arrays_in_memory()) is not None:
-        found["fit.data"] = digest_arrays(keras.tree.flatten(held))
+    for name, source in sources.items():
+        if (held := source.arrays_in_memory()) is not None:
+            found[f"fit.{name}"] = digest_arrays(keras.tree.flatten(held))
     return found
 
 
@@ -188,17 +225,26 @@ def _text(part: Any) -> str:
     if isinstance(part, list | tuple):
         return "[" + ", ".join(map(_text, part)) + "]"
     if not isinstance(part, keras.Optimizer | keras.Loss):
-        return getattr(part, "__name__", None) or str(_plain(part))
-    config = _config(part)
-    return f"{type(part).__name__}({', '.join(f'{name}={value!r}' for name, value in config.items())})"
+        return str(_plain(part))
+    return f"{type(part).__name__}({', '.join(f'{name}={value!r}' for name, value in _config(part).items())})"
 
 
 def _config(part: Any) -> dict[str, Any]:
-    """Returns the config of a layer, loss or optimizer without names; empty if its get_config() fails."""
+    """Returns the config of a part of a model without names; and arguments that it leaves out, or knows by name."""
     try:
-        return dict(_plain(part.get_config()))
-    except (NotImplementedError, TypeError, ValueError):  # of the user's own
-        return {}
+        config, is_whole = dict(part.get_config()), _is_of_library(type(part))
+    except _UNWRITABLE:
+        config, is_whole = {}, False
+    for name in inspect.signature(type(part).__init__).parameters:
+        for attribute in {name, f"_{name}"} & vars(part).keys():
+            value = vars(part)[attribute]
+            if hasattr(value, "__code__") or (name not in config and not is_whole):
+                config[name] = value
+    return dict(_plain(config))
+
+
+def _is_of_library(definition: Any) -> bool:
+    return definition.__module__.partition(".")[0] in ("keras", "tensorflow")
 
 
 def _layers(model: Any) -> list[Any]:
@@ -215,23 +261,42 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _connections(model: Any) -> list[Any]:
-    """What the layers of a functional model are called on, by their places; of other models nothing."""
+    """What the layers of a functional model are called on, by their places; of other models their own arguments."""
     try:
         config = model.get_config()
-    except (NotImplementedError, TypeError, ValueError):  # of the user's own
-        return []
-    entries = [each for each in config.get("layers", ()) if isinstance(each, Mapping) and "inbound_nodes" in each]
+        entries = [each for each in config["layers"] if isinstance(each, Mapping) and "inbound_nodes" in each]
+    except (*_UNWRITABLE, KeyError):
+        return [_config(model)]
     places = {each["name"]: place for place, each in enumerate(entries)}
     nodes = [config.get("input_layers"), config.get("output_layers"), *(each["inbound_nodes"] for each in entries)]
     return [_plain(keras.tree.map_structure(lambda one: places.get(one, one) if isinstance(one, str) else one, nodes))]
 
 
-def _plain(config: Any) -> Any:
-    """A configuration without names and types, which a process counts."""
-    if isinstance(config, Mapping):
-        return {str(name): _plain(value) for name, value in config.items() if name not in _NAMES}
-    if isinstance(config, list | tuple):
-        return [_plain(each) for each in config]
-    if config is None or isinstance(config, bool | int | float | str):
-        return config
-    return config.item() if isinstance(config, np.generic) else re.sub(r" at 0x\w+", "", str(config))
+def _plain(value: Any, within: tuple[Any, ...] = ()) -> Any:
+    """A configuration without names and types, which a process counts, and functions with a digest of their code."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each, within) for name, each in value.items() if name not in _NAMES}
+    if isinstance(value, list | tuple):
+        return [_plain(each, within) for each in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, functools.partial):
+        return ["functools.partial", _plain([value.func, *value.args, value.keywords], within)]
+    if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
+        return [type(value).__name__, _config(value)]
+    if isinstance(value, keras.Operation | keras.Variable | tf.Variable):  # whose names and state are the process's
+        return type(value).__name__
+    if isinstance(value, np.ndarray):
+        return digest_arrays([value])
+    if isinstance(value, frozenset):
+        return sorted(map(repr, value))
+    if isinstance(value, types.CodeType):
+        return [value.co_code.hex(), value.co_names, _plain(value.co_consts, within)]
+    if hasattr(value, "__code__") and not _is_of_library(value) and value.__code__ not in within:
+        within = (*within, value.__code__)
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        text = to_json(_plain([value.__code__, value.__defaults__, value.__kwdefaults__, cells], within))
+        return f"{value.__name__} {hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    if name := getattr(value, "__name__", ""):
+        return name
+    return value.item() if isinstance(value, np.generic) else re.sub(r" at 0x\w+", "", str(value))

@@ -35,6 +35,7 @@ from tfdist.keras_fit.compiled_model import (
     remember_optimizer_config,
     restored_after_training,
     scope_of,
+    warn_of_counting_schedules,
 )
 from tfdist.keras_fit.consoles import console_for, flatten_callbacks
 from tfdist.keras_fit.python_batches import BatchError
@@ -157,7 +158,7 @@ def fit(
         assert data.source is not None and data.batch_size is not None
         if class_weight is not None:
             check_one_class(model.loss, data.source.structure[1])
-        sets = {}
+        sets, sources = {}, {"data": data.source}
         for name, each in (validation_data if isinstance(validation_data, Mapping) else {"": validation_data}).items():
             if isinstance(validation_data, Mapping):
                 SET_NAME("The name of a set of validation_data", name)
@@ -165,10 +166,13 @@ def fit(
             at_end.callback(holdout.close)
             if holdout.source is not None:
                 sets[name] = EvalSet(functools.partial(lambda source: source, holdout.source), holdout.batch_size)
+                sources[f"validation_data {name}".rstrip()] = holdout.source
+        if not (resumes or initial_epoch) and strategy.topology.is_chief:
+            warn_of_counting_schedules(model)
         model.history = history
         parts = {"batch_size": data.batch_size, "steps_per_epoch": data.steps_per_epoch, "shuffle": bool(shuffle)}
         known_by = values | {f"fit.{name}": repr(value) for name, value in (parts | {"seed": seed}).items()}
-        known_by |= identity_of(model, data.source) if resumes else {}
+        known_by |= identity_of(model, sources) if resumes else {}
         defaults = {"precision": precision_of(model), "recovery": "off"}  # Keras's fit has no recovery
         defaults |= {} if resumes else {"checkpoint": "off"}
         trained = TrainSettings(
@@ -187,7 +191,8 @@ def fit(
         )
         _train(model, trained, kept, known_by, console_for(verbose if shows else 0), initial_epoch)
         if not uses_own_steps(model):
-            build_compiled(model, data.source.structure)
+            with contextlib.suppress(KeyError):  # of a metric whose output has no targets, as from `evaluate`
+                build_compiled(model, data.source.structure)
         remember_optimizer_config(model, known_by)
     return history
 

@@ -235,10 +235,9 @@ def check_callbacks(callbacks: Any) -> None:
         raise UserError(f"train.callbacks is {callbacks!r}; write a list, [@keras.callbacks.EarlyStopping()].")
     for callback in callbacks:
         if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
-            raise UserError(
-                f"train.callbacks holds the class {callback.__name__}; write @keras.callbacks.{callback.__name__}() "
-                "with parentheses."
-            )
+            module = "keras.callbacks" if callback.__module__.startswith("keras.") else callback.__module__
+            name = callback.__name__
+            raise UserError(f"train.callbacks holds the class {name}; write @{module}.{name}() with parentheses.")
         if not isinstance(callback, keras.callbacks.Callback):
             raise UserError(f"train.callbacks holds {callback!r}, which is no keras.callbacks.Callback.")
         if isinstance(callback, keras.callbacks.CSVLogger) and files.is_remote(callback.filename):
