@@ -76,7 +76,7 @@ def check_compiled(model: keras.Model) -> None:
 def warn_of_counting_schedules(model: keras.Model) -> None:
     """Warns where a schedule that counts the steps of a run would begin with those of an earlier call."""
     for optimizer in list_optimizers(model):
-        schedule, done = optimizer._learning_rate, int(optimizer.iterations)
+        schedule, done = optimizer._learning_rate, int(keras.ops.convert_to_numpy(optimizer.iterations))
         if done and isinstance(schedule, Schedule):
             write_line(
                 sys.stderr,

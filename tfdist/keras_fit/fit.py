@@ -298,7 +298,8 @@ def _rephrase_for_fit(message: str) -> str:
     """A message about a setting of an experiment, about the argument that it is here."""
     message = message.replace(", or write train.task.", ".")  # which fit does not take
     message = re.sub(r", or as a task, and name it as train\.task:(.|\n)*", ", or train by model.fit.", message)
-    message = message.replace("train.eval_data", "validation_data").replace("train.train_data", "x")
+    for name, here in (("train.eval_data", "validation_data"), ("train.train_data", "x"), ("--run_dir", "run_dir")):
+        message = message.replace(name, here)
     return re.sub(r"\b(?:train|fit)\.([a-z_]+)", r"\1", message)
 
 
