@@ -5,6 +5,7 @@ Here it ends by an exception or a signal that a callback causes in this process;
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import pathlib
@@ -267,6 +268,20 @@ def test_another_experiment_is_refused_until_its_changes_are_accepted(tmp_path: 
     assert not (tmp_path / "result.json").exists()
     trained = run(tmp_path, named=here, accept_changes=True, **BASE)
     assert trained.result.resumed_from_step == 2 * STEPS_PER_EPOCH - 1
+
+
+def test_training_data_of_another_size_is_another_experiment_until_that_is_accepted(tmp_path: pathlib.Path) -> None:
+    settings = BASE | {"log_every_steps": None}
+    run(tmp_path, may_fail=True, callbacks=[Once("on_epoch_end", 2, fail)], **settings)
+    for count, steps in ((446, None), (200, "steps of an epoch: 7 there, 4 here")):
+        less = settings | {"train_data": functools.partial(digits, count)}
+        refused = str(run(tmp_path, may_fail=True, **less).error)
+        assert f"at step 13; what differs:\n    examples of the training data: 447 there, {count} here" in refused
+        assert "accept_changes = True" in refused and ("steps of an epoch" in refused) == bool(steps)
+        assert not steps or steps in refused
+    trained = run(tmp_path, accept_changes=True, **less)
+    assert (trained.result.resumed_from_step, trained.result.steps) == (13, 16)
+    assert not trained.events("file_damaged")  # as rows are where epochs ended before
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import functools
 import signal
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 
@@ -38,7 +39,7 @@ from tfdist.training.recovery.weights import (
     put_weights,
 )
 from tfdist.training.run.assembly import Training
-from tfdist.training.run.claim import concerns_optimizer, differing_settings
+from tfdist.training.run.claim import concerns_optimizer, differing_settings, refuse_differences
 from tfdist.training.run.run import Run
 from tfdist.training.step.optimizer import constant_rates
 from tfdist.training.step.state import Learner, TrainingState
@@ -59,10 +60,10 @@ def open_recovery(training: Training) -> Iterator[RecoveryStart]:
     """
     run, learner, settings = training.run, training.learner, training.settings
     policy = settings.policy
-    steps_per_epoch = training.boundaries.steps_per_epoch
+    steps_per_epoch, identity = training.boundaries.steps_per_epoch, _describe_run(training)
     heartbeat.beat(heartbeat.RESTORING)
     state = TrainingState(run.strategy, learner)
-    start, lost = _load_newest(training, state) if policy is not None else (None, 0)
+    start, lost = _load_newest(training, state, identity) if policy is not None else (None, 0)
     if start is None:
         if policy is not None:
             run.strategy.on_chief(lambda: _check_none_is_damaged(run), "The checkpoints cannot be read")
@@ -84,7 +85,7 @@ def open_recovery(training: Training) -> Iterator[RecoveryStart]:
             manager = CheckpointManager(
                 run.directory.checkpoints,
                 policy,
-                identity=_describe_run(run, steps_per_epoch),
+                identity=identity,
                 tell=run.events,
                 still_ours=run.claim.check,
                 part=part,
@@ -138,28 +139,46 @@ def _close(manager: CheckpointManager, kind: type[BaseException] | None, error: 
     manager.close()
 
 
-def _describe_run(run: Run, steps_per_epoch: int) -> dict[str, object]:
+SIZES = {"num_examples": "examples of the training data", "steps_per_epoch": "steps of an epoch"}  # in `_describe_run`
+
+
+def _describe_run(training: Training) -> dict[str, Any]:
     """Describes, in a checkpoint, the run that made it."""
+    run, source = training.run, training.source
     return {
         "settings": dict(run.request.settings()),
         "strategy": run.strategy.name,
         "num_workers": run.topology.num_workers,
         "num_replicas": run.topology.num_replicas,
-        "steps_per_epoch": steps_per_epoch,
+        "num_examples": source.num_examples if source.counts_examples else None,
+        "steps_per_epoch": training.boundaries.steps_per_epoch,
         "versions": versions(),
     }
 
 
-def _load_newest(training: Training, state: TrainingState) -> tuple[Checkpoint | None, int]:
-    """The checkpoint that the run continues from, if it does, and, on the chief, the steps lost."""
+def _load_newest(training: Training, state: TrainingState, here: dict[str, Any]) -> tuple[Checkpoint | None, int]:
+    """The checkpoint that the run `here` continues from, if it does, and, on the chief, the steps lost.
+
+    Raises:
+      UserError: it does not fit, or is of training data of another size; on every worker.
+    """
     run, settings, optimizer = training.run, training.settings, training.learner.optimizer
     lost, directory = 0, run.directory.checkpoints
+    there: dict[str, Any] = {}  # as the run described itself, on the chief
     changes: list[str] = []
 
     def read() -> State | None:
         found = restore.load_newest(directory, tell=run.events, wanted=lambda name: not state.is_elsewhere(name))
-        if found is not None and found.manifest is not None and settings.accept_changes:
-            changes.extend(differing_settings(found.manifest.identity.get("settings", {}), run.request.settings()))
+        if found is not None and found.manifest is not None:
+            there.update(found.manifest.identity)
+            if settings.accept_changes:
+                changes.extend(differing_settings(there.get("settings", {}), here["settings"]))
+            else:
+                both = [(what, there.get(name), here[name]) for name, what in SIZES.items()]
+                lines = [
+                    f"{what}: {old:,} there, {new:,} here" for what, old, new in both if old and new and old != new
+                ]
+                refuse_differences(run.directory, lines, f"at step {found.step:,}")
         return found
 
     start = load_checkpoint(run.strategy, state, read, partial=settings.accept_changes, tell=run.events)
@@ -171,7 +190,9 @@ def _load_newest(training: Training, state: TrainingState) -> tuple[Checkpoint |
         if run.topology.is_chief and run.request.keeps and not files.exists(run.directory.starts):
             run.warn_of_file(f"{run.directory.starts} is missing: goodput counts from this start on.")
         logged = start.step - 1 if start.values.get("boundary_is_due") else start.step
-        epochs_until = logged - logged % training.boundaries.steps_per_epoch if run.request.keeps else 0
+        epochs_until = (
+            logged - logged % there.get("steps_per_epoch", here["steps_per_epoch"]) if run.request.keeps else 0
+        )
         lost = max(0, (run.metrics.discard_after(logged, logged_until=epochs_until) or 0) - start.step)
         again = f" At least {lost:,} steps after it were lost and are done again." if lost else ""
         asked = training.boundaries.total_steps
