@@ -106,7 +106,7 @@ def test_a_dataset_of_other_contents_resumes_and_one_with_other_epochs_is_refuse
     train(3, 1, steps_per_epoch=3)
     assert train(5, 2, steps_per_epoch=3).epoch == [0, 1]
     train(3, 1)
-    with pytest.raises(ValueError, match="another experiment(.|\n)*steps of an epoch: 3 there, 5 here"):
+    with pytest.raises(ValueError, match=r"another experiment(.|\n)*steps of an epoch: 3 there, 5 here"):
         train(5, 2)
 
 

@@ -285,9 +285,12 @@ def test_training_data_of_another_size_is_another_experiment_until_that_is_accep
 
 
 @pytest.mark.parametrize(
-    ("changed", "rate"), [("keras.optimizers.SGD.learning_rate", 0.25), ("train.seed", 0.125)], ids=["rate", "seed"]
+    ("changed", "given", "acts"),
+    [("my_module.build.rate", 0.25, 0.25), ("keras.optimizers.SGD.clipnorm", 0.5, 0.125), ("train.seed", 0.5, 0.125)],
 )
-def test_a_rate_that_was_changed_and_accepted_acts(tmp_path: pathlib.Path, changed: str, rate: float) -> None:
+def test_a_rate_that_was_changed_and_accepted_acts(
+    tmp_path: pathlib.Path, changed: str, given: float, acts: float
+) -> None:
     """Where only something else was changed, the checkpoint's rate counts, which a callback may have set."""
 
     class Lowering(keras.callbacks.Callback):
@@ -296,11 +299,11 @@ def test_a_rate_that_was_changed_and_accepted_acts(tmp_path: pathlib.Path, chang
 
     first = BASE | {"optimizer": lambda: keras.optimizers.SGD(0.5), "epochs": 1}
     run(tmp_path, named={changed: "1"}, callbacks=[Lowering()], **first)
-    again = BASE | {"optimizer": lambda: keras.optimizers.SGD(0.25), "epochs": 2}
+    again = BASE | {"optimizer": lambda: keras.optimizers.SGD(given), "epochs": 2}
     trained = run(tmp_path, named={changed: "2"}, accept_changes=True, **again)
     assert trained.result.resumed_from_step == STEPS_PER_EPOCH
     points = [point for point in trained.points("train") if point["step"] > STEPS_PER_EPOCH]
-    assert {point["learning_rate"] for point in points} == {rate}
+    assert {point["learning_rate"] for point in points} == {acts}
 
 
 def test_more_epochs_are_added_to_a_run_that_was_interrupted(tmp_path: pathlib.Path, undisturbed: Trained) -> None:

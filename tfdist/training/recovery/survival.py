@@ -9,7 +9,7 @@ import contextlib
 import functools
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -39,9 +39,9 @@ from tfdist.training.recovery.weights import (
     put_weights,
 )
 from tfdist.training.run.assembly import Training
-from tfdist.training.run.claim import concerns_optimizer, differing_settings, refuse_differences
+from tfdist.training.run.claim import differing_settings, refuse_differences
 from tfdist.training.run.run import Run
-from tfdist.training.step.optimizer import constant_rates
+from tfdist.training.step.optimizer import constant_rates, parts
 from tfdist.training.step.state import Learner, TrainingState
 
 
@@ -143,7 +143,7 @@ SIZES = {"num_examples": "examples of the training data", "steps_per_epoch": "st
 
 
 def _describe_run(training: Training) -> dict[str, Any]:
-    """Describes, in a checkpoint, the run that made it."""
+    """Describes, in a checkpoint, the run that makes it; before a restore, so that the rates are those it is given."""
     run, source = training.run, training.source
     return {
         "settings": dict(run.request.settings()),
@@ -152,6 +152,7 @@ def _describe_run(training: Training) -> dict[str, Any]:
         "num_replicas": run.topology.num_replicas,
         "num_examples": source.num_examples if source.counts_examples else None,
         "steps_per_epoch": training.boundaries.steps_per_epoch,
+        "rates": constant_rates(training.learner.optimizer),
         "versions": versions(),
     }
 
@@ -175,25 +176,28 @@ def _load_newest(training: Training, state: TrainingState, here: dict[str, Any])
                 changes.extend(differing_settings(there.get("settings", {}), here["settings"]))
             else:
                 both = [(what, there.get(name), here[name]) for name, what in SIZES.items()]
-                lines = [
-                    f"{what}: {old:,} there, {new:,} here" for what, old, new in both if old and new and old != new
-                ]
+                differing = [(what, a, b) for what, a, b in both if a and b and a != b]
+                lines = [f"{what}: {theirs:,} there, {ours:,} here" for what, theirs, ours in differing]
                 refuse_differences(run.directory, lines, f"at step {found.step:,}")
         return found
 
     start = load_checkpoint(run.strategy, state, read, partial=settings.accept_changes, tell=run.events)
     if start is not None:
-        # The checkpoint's rate counts, which a callback may have changed, unless another one was set and accepted.
-        if run.strategy.any_worker(any(map(concerns_optimizer, changes))):
-            restore_all = functools.partial(_restore_but_rates, start, optimizer)
-            start = Checkpoint(start.step, start.values, start.arrays, restore_all)
+        # The checkpoint's rate counts, which a callback may have changed, unless another one was given and accepted.
+        given, before = here["rates"], there.get("rates", here["rates"])
+        acts = run.strategy.from_chief(
+            [bool(changes) and before[i : i + 1] != given[i : i + 1] for i in range(len(given))]
+        )
+        new_rates = [rate if is_new else None for rate, is_new in zip(given, acts, strict=True)]
+        restore_all = functools.partial(_restore_but_rates, start, optimizer, new_rates)
+        start = Checkpoint(start.step, start.values, start.arrays, restore_all)
+        here["rates"] = given if changes else before  # for a callback may have changed those of a compiled optimizer
         if run.topology.is_chief and run.request.keeps and not files.exists(run.directory.starts):
             run.warn_of_file(f"{run.directory.starts} is missing: goodput counts from this start on.")
         logged = start.step - 1 if start.values.get("boundary_is_due") else start.step
-        epochs_until = (
-            logged - logged % there.get("steps_per_epoch", here["steps_per_epoch"]) if run.request.keeps else 0
-        )
-        lost = max(0, (run.metrics.discard_after(logged, logged_until=epochs_until) or 0) - start.step)
+        of_epoch = there.get("steps_per_epoch", here["steps_per_epoch"])
+        logged_until = logged - logged % of_epoch if run.request.keeps else 0
+        lost = max(0, (run.metrics.discard_after(logged, logged_until=logged_until) or 0) - start.step)
         again = f" At least {lost:,} steps after it were lost and are done again." if lost else ""
         asked = training.boundaries.total_steps
         if start.step > asked:
@@ -207,11 +211,14 @@ def _load_newest(training: Training, state: TrainingState, here: dict[str, Any])
     return start, lost
 
 
-def _restore_but_rates(checkpoint: Checkpoint, optimizer: keras.optimizers.Optimizer) -> None:
-    rates = constant_rates(optimizer)
-    checkpoint.restore(keep=True)
-    for each, rate in rates:
-        each.learning_rate = rate
+def _restore_but_rates(
+    checkpoint: Checkpoint, optimizer: keras.optimizers.Optimizer, rates: Sequence[float | None]
+) -> None:
+    """Restores a checkpoint; of `rates` those that are a number stand in place of its own."""
+    checkpoint.restore()
+    for each, rate in zip(parts(optimizer), rates, strict=True):
+        if rate is not None:
+            each.learning_rate = rate
 
 
 def _check_none_is_damaged(run: Run) -> None:

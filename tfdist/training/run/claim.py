@@ -236,11 +236,6 @@ def differing_settings(theirs: Mapping[str, str], ours: Mapping[str, str]) -> li
     return [name for name in names if not _may_change(name)]
 
 
-def concerns_optimizer(name: str) -> bool:
-    """Whether a setting is of an optimizer: its class, or its learning rate."""
-    return "optimizer" in name or name.endswith("learning_rate")
-
-
 def select_fixed_settings(settings: Mapping[str, str]) -> dict[str, str]:
     """Returns the settings that may not change when a run resumes."""
     return {name: text for name, text in settings.items() if not _may_change(name)}
