@@ -9,7 +9,7 @@ import contextlib
 import functools
 import signal
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -175,9 +175,8 @@ def _load_newest(training: Training, state: TrainingState, here: dict[str, Any])
             if settings.accept_changes:
                 changes.extend(differing_settings(there.get("settings", {}), here["settings"]))
             else:
-                both = [(what, there.get(name), here[name]) for name, what in SIZES.items()]
-                differing = [(what, a, b) for what, a, b in both if a and b and a != b]
-                lines = [f"{what}: {theirs:,} there, {ours:,} here" for what, theirs, ours in differing]
+                sizes = [(what, there.get(name), here[name]) for name, what in SIZES.items()]
+                lines = [f"{what}: {a:,} there, {b:,} here" for what, a, b in sizes if a and b and a != b]
                 refuse_differences(run.directory, lines, f"at step {found.step:,}")
         return found
 
@@ -185,9 +184,7 @@ def _load_newest(training: Training, state: TrainingState, here: dict[str, Any])
     if start is not None:
         # The checkpoint's rate counts, which a callback may have changed, unless another one was given and accepted.
         given, before = here["rates"], there.get("rates", here["rates"])
-        acts = run.strategy.from_chief(
-            [bool(changes) and before[i : i + 1] != given[i : i + 1] for i in range(len(given))]
-        )
+        acts = run.strategy.from_chief([bool(changes) and before[i : i + 1] != [r] for i, r in enumerate(given)])
         new_rates = [rate if is_new else None for rate, is_new in zip(given, acts, strict=True)]
         restore_all = functools.partial(_restore_but_rates, start, optimizer, new_rates)
         start = Checkpoint(start.step, start.values, start.arrays, restore_all)
@@ -211,10 +208,8 @@ def _load_newest(training: Training, state: TrainingState, here: dict[str, Any])
     return start, lost
 
 
-def _restore_but_rates(
-    checkpoint: Checkpoint, optimizer: keras.optimizers.Optimizer, rates: Sequence[float | None]
-) -> None:
-    """Restores a checkpoint; of `rates` those that are a number stand in place of its own."""
+def _restore_but_rates(checkpoint: Checkpoint, optimizer: keras.Optimizer, rates: list[float | None]) -> None:
+    """Restores a checkpoint; of `rates`, those that are a number stand in place of its own."""
     checkpoint.restore()
     for each, rate in zip(parts(optimizer), rates, strict=True):
         if rate is not None:
