@@ -33,7 +33,7 @@ SYMPTOMS = {
         "missing-package": "This Python lacks a package or has another release. Run the message's `pip install`.",
     },
     "Another experiment": {
-        "another-experiment": "Its settings differ. Write another `--run_dir`, or `train.accept_changes = True`.",
+        "another-experiment": "Settings or data differ. Write another `--run_dir`, or `train.accept_changes = True`.",
         "run-in-use": "A live process uses the directory. Wait for its end, or write another `--run_dir`.",
         "missing-run": "The directory holds no run. Write the `--run_dir` of a training, or mount its disk.",
         "damaged-file": "A file is damaged. Do what [this table](run_directory.md#damaged-and-newer-files) says.",

@@ -102,6 +102,19 @@ def test_a_run_of_another_optimizer_loss_model_or_of_other_arrays_is_refused_by_
 
 
 @pytest.mark.slow
+def test_a_dataset_of_other_contents_resumes_and_one_with_other_epochs_is_refused(tmp_path: pathlib.Path) -> None:
+    def train(count: int, epochs: int, **how: Any) -> Any:
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4).take(count)
+        return tfdist.fit(classifier(), data, epochs=epochs, verbose=0, run_dir=str(tmp_path / str(len(how))), **how)
+
+    train(3, 1, steps_per_epoch=3)
+    assert train(5, 2, steps_per_epoch=3).epoch == [0, 1]
+    train(3, 1)
+    with pytest.raises(ValueError, match=r"another experiment(.|\n)*steps of an epoch: 3 there, 5 here"):
+        train(5, 2)
+
+
+@pytest.mark.slow
 def test_a_backup_of_another_experiment_is_refused_by_name(tmp_path: pathlib.Path) -> None:
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), delete_checkpoint=False)
     with pytest.raises(InterruptedError):

@@ -47,6 +47,16 @@ def test_more_epochs_go_on_as_if_they_had_been_asked_for_at_once(tmp_path: pathl
 
 
 @pytest.mark.slow
+def test_a_run_that_ended_within_an_epoch_goes_on_as_if_it_had_not(tmp_path: pathlib.Path) -> None:
+    how = {"epochs": None, "eval_every": "5 steps", "callbacks": memories()}
+    whole = run(tmp_path / "whole", **EXACT | how | {"steps": 26})
+    for steps in (10, 19, 26):
+        trained = run(tmp_path / "run", **EXACT | how | {"steps": steps})
+    assert_same(trained, whole)
+    assert lines(trained) == lines(whole)
+
+
+@pytest.mark.slow
 def test_as_many_or_fewer_epochs_leave_nothing_to_train_and_more_no_result_until_they_are_done(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -5,6 +5,7 @@ Here it ends by an exception or a signal that a callback causes in this process;
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import pathlib
@@ -269,10 +270,27 @@ def test_another_experiment_is_refused_until_its_changes_are_accepted(tmp_path: 
     assert trained.result.resumed_from_step == 2 * STEPS_PER_EPOCH - 1
 
 
+def test_training_data_of_another_size_is_another_experiment_until_that_is_accepted(tmp_path: pathlib.Path) -> None:
+    settings = BASE | {"log_every_steps": None}
+    run(tmp_path, may_fail=True, callbacks=[Once("on_epoch_end", 2, fail)], **settings)
+    for count, steps in ((446, None), (200, "steps of an epoch: 7 there, 4 here")):
+        less = settings | {"train_data": functools.partial(digits, count)}
+        refused = str(run(tmp_path, may_fail=True, **less).error)
+        assert f"at step 13; what differs:\n    examples of the training data: 447 there, {count} here" in refused
+        assert "accept_changes = True" in refused and ("steps of an epoch" in refused) == bool(steps)
+        assert not steps or steps in refused
+    trained = run(tmp_path, accept_changes=True, **less)
+    assert (trained.result.resumed_from_step, trained.result.steps) == (13, 16)
+    assert not trained.events("file_damaged")  # as rows are where epochs ended before
+
+
 @pytest.mark.parametrize(
-    ("changed", "rate"), [("keras.optimizers.SGD.learning_rate", 0.25), ("train.seed", 0.125)], ids=["rate", "seed"]
+    ("changed", "given", "acts"),
+    [("my_module.build.rate", 0.25, 0.25), ("keras.optimizers.SGD.clipnorm", 0.5, 0.125), ("train.seed", 0.5, 0.125)],
 )
-def test_a_rate_that_was_changed_and_accepted_acts(tmp_path: pathlib.Path, changed: str, rate: float) -> None:
+def test_a_rate_that_was_changed_and_accepted_acts(
+    tmp_path: pathlib.Path, changed: str, given: float, acts: float
+) -> None:
     """Where only something else was changed, the checkpoint's rate counts, which a callback may have set."""
 
     class Lowering(keras.callbacks.Callback):
@@ -281,11 +299,11 @@ def test_a_rate_that_was_changed_and_accepted_acts(tmp_path: pathlib.Path, chang
 
     first = BASE | {"optimizer": lambda: keras.optimizers.SGD(0.5), "epochs": 1}
     run(tmp_path, named={changed: "1"}, callbacks=[Lowering()], **first)
-    again = BASE | {"optimizer": lambda: keras.optimizers.SGD(0.25), "epochs": 2}
+    again = BASE | {"optimizer": lambda: keras.optimizers.SGD(given), "epochs": 2}
     trained = run(tmp_path, named={changed: "2"}, accept_changes=True, **again)
     assert trained.result.resumed_from_step == STEPS_PER_EPOCH
     points = [point for point in trained.points("train") if point["step"] > STEPS_PER_EPOCH]
-    assert {point["learning_rate"] for point in points} == {rate}
+    assert {point["learning_rate"] for point in points} == {acts}
 
 
 def test_more_epochs_are_added_to_a_run_that_was_interrupted(tmp_path: pathlib.Path, undisturbed: Trained) -> None:

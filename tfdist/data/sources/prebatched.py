@@ -35,6 +35,8 @@ class PrebatchedSource(StreamSource):
       UserError: the batches are no dense tensors with one entry an example.
     """
 
+    counts_examples = False
+
     def __init__(
         self,
         stream: Stream,

@@ -96,6 +96,8 @@ class Source(abc.ABC):
     """True where reading waits, as for a bucket, so that several batches are to be fetched at a time."""
     has_same_batches = True
     """True where each worker could read the whole of a global batch about as quickly as its own part."""
+    counts_examples = True
+    """False where `num_examples` takes every batch for a full one."""
     file_sizes: Sequence[int] = ()
     """The examples in each file, which workers compare, where an example's place depends on them."""
 

@@ -135,6 +135,9 @@ class Loop:
                     self._leave(boundary_is_due=at_boundary)
                 if self._wanted.save and not at_boundary:
                     self._save()
+            cuts_epoch = outcome.step == boundaries.total_steps and outcome.step % boundaries.steps_per_epoch
+            if cuts_epoch and self._recovery is not None and not self._wanted.stop:
+                self._save(boundary_is_due=True)  # to a longer run nothing ends here
             self._finish_boundary()
         if self._recovery is not None and self._diverged is None and self._recovery.saved_step != outcome.step:
             self._save()  # what follows can be done again from here

@@ -172,11 +172,11 @@ class Checkpoint:
     arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     assign: Callable[[], None] | None = None
 
-    def restore(self, *, keep: bool = False) -> None:
-        """Assigns the state to the variables, once; a collective. `keep` leaves it in memory for another call."""
+    def restore(self) -> None:
+        """Assigns the state to the variables, once; a collective."""
         if self.assign is not None:
             self.assign()
-            self.assign = self.assign if keep else None
+            self.assign = None
 
 
 class RecoveryStart(NamedTuple):

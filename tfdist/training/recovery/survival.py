@@ -10,6 +10,7 @@ import functools
 import signal
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 
@@ -38,9 +39,9 @@ from tfdist.training.recovery.weights import (
     put_weights,
 )
 from tfdist.training.run.assembly import Training
-from tfdist.training.run.claim import concerns_optimizer, differing_settings
+from tfdist.training.run.claim import differing_settings, refuse_differences
 from tfdist.training.run.run import Run
-from tfdist.training.step.optimizer import constant_rates
+from tfdist.training.step.optimizer import constant_rates, parts
 from tfdist.training.step.state import Learner, TrainingState
 
 
@@ -59,10 +60,10 @@ def open_recovery(training: Training) -> Iterator[RecoveryStart]:
     """
     run, learner, settings = training.run, training.learner, training.settings
     policy = settings.policy
-    steps_per_epoch = training.boundaries.steps_per_epoch
+    steps_per_epoch, identity = training.boundaries.steps_per_epoch, _describe_run(training)
     heartbeat.beat(heartbeat.RESTORING)
     state = TrainingState(run.strategy, learner)
-    start, lost = _load_newest(training, state) if policy is not None else (None, 0)
+    start, lost = _load_newest(training, state, identity) if policy is not None else (None, 0)
     if start is None:
         if policy is not None:
             run.strategy.on_chief(lambda: _check_none_is_damaged(run), "The checkpoints cannot be read")
@@ -84,7 +85,7 @@ def open_recovery(training: Training) -> Iterator[RecoveryStart]:
             manager = CheckpointManager(
                 run.directory.checkpoints,
                 policy,
-                identity=_describe_run(run, steps_per_epoch),
+                identity=identity,
                 tell=run.events,
                 still_ours=run.claim.check,
                 part=part,
@@ -138,41 +139,62 @@ def _close(manager: CheckpointManager, kind: type[BaseException] | None, error: 
     manager.close()
 
 
-def _describe_run(run: Run, steps_per_epoch: int) -> dict[str, object]:
-    """Describes, in a checkpoint, the run that made it."""
+SIZES = {"num_examples": "examples of the training data", "steps_per_epoch": "steps of an epoch"}  # in `_describe_run`
+
+
+def _describe_run(training: Training) -> dict[str, Any]:
+    """Describes, in a checkpoint, the run that makes it; before a restore, so that the rates are those it is given."""
+    run, source = training.run, training.source
     return {
         "settings": dict(run.request.settings()),
         "strategy": run.strategy.name,
         "num_workers": run.topology.num_workers,
         "num_replicas": run.topology.num_replicas,
-        "steps_per_epoch": steps_per_epoch,
+        "num_examples": source.num_examples if source.counts_examples else None,
+        "steps_per_epoch": training.boundaries.steps_per_epoch,
+        "rates": constant_rates(training.learner.optimizer),
         "versions": versions(),
     }
 
 
-def _load_newest(training: Training, state: TrainingState) -> tuple[Checkpoint | None, int]:
-    """The checkpoint that the run continues from, if it does, and, on the chief, the steps lost."""
+def _load_newest(training: Training, state: TrainingState, here: dict[str, Any]) -> tuple[Checkpoint | None, int]:
+    """The checkpoint that the run `here` continues from, if it does, and, on the chief, the steps lost.
+
+    Raises:
+      UserError: it does not fit, or is of training data of another size; on every worker.
+    """
     run, settings, optimizer = training.run, training.settings, training.learner.optimizer
     lost, directory = 0, run.directory.checkpoints
+    there: dict[str, Any] = {}  # as the run described itself, on the chief
     changes: list[str] = []
 
     def read() -> State | None:
         found = restore.load_newest(directory, tell=run.events, wanted=lambda name: not state.is_elsewhere(name))
-        if found is not None and found.manifest is not None and settings.accept_changes:
-            changes.extend(differing_settings(found.manifest.identity.get("settings", {}), run.request.settings()))
+        if found is not None and found.manifest is not None:
+            there.update(found.manifest.identity)
+            if settings.accept_changes:
+                changes.extend(differing_settings(there.get("settings", {}), here["settings"]))
+            else:
+                sizes = [(what, there.get(name), here[name]) for name, what in SIZES.items()]
+                lines = [f"{what}: {a:,} there, {b:,} here" for what, a, b in sizes if a and b and a != b]
+                refuse_differences(run.directory, lines, f"at step {found.step:,}")
         return found
 
     start = load_checkpoint(run.strategy, state, read, partial=settings.accept_changes, tell=run.events)
     if start is not None:
-        # The checkpoint's rate counts, which a callback may have changed, unless another one was set and accepted.
-        if run.strategy.any_worker(any(map(concerns_optimizer, changes))):
-            restore_all = functools.partial(_restore_but_rates, start, optimizer)
-            start = Checkpoint(start.step, start.values, start.arrays, restore_all)
+        # The checkpoint's rate counts, which a callback may have changed, unless another one was given and accepted.
+        given, before = here["rates"], there.get("rates", here["rates"])
+        acts = run.strategy.from_chief([bool(changes) and before[i : i + 1] != [r] for i, r in enumerate(given)])
+        new_rates = [rate if is_new else None for rate, is_new in zip(given, acts, strict=True)]
+        restore_all = functools.partial(_restore_but_rates, start, optimizer, new_rates)
+        start = Checkpoint(start.step, start.values, start.arrays, restore_all)
+        here["rates"] = given if changes else before  # for a callback may have changed those of a compiled optimizer
         if run.topology.is_chief and run.request.keeps and not files.exists(run.directory.starts):
             run.warn_of_file(f"{run.directory.starts} is missing: goodput counts from this start on.")
         logged = start.step - 1 if start.values.get("boundary_is_due") else start.step
-        epochs_until = logged - logged % training.boundaries.steps_per_epoch if run.request.keeps else 0
-        lost = max(0, (run.metrics.discard_after(logged, logged_until=epochs_until) or 0) - start.step)
+        of_epoch = there.get("steps_per_epoch", here["steps_per_epoch"])
+        logged_until = logged - logged % of_epoch if run.request.keeps else 0
+        lost = max(0, (run.metrics.discard_after(logged, logged_until=logged_until) or 0) - start.step)
         again = f" At least {lost:,} steps after it were lost and are done again." if lost else ""
         asked = training.boundaries.total_steps
         if start.step > asked:
@@ -186,11 +208,12 @@ def _load_newest(training: Training, state: TrainingState) -> tuple[Checkpoint |
     return start, lost
 
 
-def _restore_but_rates(checkpoint: Checkpoint, optimizer: keras.optimizers.Optimizer) -> None:
-    rates = constant_rates(optimizer)
-    checkpoint.restore(keep=True)
-    for each, rate in rates:
-        each.learning_rate = rate
+def _restore_but_rates(checkpoint: Checkpoint, optimizer: keras.Optimizer, rates: list[float | None]) -> None:
+    """Restores a checkpoint; of `rates`, those that are a number stand in place of its own."""
+    checkpoint.restore()
+    for each, rate in zip(parts(optimizer), rates, strict=True):
+        if rate is not None:
+            each.learning_rate = rate
 
 
 def _check_none_is_damaged(run: Run) -> None:

@@ -214,14 +214,19 @@ def check_same_experiment(
         f"{name}: {theirs.get(name, 'the default')} there, {settings.get(name, 'the default')} here"
         for name in differing_settings(theirs, settings)
     ]
+    refuse_differences(directory, lines, where, resumes=newest is not None)
+
+
+def refuse_differences(directory: RunDirectory, lines: Sequence[str], where: str, *, resumes: bool = True) -> None:
+    """Raises UserError where the experiment in a directory differs by any lines; `resumes`: from a checkpoint."""
     if lines:
-        of_backup = newest is not None and directory.checkpoint_dir is not None
+        of_backup = resumes and directory.checkpoint_dir is not None
         path, another = (directory.checkpoints, "backup_dir") if of_backup else (directory.path, "--run_dir")
-        head = f"{path} holds another experiment, {where}; its settings differ:"
-        change = ", or write train.accept_changes = True to resume from its newest checkpoint with these settings"
+        head = f"{path} holds another experiment, {where}; what differs:"
+        change = ", or write train.accept_changes = True to resume from its newest checkpoint with what is here"
         told = "\n    ".join([head, *shorten_list(lines, MOST_SHOWN)])
         raise build_user_error(
-            f"{told}\nGive another {another}{change if newest is not None else ''}.", error_id="another-experiment"
+            f"{told}\nGive another {another}{change if resumes else ''}.", error_id="another-experiment"
         )
 
 
@@ -229,11 +234,6 @@ def differing_settings(theirs: Mapping[str, str], ours: Mapping[str, str]) -> li
     """The names of the settings that say what is trained and are not the same."""
     names = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
     return [name for name in names if not _may_change(name)]
-
-
-def concerns_optimizer(name: str) -> bool:
-    """Whether a setting is of an optimizer: its class, or its learning rate."""
-    return "optimizer" in name or name.endswith("learning_rate")
 
 
 def select_fixed_settings(settings: Mapping[str, str]) -> dict[str, str]:

@@ -136,13 +136,10 @@ def sample_rates(optimizer: keras.optimizers.Optimizer, total_steps: int) -> lis
     return [(step, float(schedule(np.int64(step)))) for step in steps]
 
 
-def constant_rates(optimizer: keras.optimizers.Optimizer) -> list[tuple[keras.optimizers.Optimizer, float]]:
-    """The optimizers whose learning rate is a number and no schedule, each with that number."""
-    return [
-        (one, float(keras.ops.convert_to_numpy(one.learning_rate)))
-        for one in parts(optimizer)
-        if isinstance(one.learning_rate, keras.Variable)
-    ]
+def constant_rates(optimizer: keras.optimizers.Optimizer) -> list[float | None]:
+    """The learning rates of `parts` that are a number; None for a schedule."""
+    rates = [one.learning_rate for one in parts(optimizer)]
+    return [float(keras.ops.convert_to_numpy(r)) if isinstance(r, keras.Variable) else None for r in rates]
 
 
 def bind_schedules(
