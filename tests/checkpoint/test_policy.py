@@ -136,10 +136,10 @@ def test_the_policy_says_what_stays(settings: dict[str, object], kept: list[int]
     assert steps([each for each in entries if each not in expired]) == kept
 
 
-def test_of_equally_good_checkpoints_the_newest_stays_and_nan_is_never_best() -> None:
+def test_of_equally_good_checkpoints_the_first_stays_and_nan_is_never_best() -> None:
     entries = [entry(10, val_loss=1.0), entry(20, val_loss=1.0), entry(30, val_loss=float("nan")), entry(40)]
     expired = catalog.find_expired(entries, CheckpointPolicy(keep_last=1, keep_best="val_loss"), newest=entries[-1])
-    assert steps(expired) == [10, 30]
+    assert steps(expired) == [20, 30]
 
 
 def test_damaged_manifests_go_and_what_is_being_written_is_not_touched() -> None:

@@ -154,18 +154,22 @@ def test_a_run_says_why_it_ended_and_what_was_best(tmp_path: pathlib.Path) -> No
 
 
 @pytest.mark.slow
-def test_each_new_best_is_backed_up_when_it_is_found(tmp_path: pathlib.Path) -> None:
-    policy = CheckpointPolicy(every_steps=1000, keep_last=1, keep_best="val_loss")
+@pytest.mark.parametrize(("split", "metric"), [("eval", "val_loss"), ("train", "loss")])
+def test_each_new_best_is_backed_up_and_no_part_of_an_epoch_is_one(
+    tmp_path: pathlib.Path, split: str, metric: str
+) -> None:
+    policy = CheckpointPolicy(every_steps=STEPS_PER_EPOCH + 1, keep_last=1, keep_best=metric)
     rises = keras.callbacks.LambdaCallback()
     rises.on_epoch_end = lambda epoch, logs=None: setattr(rises.model.optimizer, "learning_rate", 1e3)
     trained = run(tmp_path, **EXACT | {"callbacks": [rises], "checkpoint": policy, "optimizer": keras.optimizers.SGD})
-    losses = {point["step"]: point["loss"] for point in trained.points("eval")}
+    ends = [point for point in trained.points(split) if point["step"] % STEPS_PER_EPOCH == 0]
+    losses = {point["step"]: point["loss"] for point in ends}
     best = min(losses, key=losses.get)
     assert best < 4 * STEPS_PER_EPOCH == trained.result.steps
     kept = {}
     for path in (tmp_path / "checkpoints").iterdir():
         content = json.loads((path / "manifest.json").read_text())
-        kept[content["step"]] = content["metrics"]["val_loss"]
+        kept[content["step"]] = content["metrics"][metric]
     assert kept == {best: losses[best], trained.result.steps: losses[trained.result.steps]}
     assert trained.result.best["step"] == best
 

@@ -186,19 +186,17 @@ class Loop:
         stops = self._wanted.stop
         if boundaries.logs(outcome.step) and not stops:
             self._point("train", outcome.train_metrics | self._gradient_norm)
-        is_best = self._is_best(self._logs(), ends_epoch=stops or boundaries.ends_epoch(outcome.step))
-        if stops or boundaries.ends_epoch(outcome.step):
+        is_best = self._is_best()
+        if self._ends_epoch:
             self._end_epoch()
         if (is_best or self._wanted.save) and self._diverged is None:
             self._save()
 
-    def _is_best(self, logs: dict[str, Any], *, ends_epoch: bool) -> bool:
+    def _is_best(self) -> bool:
         """Notes the best so far; whether it is new, and to be backed up."""
         outcome, metric = self._outcome, self._watched
-        if not (outcome.evaluated_at == outcome.step if metric.is_of_evaluation else ends_epoch):
-            return False
         before = outcome.best
-        outcome.best = metric.newest(before, logs, step=outcome.step, epoch=self._epoch + 1)
+        outcome.best = metric.newest(before, self._logs(), step=outcome.step, epoch=self._epoch + 1)
         return metric.saves and self._recovery is not None and outcome.best is not before
 
     def _agree_on_stop(self) -> None:
@@ -209,11 +207,18 @@ class Loop:
             self._wanted = dataclasses.replace(self._wanted, stop=stop)
             heartbeat.beat(heartbeat.BETWEEN)
 
+    @property
+    def _ends_epoch(self) -> bool:
+        """Whether an epoch ends here, if only because the training does."""
+        outcome = self._outcome
+        return self._wanted.stop or outcome.stopped_early or self._boundaries.ends_epoch(outcome.step)
+
     def _logs(self) -> dict[str, Any]:
-        """The logs that callbacks get of an epoch that ends here."""
+        """The metrics of an epoch that ends here, and of an evaluation here, as callbacks get them."""
         outcome = self._outcome
         evaluated = outcome.eval_metrics if outcome.evaluated_at == outcome.step else {}
-        return outcome.train_metrics | {f"val_{name}": value for name, value in evaluated.items()}
+        trained = outcome.train_metrics if self._ends_epoch else {}
+        return trained | {f"val_{name}": value for name, value in evaluated.items()}
 
     def _save(self, *, boundary_is_due: bool = False) -> None:
         outcome = self._outcome
