@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import shutil
 
 import keras
 import pytest
+from checkpoint.checkpoints import steps
+from equivalence.cases import dense_model
 from equivalence.runs import assert_same_bits
 from training.test_resume import BASE, Once, assert_same, fail, memories
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
+from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.errors import UserError
 
@@ -185,6 +189,21 @@ def test_a_best_survives_a_restart(tmp_path: pathlib.Path) -> None:
     assert trained.result.resumed_from_step == 2 * STEPS_PER_EPOCH  # backed up for its evaluation alone
     assert_same(trained, whole)
     assert trained.result.best == whole.result.best
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["val_loss", "loss"])
+def test_a_best_that_no_checkpoint_has_is_told_and_the_next_as_good_is_kept(tmp_path: pathlib.Path, first: str) -> None:
+    still = EXACT | {"model": dense_model, "optimizer": lambda: keras.optimizers.SGD(0.0)}
+    policies = [CheckpointPolicy(every_steps=10, keep_last=1, keep_best=metric) for metric in (first, "val_loss")]
+    fails = {"callbacks": [Once("on_train_batch_end", 12, fail)], "checkpoint": policies[0]}
+    run(tmp_path, may_fail=True, **still | fails)
+    (best,) = (tmp_path / "checkpoints").glob("step-000000000007-*")
+    shutil.rmtree(best)
+    trained = run(tmp_path, **still | {"checkpoint": policies[1]})
+    assert trained.result.resumed_from_step == 10
+    assert trained.result.best["step"] == STEPS_PER_EPOCH
+    assert steps(list_checkpoints(str(tmp_path / "checkpoints"))) == [2 * STEPS_PER_EPOCH, 4 * STEPS_PER_EPOCH]
 
 
 # What is left out

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 
+from tfdist.checkpoint import catalog
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.errors import UserError, suggest
 from tfdist.keras_patches.patches import Patches
@@ -22,6 +23,7 @@ from tfdist.training.run.train_settings import TrainSettings
 
 if TYPE_CHECKING:  # sweeps use this without TensorFlow
     from tfdist.tasks.task import Task
+    from tfdist.telemetry.facts import Point
     from tfdist.training.step.metrics import MetricGroup
 
 
@@ -35,12 +37,12 @@ class BestMetric:
     Attributes:
       metric: its name, `val_NAME` for one of the evaluation.
       is_larger_better: which way.
-      saves: whether each new best is to be backed up.
+      policy: by which each new best is backed up; None: it is not.
     """
 
     metric: str
     is_larger_better: bool
-    saves: bool = False
+    policy: CheckpointPolicy | None = None
 
     @property
     def is_of_evaluation(self) -> bool:
@@ -56,7 +58,7 @@ class BestMetric:
         """
         value = logs.get(self.metric)
         if not isinstance(value, int | float):
-            if self.saves and (f"{VALIDATION}loss" if self.is_of_evaluation else "loss") in logs:
+            if self.policy is not None and (f"{VALIDATION}loss" if self.is_of_evaluation else "loss") in logs:
                 raise not_reported(KEEP_BEST, self.metric, [n for n, v in logs.items() if isinstance(v, int | float)])
             return best
         known = best["value"] if best is not None and best["metric"] == self.metric else None
@@ -64,6 +66,25 @@ class BestMetric:
         if math.isnan(value) or not is_better:
             return best
         return {"metric": self.metric, "value": value, "epoch": epoch, "step": step}
+
+    def recall(self, points: Iterable[Point | None], ends_epoch: Callable[[int], bool]) -> Any:
+        """Returns the best of points that a run has logged, as `newest` does."""
+        best, name = None, self.metric.removeprefix(VALIDATION)
+        for point in filter(None, points):
+            is_asked = point.split == "eval" if self.is_of_evaluation else point.split == "train"
+            value = point.metrics.get(name)
+            if is_asked and isinstance(value, int | float) and (self.is_of_evaluation or ends_epoch(point.step)):
+                best = self.newest(best, {self.metric: value}, step=point.step, epoch=point.epoch)
+        return best
+
+    def find_kept(self, directory: str, *, until: float = math.inf) -> dict[str, Any] | None:
+        """Returns the best of the checkpoints of steps up to `until`; None: none is kept for its value."""
+        if self.policy is None:
+            return None
+        entries = [entry for entry in catalog.list_checkpoints(directory) if entry.step <= until]
+        best = catalog.find_best(entries, self.policy)
+        manifest = None if best is None else best.manifest
+        return None if manifest is None else {"metric": self.metric, "value": manifest.metrics[self.metric]}
 
 
 def check_keep_best(policy: CheckpointPolicy | None, reported: ReportedMetrics) -> None:
@@ -77,7 +98,7 @@ def find_best_metric(settings: TrainSettings) -> BestMetric:
     """Finds the metric that compares a run's evaluations: `keep_best`, else what a callback monitors, else the loss."""
     policy, evaluates = settings.policy, settings.eval_data is not None
     if policy is not None and policy.keep_best is not None:
-        return BestMetric(policy.keep_best, policy.larger_is_better, saves=True)
+        return BestMetric(policy.keep_best, policy.larger_is_better, policy)
     for callback in settings.callbacks:
         monitor = getattr(callback, "monitor", None)
         if not isinstance(monitor, str) or (monitor.startswith(VALIDATION) and not evaluates):

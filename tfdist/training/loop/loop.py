@@ -26,7 +26,7 @@ from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.console.console_text import EpochSummary, Progress
 from tfdist.telemetry.facts import Point
-from tfdist.telemetry.records import as_type
+from tfdist.telemetry.records import Unreadable, as_point, as_type, read_lines
 from tfdist.training.loop.best import find_best_metric
 from tfdist.training.loop.boundaries import NUM_VOTES, Outcome, Pace, Vote, mean_losses
 from tfdist.training.loop.callbacks import Callbacks
@@ -99,6 +99,7 @@ class Loop:
         self._replica_states: ReplicaStates | None = ReplicaStates(training.learner.model, strategy)
         self._run = training.run
         self._watched = find_best_metric(settings)
+        self._kept_best: Any = None  # of the checkpoints, as `Outcome.best` is the run's
         self._sums = [0.0] * (3 + len(step.term_names))  # as in `Totals`
         self._has_reported_unused = False
         self._has_called = False
@@ -169,6 +170,7 @@ class Loop:
             except ValueError as error:
                 raise version_error(start.step, error) from error
             self._outcome = dataclasses.replace(saved.outcome, step=start.step)
+            self._recall_best(until=start.step - saved.boundary_is_due)
             if len(saved.sums) == len(self._sums):  # else the task has other terms now
                 self._sums = [*saved.sums]
             stops = saved.stop or saved.outcome.stopped_early
@@ -193,11 +195,23 @@ class Loop:
             self._save()
 
     def _is_best(self) -> bool:
-        """Notes the best so far; whether it is new, and to be backed up."""
-        outcome, metric = self._outcome, self._watched
-        before = outcome.best
-        outcome.best = metric.newest(before, self._logs(), step=outcome.step, epoch=self._epoch + 1)
-        return metric.saves and self._recovery is not None and outcome.best is not before
+        """Notes the best so far; whether no checkpoint has one as good, and this is to be backed up."""
+        outcome, kept = self._outcome, self._kept_best
+        newest = functools.partial(self._watched.newest, logs=self._logs(), step=outcome.step, epoch=self._epoch + 1)
+        outcome.best, self._kept_best = newest(outcome.best), newest(kept)
+        return self._watched.policy is not None and self._recovery is not None and self._kept_best is not kept
+
+    def _recall_best(self, until: int) -> None:
+        """Finds the best of the checkpoints, as of the step `until`, and the run's, if that was another metric's."""
+        metric, best, directory = self._watched, self._outcome.best, self._run.directory
+
+        def read() -> tuple[Any, Any]:
+            points = map(as_point, read_lines(directory.metrics, Unreadable()))
+            is_known = best is not None and best["metric"] == metric.metric
+            found = best if is_known else metric.recall(points, self._boundaries.ends_epoch)
+            return found, metric.find_kept(directory.checkpoints, until=until)
+
+        self._outcome.best, self._kept_best = self._strategy.read_on_chief(read, "The best so far cannot be read")
 
     def _agree_on_stop(self) -> None:
         """Takes note where a callback of any worker has asked to stop. A collective, unless there are no callbacks."""
