@@ -139,12 +139,12 @@ def find_expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: 
         kept |= {entry.path for entry in candidates if entry.step % policy.keep_every_steps == 0}
     kept_for_value = find_best(candidates, policy)
     if kept_for_value is not None:
-        kept.add(kept_for_value.path)
+        kept.add(kept_for_value[1].path)
     return [entry for entry in judged if entry.path not in kept]
 
 
-def find_best(entries: Iterable[Entry], policy: CheckpointPolicy) -> Entry | None:
-    """The checkpoint with the best value of the policy's metric; of equal ones the first, as in result.json."""
+def find_best(entries: Iterable[Entry], policy: CheckpointPolicy) -> tuple[float, Entry] | None:
+    """The best value of the policy's metric, and its checkpoint; of equal ones the first, as in result.json."""
     if policy.keep_best is None:
         return None
     scored: list[tuple[float, Entry]] = []
@@ -153,4 +153,4 @@ def find_best(entries: Iterable[Entry], policy: CheckpointPolicy) -> Entry | Non
         if not math.isnan(value):
             scored.append((value, entry))
     choose = max if policy.larger_is_better else min
-    return choose(scored, key=lambda pair: pair[0], default=(math.nan, None))[1]
+    return choose(scored, key=lambda pair: pair[0], default=None)

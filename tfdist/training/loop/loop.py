@@ -26,7 +26,7 @@ from tfdist.telemetry import heartbeat
 from tfdist.telemetry.account import time_account
 from tfdist.telemetry.console.console_text import EpochSummary, Progress
 from tfdist.telemetry.facts import Point
-from tfdist.telemetry.records import Unreadable, as_point, as_type, read_lines
+from tfdist.telemetry.records import as_type
 from tfdist.training.loop.best import find_best_metric
 from tfdist.training.loop.boundaries import NUM_VOTES, Outcome, Pace, Vote, mean_losses
 from tfdist.training.loop.callbacks import Callbacks
@@ -170,7 +170,10 @@ class Loop:
             except ValueError as error:
                 raise version_error(start.step, error) from error
             self._outcome = dataclasses.replace(saved.outcome, step=start.step)
-            self._recall_best(until=start.step - saved.boundary_is_due)
+            best, place = saved.outcome.best, (self._run.directory, self._boundaries)
+            recall = functools.partial(self._watched.recall, best, *place, until=start.step - saved.boundary_is_due)
+            bests = self._strategy.read_on_chief(recall, "What was best cannot be read")
+            self._outcome.best, self._kept_best = bests
             if len(saved.sums) == len(self._sums):  # else the task has other terms now
                 self._sums = [*saved.sums]
             stops = saved.stop or saved.outcome.stopped_early
@@ -185,8 +188,7 @@ class Loop:
         if self._evaluator is not None and boundaries.evaluates(outcome.step, stops=self._wanted.stop):
             self._evaluate()
             self._agree_on_stop()
-        stops = self._wanted.stop
-        if boundaries.logs(outcome.step) and not stops:
+        if boundaries.logs(outcome.step) and not self._wanted.stop:
             self._point("train", outcome.train_metrics | self._gradient_norm)
         is_best = self._is_best()
         if self._ends_epoch:
@@ -200,18 +202,6 @@ class Loop:
         newest = functools.partial(self._watched.newest, logs=self._logs(), step=outcome.step, epoch=self._epoch + 1)
         outcome.best, self._kept_best = newest(outcome.best), newest(kept)
         return self._watched.policy is not None and self._recovery is not None and self._kept_best is not kept
-
-    def _recall_best(self, until: int) -> None:
-        """Finds the best of the checkpoints, as of the step `until`, and the run's, if that was another metric's."""
-        metric, best, directory = self._watched, self._outcome.best, self._run.directory
-
-        def read() -> tuple[Any, Any]:
-            points = map(as_point, read_lines(directory.metrics, Unreadable()))
-            is_known = best is not None and best["metric"] == metric.metric
-            found = best if is_known else metric.recall(points, self._boundaries.ends_epoch)
-            return found, metric.find_kept(directory.checkpoints, until=until)
-
-        self._outcome.best, self._kept_best = self._strategy.read_on_chief(read, "The best so far cannot be read")
 
     def _agree_on_stop(self) -> None:
         """Takes note where a callback of any worker has asked to stop. A collective, unless there are no callbacks."""
