@@ -1,7 +1,8 @@
 """Which metrics a run reports, which callbacks monitor them, and the best that it has come to by one of them.
 
 Invariant: it follows from reported numbers alone, which are the same on every worker, so all of them agree on it
-without a word; where a run resumes, the chief tells what it reads of before. The loop asks after each evaluation and each epoch; a checkpoint keeps it, as part of the outcome.
+without a word; where a run resumes, the chief tells what was before. The loop asks after each evaluation and each
+epoch; a checkpoint keeps it, as part of the outcome.
 """
 
 from __future__ import annotations
