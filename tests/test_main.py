@@ -413,6 +413,10 @@ def other_weights(tmp_path: Path) -> str:
             ["EarlyStopping monitors 'val_loss', and nothing is evaluated", "train.eval_data"],
         ),
         (
+            ["train.callbacks = [@keras.callbacks.EarlyStopping()]", "train.eval_every = '10 steps'"],
+            ["'val_loss' at the end of each epoch, whose 23 steps", "'10 steps' does not divide", "eval_every = 1,"],
+        ),
+        (
             ["train.callbacks = [@keras.callbacks.ReduceLROnPlateau(monitor='loss')]"],
             ["ReduceLROnPlateau sets the learning rate", "schedule of Adam"],
         ),

@@ -52,6 +52,7 @@ def test_the_name_of_a_metric_tells_which_way_is_better(settings: dict[str, str]
         ({"every_epochs": 2}, 0, range(1, 45), [20, 40]),
         ({"every_seconds": 5}, 0, [1, 4, 6, 9, 11, 15, 16], [6, 11, 16]),  # from the last checkpoint on
         ({"every_steps": 8, "every_seconds": 5}, 0, range(1, 20), [5, 8, 13, 16]),
+        ({"every_steps": 6, "keep_every_steps": 4}, 0, range(1, 14), [4, 6, 8, 12]),  # what is to be kept is made
         ({"every_seconds": 60}, 1000, [1059, 1060], [1060]),  # since training began
         ({"every_seconds": 1}, 7, [7, 7], []),  # nothing is due before a step was made
     ],
@@ -76,7 +77,8 @@ def test_checkpoints_are_made_where_they_are_due(
 
 def auto(mean_seconds_between_failures: float, *costs: float) -> CheckpointSchedule:
     """After checkpoints of such costs."""
-    policy = CheckpointPolicy(mean_seconds_between_failures=mean_seconds_between_failures)
+    seldom = 10**6  # steps, which take no part in the interval
+    policy = CheckpointPolicy(mean_seconds_between_failures=mean_seconds_between_failures, keep_every_steps=seldom)
     schedule = CheckpointSchedule(policy, steps_per_epoch=None)
     for step, cost in zip(itertools.count(1), costs, strict=False):
         schedule.record_save(step, 0.0, cost_seconds=cost)
@@ -134,10 +136,10 @@ def test_the_policy_says_what_stays(settings: dict[str, object], kept: list[int]
     assert steps([each for each in entries if each not in expired]) == kept
 
 
-def test_of_equally_good_checkpoints_the_newest_stays_and_nan_is_never_best() -> None:
+def test_of_equally_good_checkpoints_the_first_stays_and_nan_is_never_best() -> None:
     entries = [entry(10, val_loss=1.0), entry(20, val_loss=1.0), entry(30, val_loss=float("nan")), entry(40)]
     expired = catalog.find_expired(entries, CheckpointPolicy(keep_last=1, keep_best="val_loss"), newest=entries[-1])
-    assert steps(expired) == [10, 30]
+    assert steps(expired) == [20, 30]
 
 
 def test_damaged_manifests_go_and_what_is_being_written_is_not_touched() -> None:

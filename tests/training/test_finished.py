@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import shutil
 
 import keras
 import pytest
+from checkpoint.checkpoints import steps
+from equivalence.cases import dense_model
 from equivalence.runs import assert_same_bits
 from training.test_resume import BASE, Once, assert_same, fail, memories
 from training.trainings import STEPS_PER_EPOCH, Trained, run
 
+from tfdist.checkpoint.catalog import list_checkpoints
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.errors import UserError
 
@@ -164,18 +168,22 @@ def test_a_run_says_why_it_ended_and_what_was_best(tmp_path: pathlib.Path) -> No
 
 
 @pytest.mark.slow
-def test_each_new_best_is_backed_up_when_it_is_found(tmp_path: pathlib.Path) -> None:
-    policy = CheckpointPolicy(every_steps=1000, keep_last=1, keep_best="val_loss")
+@pytest.mark.parametrize(("split", "metric"), [("eval", "val_loss"), ("train", "loss")])
+def test_each_new_best_is_backed_up_and_no_part_of_an_epoch_is_one(
+    tmp_path: pathlib.Path, split: str, metric: str
+) -> None:
+    policy = CheckpointPolicy(every_steps=STEPS_PER_EPOCH + 1, keep_last=1, keep_best=metric)
     rises = keras.callbacks.LambdaCallback()
     rises.on_epoch_end = lambda epoch, logs=None: setattr(rises.model.optimizer, "learning_rate", 1e3)
     trained = run(tmp_path, **EXACT | {"callbacks": [rises], "checkpoint": policy, "optimizer": keras.optimizers.SGD})
-    losses = {point["step"]: point["loss"] for point in trained.points("eval")}
+    ends = [point for point in trained.points(split) if point["step"] % STEPS_PER_EPOCH == 0]
+    losses = {point["step"]: point["loss"] for point in ends}
     best = min(losses, key=losses.get)
     assert best < 4 * STEPS_PER_EPOCH == trained.result.steps
     kept = {}
     for path in (tmp_path / "checkpoints").iterdir():
         content = json.loads((path / "manifest.json").read_text())
-        kept[content["step"]] = content["metrics"]["val_loss"]
+        kept[content["step"]] = content["metrics"][metric]
     assert kept == {best: losses[best], trained.result.steps: losses[trained.result.steps]}
     assert trained.result.best["step"] == best
 
@@ -191,6 +199,21 @@ def test_a_best_survives_a_restart(tmp_path: pathlib.Path) -> None:
     assert trained.result.resumed_from_step == 2 * STEPS_PER_EPOCH  # backed up for its evaluation alone
     assert_same(trained, whole)
     assert trained.result.best == whole.result.best
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["val_loss", "loss"])
+def test_a_best_that_no_checkpoint_has_is_told_and_the_next_as_good_is_kept(tmp_path: pathlib.Path, first: str) -> None:
+    still = EXACT | {"model": dense_model, "optimizer": lambda: keras.optimizers.SGD(0.0)}
+    policies = [CheckpointPolicy(every_steps=10, keep_last=1, keep_best=metric) for metric in (first, "val_loss")]
+    fails = {"callbacks": [Once("on_train_batch_end", 12, fail)], "checkpoint": policies[0]}
+    run(tmp_path, may_fail=True, **still | fails)
+    (best,) = (tmp_path / "checkpoints").glob("step-000000000007-*")
+    shutil.rmtree(best)
+    trained = run(tmp_path, **still | {"checkpoint": policies[1]})
+    assert trained.result.resumed_from_step == 10
+    assert trained.result.best["step"] == STEPS_PER_EPOCH
+    assert steps(list_checkpoints(str(tmp_path / "checkpoints"))) == [2 * STEPS_PER_EPOCH, 4 * STEPS_PER_EPOCH]
 
 
 # What is left out

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tfdist.checkpoint.format import manifest as manifests
@@ -139,18 +139,18 @@ def find_expired(entries: Iterable[Entry], policy: CheckpointPolicy, *, newest: 
         kept |= {entry.path for entry in candidates if entry.step % policy.keep_every_steps == 0}
     kept_for_value = find_best(candidates, policy)
     if kept_for_value is not None:
-        kept.add(kept_for_value.path)
+        kept.add(kept_for_value[1].path)
     return [entry for entry in judged if entry.path not in kept]
 
 
-def find_best(candidates: Sequence[Entry], policy: CheckpointPolicy) -> Entry | None:
-    """The checkpoint with the best value of the policy's metric; of equal ones the newest, which comes first."""
+def find_best(entries: Iterable[Entry], policy: CheckpointPolicy) -> tuple[float, Entry] | None:
+    """The best value of the policy's metric, and its checkpoint; of equal ones the first, as in result.json."""
     if policy.keep_best is None:
         return None
-    whole = [(entry.manifest, entry) for entry in candidates if entry.manifest is not None]
-    scored = [(manifest.metrics.get(policy.keep_best, math.nan), entry) for manifest, entry in whole]
-    scored = [(value, entry) for value, entry in scored if not math.isnan(value)]
-    if not scored:
-        return None
+    scored: list[tuple[float, Entry]] = []
+    for entry in sorted(entries, key=lambda entry: entry.age_order):
+        value = entry.manifest.metrics.get(policy.keep_best, math.nan) if entry.manifest else math.nan
+        if not math.isnan(value):
+            scored.append((value, entry))
     choose = max if policy.larger_is_better else min
-    return choose(scored, key=lambda pair: pair[0])[1]
+    return choose(scored, key=lambda pair: pair[0], default=None)

@@ -43,7 +43,7 @@ class CheckpointPolicy(Settings):
     keep_last: int | None = setting(
         "newest checkpoints to keep; None: 2, or as BackupAndRestore says", or_none(COUNT), None
     )
-    keep_every_steps: int | None = setting("also keeps checkpoints at multiples of this", or_none(COUNT), None)
+    keep_every_steps: int | None = setting("also saves and keeps multiples of this", or_none(COUNT), None)
     keep_best: str | None = setting(
         "a metric; also keeps the checkpoint with its best value", or_none(text("val_accuracy")), None
     )
@@ -99,7 +99,7 @@ REMEMBERED_COSTS = 5  # the first checkpoint may wait for its memory, and its co
 
 
 class CheckpointSchedule:
-    """The checkpoints that a policy asks for; of several `every_…` whichever is due first.
+    """The checkpoints that a policy asks for; of several `every_…` and `keep_every_steps` whichever is due first.
 
     With no `every_…` set, the interval is √(2 · cost · mean time between failures), which loses the least time to
     checkpoints and to work done twice (J. W. Young, "A first order approximation to the optimum checkpoint interval",
@@ -117,9 +117,8 @@ class CheckpointSchedule:
         if policy.every_epochs and not steps_per_epoch:
             raise ValueError("every_epochs needs steps_per_epoch")
         self._policy = policy
-        self._periods = [
-            period for period in (policy.every_steps, (policy.every_epochs or 0) * (steps_per_epoch or 0)) if period
-        ]
+        periods = policy.every_steps, (policy.every_epochs or 0) * (steps_per_epoch or 0), policy.keep_every_steps
+        self._periods = [period for period in periods if period]
         self._step = step
         self._time = 0.0
         self._costs: list[float] = []
@@ -145,12 +144,11 @@ class CheckpointSchedule:
     @property
     def interval_seconds(self) -> float | None:
         """Seconds between checkpoints; None if only steps count."""
-        if self._policy.every_seconds is not None:
-            return self._policy.every_seconds
-        if self._periods:
-            return None
+        policy = self._policy
+        if policy.every_seconds is not None or policy.every_steps or policy.every_epochs:
+            return policy.every_seconds
         wait = statistics.median(self._costs or [FIRST_COST])
-        best = math.sqrt(2 * wait * self._policy.mean_seconds_between_failures)
+        best = math.sqrt(2 * wait * policy.mean_seconds_between_failures)
         if not self._costs:
             return min(best, FIRST_SECONDS)
         return max(best, wait / LARGEST_SHARE, self._write_seconds)

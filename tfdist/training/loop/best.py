@@ -1,7 +1,8 @@
 """Which metrics a run reports, which callbacks monitor them, and the best that it has come to by one of them.
 
 Invariant: it follows from reported numbers alone, which are the same on every worker, so all of them agree on it
-without a word. The loop asks after each evaluation and each epoch; a checkpoint keeps it, as part of the outcome.
+without a word; where a run resumes, the chief tells what was before. The loop asks after each evaluation and each
+epoch; a checkpoint keeps it, as part of the outcome.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from tfdist.checkpoint import catalog
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.errors import UserError, suggest
 from tfdist.keras_patches.patches import Patches
+from tfdist.telemetry.records import Unreadable, as_point, read_lines
 from tfdist.telemetry.registry import larger_is_better
 from tfdist.training.run.eval_sets import prefix_results
 from tfdist.training.run.train_settings import TrainSettings
 
 if TYPE_CHECKING:  # sweeps use this without TensorFlow
     from tfdist.tasks.task import Task
+    from tfdist.telemetry.run_directory import RunDirectory
+    from tfdist.training.loop.boundaries import Boundaries
     from tfdist.training.step.metrics import MetricGroup
 
 
@@ -35,12 +40,12 @@ class BestMetric:
     Attributes:
       metric: its name, `val_NAME` for one of the evaluation.
       is_larger_better: which way.
-      saves: whether each new best is to be backed up.
+      policy: by which each new best is backed up; None: it is not.
     """
 
     metric: str
     is_larger_better: bool
-    saves: bool = False
+    policy: CheckpointPolicy | None = None
 
     @property
     def is_of_evaluation(self) -> bool:
@@ -56,28 +61,40 @@ class BestMetric:
         """
         value = logs.get(self.metric)
         if not isinstance(value, int | float):
-            if self.saves and (f"{VALIDATION}loss" if self.is_of_evaluation else "loss") in logs:
+            if self.policy is not None and (f"{VALIDATION}loss" if self.is_of_evaluation else "loss") in logs:
                 raise not_reported(KEEP_BEST, self.metric, [n for n, v in logs.items() if isinstance(v, int | float)])
             return best
-        known = best["value"] if best is not None and best["metric"] == self.metric else None
-        is_better = known is None or (value > known if self.is_larger_better else value < known)
-        if math.isnan(value) or not is_better:
+        known = math.nan if best is None else best["value"]
+        if math.isnan(value) or (value <= known if self.is_larger_better else value >= known):
             return best
         return {"metric": self.metric, "value": value, "epoch": epoch, "step": step}
 
+    def recall(self, best: Any, directory: RunDirectory, boundaries: Boundaries, *, until: int) -> tuple[Any, Any]:
+        """Returns the best of a run, of its points where `best` is none by this metric, and that of its checkpoints."""
+        if best is None or best["metric"] != self.metric:
+            best, name = None, self.metric.removeprefix(VALIDATION)
+            split = "eval" if self.is_of_evaluation else "train"
+            for point in filter(None, map(as_point, read_lines(directory.metrics, Unreadable()))):
+                is_whole = self.is_of_evaluation or boundaries.ends_epoch(point.step)
+                value = point.metrics.get(name)
+                if point.split == split and is_whole and isinstance(value, int | float):
+                    best = self.newest(best, {self.metric: value}, step=point.step, epoch=point.epoch)
+        return best, self.find_kept(directory.checkpoints, until=until)
 
-def check_keep_best(policy: CheckpointPolicy | None, reported: ReportedMetrics) -> None:
-    """Raises UserError where nothing reports the metric that names the best checkpoint, or its direction is unknown."""
-    if policy is not None and policy.keep_best is not None:
-        reported.check(KEEP_BEST, policy.keep_best)
-        _ = policy.larger_is_better
+    def find_kept(self, directory: str, *, until: float = math.inf) -> dict[str, Any] | None:
+        """Returns the best of the checkpoints of steps up to `until`; None: none is kept for its value."""
+        if self.policy is None:
+            return None
+        entries = [entry for entry in catalog.list_checkpoints(directory) if entry.step <= until]
+        best = catalog.find_best(entries, self.policy)
+        return None if best is None else {"metric": self.metric, "value": best[0]}
 
 
 def find_best_metric(settings: TrainSettings) -> BestMetric:
     """Finds the metric that compares a run's evaluations: `keep_best`, else what a callback monitors, else the loss."""
     policy, evaluates = settings.policy, settings.eval_data is not None
     if policy is not None and policy.keep_best is not None:
-        return BestMetric(policy.keep_best, policy.larger_is_better, saves=True)
+        return BestMetric(policy.keep_best, policy.larger_is_better, policy)
     for callback in settings.callbacks:
         monitor = getattr(callback, "monitor", None)
         if not isinstance(monitor, str) or (monitor.startswith(VALIDATION) and not evaluates):
@@ -93,20 +110,29 @@ _SETTERS = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateSched
 
 
 def check_monitors(
-    callbacks: Sequence[keras.callbacks.Callback], reported: ReportedMetrics, optimizer: keras.optimizers.Optimizer
+    settings: TrainSettings, reported: ReportedMetrics, optimizer: keras.optimizers.Optimizer, boundaries: Boundaries
 ) -> None:
-    """Raises UserError where a callback watches what is not reported, or sets a learning rate that a schedule gives.
+    """Raises UserError where `keep_best` or a callback watches what is not reported, without what callbacks add.
 
-    Args:
-      callbacks: `train.callbacks`.
-      reported: by the training, without what callbacks add.
-      optimizer: built.
+    So it does where an epoch ends without it, or a callback sets a learning rate that a schedule of `optimizer` gives.
     """
-    for callback in callbacks:
+    policy = settings.policy
+    if policy is not None and policy.keep_best is not None:
+        reported.check(KEEP_BEST, policy.keep_best)
+        _ = policy.larger_is_better
+    for callback in settings.callbacks:
         if not type(callback).__module__.startswith("keras."):
             reported = dataclasses.replace(reported, names=None)
         _check_rate(callback, optimizer)
-        reported.check(f"{type(callback).__name__} monitors", _monitor(callback))
+        monitor, watches = _monitor(callback), f"{type(callback).__name__} monitors"
+        reported.check(watches, monitor)
+        by_steps = isinstance(settings.eval_every, str) and (monitor or "").startswith(VALIDATION)
+        if by_steps and not boundaries.evaluates(boundaries.steps_per_epoch):
+            raise UserError(
+                f"{watches} {monitor!r} at the end of each epoch, whose {boundaries.steps_per_epoch:,} steps "
+                f"train.eval_every = {settings.eval_every!r} does not divide. Write train.eval_every = 1, or a number "
+                "of steps that divides them."
+            )
 
 
 def direct_monitors(callbacks: Sequence[keras.callbacks.Callback], sets: Sequence[str], patches: Patches) -> None:

@@ -99,6 +99,7 @@ class Loop:
         self._replica_states: ReplicaStates | None = ReplicaStates(training.learner.model, strategy)
         self._run = training.run
         self._watched = find_best_metric(settings)
+        self._kept_best: Any = None  # of the checkpoints, as `Outcome.best` is the run's
         self._sums = [0.0] * (3 + len(step.term_names))  # as in `Totals`
         self._has_reported_unused = False
         self._has_called = False
@@ -172,6 +173,10 @@ class Loop:
             except ValueError as error:
                 raise version_error(start.step, error) from error
             self._outcome = dataclasses.replace(saved.outcome, step=start.step)
+            best, place = saved.outcome.best, (self._run.directory, self._boundaries)
+            recall = functools.partial(self._watched.recall, best, *place, until=start.step - saved.boundary_is_due)
+            bests = self._strategy.read_on_chief(recall, "What was best cannot be read")
+            self._outcome.best, self._kept_best = bests
             if len(saved.sums) == len(self._sums):  # else the task has other terms now
                 self._sums = [*saved.sums]
             stops = saved.stop or saved.outcome.stopped_early
@@ -186,23 +191,20 @@ class Loop:
         if self._evaluator is not None and boundaries.evaluates(outcome.step, stops=self._wanted.stop):
             self._evaluate()
             self._agree_on_stop()
-        stops = self._wanted.stop
-        if boundaries.logs(outcome.step) and not stops:
+        if boundaries.logs(outcome.step) and not self._wanted.stop:
             self._point("train", outcome.train_metrics | self._gradient_norm)
-        is_best = self._is_best(self._logs(), ends_epoch=stops or boundaries.ends_epoch(outcome.step))
-        if stops or boundaries.ends_epoch(outcome.step):
+        is_best = self._is_best()
+        if self._ends_epoch:
             self._end_epoch()
         if (is_best or self._wanted.save) and self._diverged is None:
             self._save()
 
-    def _is_best(self, logs: dict[str, Any], *, ends_epoch: bool) -> bool:
-        """Notes the best so far; whether it is new, and to be backed up."""
-        outcome, metric = self._outcome, self._watched
-        if not (outcome.evaluated_at == outcome.step if metric.is_of_evaluation else ends_epoch):
-            return False
-        before = outcome.best
-        outcome.best = metric.newest(before, logs, step=outcome.step, epoch=self._epoch + 1)
-        return metric.saves and self._recovery is not None and outcome.best is not before
+    def _is_best(self) -> bool:
+        """Notes the best so far; whether no checkpoint has one as good, and this is to be backed up."""
+        outcome, kept = self._outcome, self._kept_best
+        newest = functools.partial(self._watched.newest, logs=self._logs(), step=outcome.step, epoch=self._epoch + 1)
+        outcome.best, self._kept_best = newest(outcome.best), newest(kept)
+        return self._watched.policy is not None and self._recovery is not None and self._kept_best is not kept
 
     def _agree_on_stop(self) -> None:
         """Takes note where a callback of any worker has asked to stop. A collective, unless there are no callbacks."""
@@ -212,11 +214,18 @@ class Loop:
             self._wanted = dataclasses.replace(self._wanted, stop=stop)
             heartbeat.beat(heartbeat.BETWEEN)
 
+    @property
+    def _ends_epoch(self) -> bool:
+        """Whether an epoch ends here, if only because the training does."""
+        outcome = self._outcome
+        return self._wanted.stop or outcome.stopped_early or self._boundaries.ends_epoch(outcome.step)
+
     def _logs(self) -> dict[str, Any]:
-        """The logs that callbacks get of an epoch that ends here."""
+        """The metrics of an epoch that ends here, and of an evaluation here, as callbacks get them."""
         outcome = self._outcome
         evaluated = outcome.eval_metrics if outcome.evaluated_at == outcome.step else {}
-        return outcome.train_metrics | {f"val_{name}": value for name, value in evaluated.items()}
+        trained = outcome.train_metrics if self._ends_epoch else {}
+        return trained | {f"val_{name}": value for name, value in evaluated.items()}
 
     def _save(self, *, boundary_is_due: bool = False) -> None:
         outcome = self._outcome

@@ -140,12 +140,11 @@ def _find_best(run: RunDirectory, policy: CheckpointPolicy | None, setting: str)
             "policy.CheckpointPolicy.keep_best = 'val_accuracy', or another metric; or write a step. "
             f"{run.path} has checkpoints of {_list_steps(run) or 'no step'}."
         )
-    best = catalog.find_best(_list_whole(run), policy)
-    if best is None:
+    found = catalog.find_best(_list_whole(run), policy)
+    if found is None:
         raise UserError(f"No checkpoint in {run.path} has the metric {policy.keep_best!r}, by which the best is told.")
-    assert best.manifest is not None
-    why = f"best {policy.keep_best} {best.manifest.metrics[policy.keep_best]:.4g}"
-    return dataclasses.replace(_load(best.path), why=why)
+    value, best = found
+    return dataclasses.replace(_load(best.path), why=f"best {policy.keep_best} {value:.4g}")
 
 
 def _find_newest(directory: str, otherwise: str, tell: EventLog) -> SavedWeights:

@@ -23,7 +23,7 @@ from tfdist.recipes.recompute import recompute_layers
 from tfdist.strategies.cluster import environment
 from tfdist.tasks.task import STEPS, OwnSteps, Task
 from tfdist.telemetry import heartbeat
-from tfdist.training.loop.best import OBJECTIVE, check_keep_best, check_monitors, direct_monitors, reported_by
+from tfdist.training.loop.best import OBJECTIVE, check_monitors, direct_monitors, reported_by
 from tfdist.training.loop.boundaries import Boundaries
 from tfdist.training.loop.evaluation import Evaluator, EvaluatorGroup, OwnEvaluator
 from tfdist.training.loop.learner import ModelBuilder, build_learner, check_divisible, check_fit, check_metric_sums
@@ -128,7 +128,7 @@ def assemble(
         batch_size=plan.global_batch_size,
         sharding=settings.sharding if run.topology.num_replicas > 1 or settings.sharding == HOST else None,
     )
-    check_reported(settings, learner.eval_metrics, task, learner.optimizer)
+    check_reported(settings, learner.eval_metrics, task, learner.optimizer, plan)
     direct_monitors(settings.callbacks, list(settings.eval_sets), patches)
     if learner.shards is None and not isinstance(task, OwnSteps):
         check_metric_sums(learner.model, task, source.structure, run.topology.num_replicas)
@@ -205,13 +205,12 @@ def length_of(settings: TrainSettings, plan: BatchPlan) -> RunLength:
 
 
 def check_reported(
-    settings: TrainSettings, metrics: MetricGroup, task: Task, optimizer: keras.optimizers.Optimizer
+    settings: TrainSettings, metrics: MetricGroup, task: Task, optimizer: keras.optimizers.Optimizer, plan: BatchPlan
 ) -> None:
     """Raises UserError where the settings or a callback name a metric that the training will not report."""
     reported = reported_by(metrics, task, sets=list(settings.eval_sets))
     reported.check(OBJECTIVE, settings.must_report)
-    check_monitors(settings.callbacks, reported, optimizer)
-    check_keep_best(settings.policy, reported)
+    check_monitors(settings, reported, optimizer, settings.boundaries(plan.steps_per_epoch))
 
 
 def open_source(run: Run, data: Callable[[], Any], split: str) -> Source:

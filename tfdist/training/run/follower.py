@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.checkpoint import catalog, restore
-from tfdist.checkpoint.catalog import list_checkpoints, list_paths
+from tfdist.checkpoint.catalog import list_paths
 from tfdist.checkpoint.format.manifest import DamagedCheckpoint
 from tfdist.checkpoint.policy import CheckpointPolicy
 from tfdist.checkpoint.restore import State
@@ -48,10 +48,8 @@ class CheckpointFollower:
         self._best: Mapping[str, Any] | None = None
         self._copies: CheckpointManager | None = None  # of the best one
         if policy is not None and policy.keep_best is not None and policy.keep_best.startswith(VALIDATION):
-            self._metric = BestMetric(policy.keep_best, policy.larger_is_better, saves=True)
-            best = catalog.find_best(list_checkpoints(run.directory.best), policy) if run.topology.is_chief else None
-            if best is not None and best.manifest is not None:
-                self._best = {"metric": policy.keep_best, "value": best.manifest.metrics[policy.keep_best]}
+            self._metric = BestMetric(policy.keep_best, policy.larger_is_better, policy)
+            self._best = self._metric.find_kept(run.directory.best) if run.topology.is_chief else None
 
     def wait_for_next(self) -> SavedWeights | None:
         """Blocks until there is a checkpoint to evaluate; None once the run has ended and all are. A collective.

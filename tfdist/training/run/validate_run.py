@@ -82,7 +82,7 @@ def check_training(settings: TrainSettings, model: ModelBuilder, tell: Tell) -> 
     check_metric_sums(built, task, source.structure, replicas)
     patches = Patches()  # which nothing undoes, as the model goes
     made = build_optimizer(optimizer, built, patches)
-    assembly.check_reported(settings, metrics, task, made)
+    assembly.check_reported(settings, metrics, task, made, training)
     if settings.start is not None:
         survival.check_weights(built, settings.start, tell=as_event_log(tell))
     for note in (microbatch_note(built, training), shuffle_note(built, training)):
