@@ -52,10 +52,10 @@ def test_more_epochs_go_on_as_if_they_had_been_asked_for_at_once(tmp_path: pathl
 
 @pytest.mark.slow
 def test_a_run_that_ended_within_an_epoch_goes_on_as_if_it_had_not(tmp_path: pathlib.Path) -> None:
-    how = {"epochs": None, "eval_every": "5 steps", "callbacks": memories()}
+    how = {"epochs": None, "eval_every": "7 steps", "callbacks": memories()}
     whole = run(tmp_path / "whole", **EXACT | how | {"steps": 26})
-    for steps in (10, 19, 26):
-        trained = run(tmp_path / "run", **EXACT | how | {"steps": steps})
+    for total in (10, 19, 26):
+        trained = run(tmp_path / "run", **EXACT | how | {"steps": total})
     assert_same(trained, whole)
     assert lines(trained) == lines(whole)
 
@@ -74,6 +74,14 @@ def test_as_many_or_fewer_epochs_leave_nothing_to_train_and_more_no_result_until
     run(tmp_path, may_fail=True, callbacks=[Once("on_epoch_end", 1, fail)], **EXACT | {"epochs": 3})
     assert not (tmp_path / "result.json").exists()
     assert run(tmp_path, **EXACT | {"epochs": 3}).result.steps == 3 * STEPS_PER_EPOCH
+
+
+@pytest.mark.slow
+def test_more_epochs_move_no_average_that_has_begun(tmp_path: pathlib.Path) -> None:
+    averaging = {"optimizer": lambda: keras.optimizers.SGD(0.2, use_ema=True), "swa_start": "0.5 of run"}
+    run(tmp_path, **EXACT | averaging | {"epochs": 2})
+    refused = run(tmp_path, may_fail=True, **EXACT | averaging | {"epochs": 4}).error
+    assert "step from which train.swa_start averages: 7 there, 14 here" in str(refused)
 
 
 @pytest.mark.slow

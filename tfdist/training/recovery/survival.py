@@ -38,10 +38,10 @@ from tfdist.training.recovery.weights import (
     locate_weights,
     put_weights,
 )
-from tfdist.training.run.assembly import Training
+from tfdist.training.run.assembly import Training, length_of
 from tfdist.training.run.claim import differing_settings, refuse_differences
 from tfdist.training.run.run import Run
-from tfdist.training.step.optimizer import constant_rates, parts
+from tfdist.training.step.optimizer import constant_rates, parts, steps_before_swa
 from tfdist.training.step.state import Learner, TrainingState
 
 
@@ -139,12 +139,14 @@ def _close(manager: CheckpointManager, kind: type[BaseException] | None, error: 
     manager.close()
 
 
+SWA = "swa_start"
 SIZES = {"num_examples": "examples of the training data", "steps_per_epoch": "steps of an epoch"}  # in `_describe_run`
+SIZES |= {SWA: "step from which train.swa_start averages"}
 
 
 def _describe_run(training: Training) -> dict[str, Any]:
     """Describes, in a checkpoint, the run that makes it; before a restore, so that the rates are those it is given."""
-    run, source = training.run, training.source
+    run, source, optimizer = training.run, training.source, training.learner.optimizer
     return {
         "settings": dict(run.request.settings()),
         "strategy": run.strategy.name,
@@ -152,7 +154,8 @@ def _describe_run(training: Training) -> dict[str, Any]:
         "num_replicas": run.topology.num_replicas,
         "num_examples": source.num_examples if source.counts_examples else None,
         "steps_per_epoch": training.boundaries.steps_per_epoch,
-        "rates": constant_rates(training.learner.optimizer),
+        "rates": constant_rates(optimizer),
+        SWA: steps_before_swa(optimizer, training.settings.swa_start, length_of(training.settings, training.plan)),
         "versions": versions(),
     }
 
@@ -175,7 +178,8 @@ def _load_newest(training: Training, state: TrainingState, here: dict[str, Any])
             if settings.accept_changes:
                 changes.extend(differing_settings(there.get("settings", {}), here["settings"]))
             else:
-                sizes = [(what, there.get(name), here[name]) for name, what in SIZES.items()]
+                names = [name for name in SIZES if name != SWA or found.step > min(there.get(SWA) or 0, here[SWA] or 0)]
+                sizes = [(SIZES[name], there.get(name), here[name]) for name in names]
                 lines = [f"{what}: {a:,} there, {b:,} here" for what, a, b in sizes if a and b and a != b]
                 refuse_differences(run.directory, lines, f"at step {found.step:,}")
         return found
