@@ -288,7 +288,7 @@ def _plain(value: Any, within: tuple[Any, ...] = ()) -> Any:
         return type(value).__name__
     if isinstance(value, np.ndarray):
         return digest_arrays([value])
-    if isinstance(value, frozenset):
+    if isinstance(value, set | frozenset):
         return sorted(map(repr, value))
     if isinstance(value, types.CodeType):
         return [value.co_code.hex(), value.co_names, _plain(value.co_consts, within)]
