@@ -94,6 +94,8 @@ def test_a_run_of_another_optimizer_loss_model_or_of_other_arrays_is_refused_by_
     for other, labels, name in [*others, (compiled(names="qp"), Y, "model"), (compiled(skips=True), Y, "model")]:
         with pytest.raises(ValueError, match=f"another experiment(.|\n)* {name}: (.|\n)*accept_changes = True"):
             tfdist.fit(other, X, labels, epochs=2, verbose=0, run_dir=place)
+    with pytest.raises(ValueError, match=r"another experiment(.|\n)* validation_data: the default there, "):
+        tfdist.fit(compiled(), X, Y, epochs=2, verbose=0, run_dir=place, validation_data=(X, Y))
     again = compiled()
     assert tfdist.fit(again, X, Y, epochs=2, verbose=0, run_dir=place).history == first.history
     # The same optimizer, whose rate a callback has changed since.
