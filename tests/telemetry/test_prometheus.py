@@ -15,7 +15,7 @@ import pytest
 from mistakes import each_is_refused
 from monitoring_support import RUN_ID, OtlpReceiver, at, facts_of_a_start, feed, otlp_receiver, run_facts
 from prometheus_client.parser import text_string_to_metric_families
-from support import REPOSITORY, free_ports, is_open, run_command, wait_until
+from support import REPOSITORY, free_ports, run_command, wait_until
 
 from tfdist.errors import UserError
 from tfdist.telemetry.facts import Event
@@ -65,10 +65,14 @@ def test_idle_connections_use_up_neither_threads_nor_the_endpoint(monkeypatch: p
 
 
 def test_each_worker_serves_its_metrics_on_a_port_of_its_own() -> None:
-    port = next(port for port in free_ports(8) if not is_open(port + 1))
-    sinks = [Prometheus(port=port), Prometheus(port=port)]
-    for worker, sink in enumerate(sinks):
-        sink.open(run_facts(worker=worker))
+    for port in free_ports(8):
+        sinks = [Prometheus(port=port), Prometheus(port=port)]
+        sinks[0].open(run_facts(worker=0))
+        try:
+            sinks[1].open(run_facts(worker=1))
+            break
+        except UserError:  # another process has the port behind
+            sinks[0].close("done")
     feed(sinks[0], [*facts_of_a_start(), *facts_of_a_start(begin=60)])
     found = samples_of(fetched(f"http://127.0.0.1:{port}/metrics"))
     idle = fetched(f"http://127.0.0.1:{port + 1}/metrics")
