@@ -22,6 +22,7 @@ from tfdist.tuning.schedule.chief import Chief
 pytestmark = pytest.mark.slow
 CTRL_C = b"\x03"
 DIGITS = "--gin_file=configs/experiments/digits.gin"
+SAVING = "train.checkpoint = @tfdist.CheckpointPolicy(every_epochs=100000)"  # when it leaves
 
 
 class TypedTraining(InTerminal):
@@ -29,7 +30,7 @@ class TypedTraining(InTerminal):
 
     def __init__(self, run_dir: pathlib.Path, *params: str) -> None:
         self.run_dir = run_dir
-        flags = [f"--gin_param={text}" for text in ("train.epochs = 100000", "train.xla = 'off'", *params)]
+        flags = [f"--gin_param={text}" for text in ("train.epochs = 100000", "train.xla = 'off'", SAVING, *params)]
         command = [sys.executable, "-m", "tfdist.main", DIGITS, *flags, f"--run_dir={run_dir}"]
         super().__init__(command, run_dir.with_suffix(".output"), {"TERM": "xterm"}, support.REPOSITORY)
 
@@ -53,7 +54,7 @@ def test_ctrl_c_saves_and_leaves_and_the_same_command_goes_on(tmp_path: pathlib.
         command.press(CTRL_C)
         assert command.wait() == EXIT_INTERRUPTED, command.output
         assert "after saving, because SIGINT was received" in " ".join(command.output.split())
-        assert "Traceback" not in command.output and command.num_checkpoints
+        assert "Traceback" not in command.output and command.num_checkpoints == 1
     with TypedTraining(tmp_path / "run") as command:
         command.until_shown("Resuming at step")
         command.press(CTRL_C)
@@ -78,7 +79,7 @@ def test_a_terminal_that_is_closed_costs_no_step(tmp_path: pathlib.Path) -> None
         command.until_shown("| eval loss")
         command.terminal.close()
         assert command.wait() == EXIT_PREEMPTED
-        assert command.num_checkpoints
+        assert command.num_checkpoints == 1
         assert "after saving, because SIGHUP was received" in (tmp_path / "events.jsonl").read_text()
 
 

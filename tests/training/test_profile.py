@@ -105,6 +105,7 @@ def test_a_signal_to_the_launcher_profiles_every_worker_of_a_running_job(tmp_pat
         launcher.signal(signal.SIGTERM)
         status, said = launcher.end(), launcher.output
     assert status == 143, said  # it went on, and left when it was told to
+    assert "[launch] Passing SIGUSR2 on to the workers" in said and "[worker 0] Profile of the steps" in said
     for path in run_dir.glob(PROFILES):
         first, last = map(int, path.parent.name.removeprefix("steps-").split("-"))
         assert profiled_steps(path) == last - first + 1 >= 10
