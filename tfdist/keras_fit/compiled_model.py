@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import inspect
 import re
 import sys
@@ -60,17 +59,14 @@ def check_compiled(model: keras.Model) -> None:
             "The model is compiled with run_eagerly=True, and tfdist.fit always compiles its steps. Leave that out, or "
             "look for the mistake with model.fit."
         )
-
-    optimizer = model.optimizer
-    if uses_own_steps(model) or not (optimizer and optimizer.built):
-        return
-    known = {id(variable) for one in list_optimizers(model) for variable in one._trainable_variables}
-    for variable in model.trainable_variables:
-        if id(variable) not in known:
-            raise UserError(
-                f"{variable.path} became trainable after the optimizer was built, which does not update it. Call "
-                "model.compile with a new optimizer."
-            )
+    if not uses_own_steps(model) and model.optimizer and model.optimizer.built:
+        known = {id(variable) for one in list_optimizers(model) for variable in one._trainable_variables}
+        for variable in model.trainable_variables:
+            if id(variable) not in known:
+                raise UserError(
+                    f"{variable.path} became trainable after the optimizer was built, which does not update it. Call "
+                    "model.compile with a new optimizer."
+                )
 
 
 def warn_of_counting_schedules(model: keras.Model) -> None:
@@ -200,7 +196,7 @@ def identity_of(model: keras.Model, sources: Mapping[str, Source]) -> dict[str, 
     optimizer = _text(model.optimizer)
     left, first = ("", "") if model.optimizer is None else _began.get(model.optimizer, ("", ""))
     found = {
-        "fit.model": digest_arrays([np.frombuffer(to_json(_layers(model)).encode(), np.uint8)]),
+        "fit.model": _digest(_layers(model)),
         "fit.optimizer": first if optimizer == left else optimizer,
         "fit.loss": _text(model.loss),
     }
@@ -243,8 +239,12 @@ def _config(part: Any) -> dict[str, Any]:
     return dict(_plain(config))
 
 
+def _digest(content: Any) -> str:
+    return digest_arrays([np.frombuffer(to_json(content).encode(), np.uint8)])
+
+
 def _is_of_library(definition: Any) -> bool:
-    return definition.__module__.partition(".")[0] in ("keras", "tensorflow")
+    return str(definition.__module__).partition(".")[0] in ("keras", "tensorflow")
 
 
 def _layers(model: Any) -> list[Any]:
@@ -295,8 +295,8 @@ def _plain(value: Any, within: tuple[Any, ...] = ()) -> Any:
     if hasattr(value, "__code__") and not _is_of_library(value) and value.__code__ not in within:
         within = (*within, value.__code__)
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        text = to_json(_plain([value.__code__, value.__defaults__, value.__kwdefaults__, cells], within))
-        return f"{value.__name__} {hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        read = _plain([value.__code__, value.__defaults__, value.__kwdefaults__, cells], within)
+        return f"{value.__name__} {_digest(read)[:8]}"
     if name := getattr(value, "__name__", ""):
         return name
     return value.item() if isinstance(value, np.generic) else re.sub(r" at 0x\w+", "", str(value))

@@ -72,21 +72,20 @@ class BestMetric:
     def recall(self, best: Any, directory: RunDirectory, boundaries: Boundaries, *, until: int) -> tuple[Any, Any]:
         """Returns the best of a run, of its points where `best` is none by this metric, and that of its checkpoints."""
         if best is None or best["metric"] != self.metric:
-            best, name = None, self.metric.removeprefix(VALIDATION)
-            split = "eval" if self.is_of_evaluation else "train"
+            best, split, name = None, "eval" if self.is_of_evaluation else "train", self.metric.removeprefix(VALIDATION)
             for point in filter(None, map(as_point, read_lines(directory.metrics, Unreadable()))):
                 is_whole = self.is_of_evaluation or boundaries.ends_epoch(point.step)
                 value = point.metrics.get(name)
                 if point.split == split and is_whole and isinstance(value, int | float):
                     best = self.newest(best, {self.metric: value}, step=point.step, epoch=point.epoch)
-        return best, self.find_kept(directory.checkpoints, until=until)
+        return best, self.read_best(directory.checkpoints, until=until)
 
-    def find_kept(self, directory: str, *, until: float = math.inf) -> dict[str, Any] | None:
+    def read_best(self, directory: str, *, until: float = math.inf) -> dict[str, Any] | None:
         """Returns the best of the checkpoints of steps up to `until`; None: none is kept for its value."""
         if self.policy is None:
             return None
-        entries = [entry for entry in catalog.list_checkpoints(directory) if entry.step <= until]
-        best = catalog.find_best(entries, self.policy)
+        entries = catalog.list_checkpoints(directory)
+        best = catalog.find_best((entry for entry in entries if entry.step <= until), self.policy)
         return None if best is None else {"metric": self.metric, "value": best[0]}
 
 

@@ -139,14 +139,16 @@ def _close(manager: CheckpointManager, kind: type[BaseException] | None, error: 
     manager.close()
 
 
-SWA = "swa_start"
-SIZES = {"num_examples": "examples of the training data", "steps_per_epoch": "steps of an epoch"}  # in `_describe_run`
-SIZES |= {SWA: "step from which train.swa_start averages"}
+SIZES = {  # what `_describe_run` calls what a run may not change
+    "num_examples": "examples of the training data",
+    "steps_per_epoch": "steps of an epoch",
+    "swa_start": "step from which train.swa_start averages",
+}
 
 
 def _describe_run(training: Training) -> dict[str, Any]:
     """Describes, in a checkpoint, the run that makes it; before a restore, so that the rates are those it is given."""
-    run, source, optimizer = training.run, training.source, training.learner.optimizer
+    run, source, settings, optimizer = training.run, training.source, training.settings, training.learner.optimizer
     return {
         "settings": dict(run.request.settings()),
         "strategy": run.strategy.name,
@@ -155,7 +157,7 @@ def _describe_run(training: Training) -> dict[str, Any]:
         "num_examples": source.num_examples if source.counts_examples else None,
         "steps_per_epoch": training.boundaries.steps_per_epoch,
         "rates": constant_rates(optimizer),
-        SWA: steps_before_swa(optimizer, training.settings.swa_start, length_of(training.settings, training.plan)),
+        "swa_start": steps_before_swa(optimizer, settings.swa_start, length_of(settings, training.plan)),
         "versions": versions(),
     }
 
@@ -178,9 +180,12 @@ def _load_newest(training: Training, state: TrainingState, here: dict[str, Any])
             if settings.accept_changes:
                 changes.extend(differing_settings(there.get("settings", {}), here["settings"]))
             else:
-                names = [name for name in SIZES if name != SWA or found.step > min(there.get(SWA) or 0, here[SWA] or 0)]
-                sizes = [(SIZES[name], there.get(name), here[name]) for name in names]
-                lines = [f"{what}: {a:,} there, {b:,} here" for what, a, b in sizes if a and b and a != b]
+                lines = [
+                    f"{what}: {theirs:,} there, {ours:,} here"
+                    for name, what in SIZES.items()
+                    if (theirs := there.get(name)) and (ours := here[name]) and theirs != ours
+                    if name != "swa_start" or found.step > min(theirs, ours)  # before, there is no average yet
+                ]
                 refuse_differences(run.directory, lines, f"at step {found.step:,}")
         return found
 
@@ -196,8 +201,7 @@ def _load_newest(training: Training, state: TrainingState, here: dict[str, Any])
         if run.topology.is_chief and run.request.keeps and not files.exists(run.directory.starts):
             run.warn_of_file(f"{run.directory.starts} is missing: goodput counts from this start on.")
         logged = start.step - 1 if start.values.get("boundary_is_due") else start.step
-        of_epoch = there.get("steps_per_epoch", here["steps_per_epoch"])
-        logged_until = logged - logged % of_epoch if run.request.keeps else 0
+        logged_until = logged - logged % (here | there)["steps_per_epoch"] if run.request.keeps else 0
         lost = max(0, (run.metrics.discard_after(logged, logged_until=logged_until) or 0) - start.step)
         again = f" At least {lost:,} steps after it were lost and are done again." if lost else ""
         asked = training.boundaries.total_steps

@@ -49,7 +49,7 @@ class CheckpointFollower:
         self._copies: CheckpointManager | None = None  # of the best one
         if policy is not None and policy.keep_best is not None and policy.keep_best.startswith(VALIDATION):
             self._metric = BestMetric(policy.keep_best, policy.larger_is_better, policy)
-            self._best = self._metric.find_kept(run.directory.best) if run.topology.is_chief else None
+            self._best = self._metric.read_best(run.directory.best) if run.topology.is_chief else None
 
     def wait_for_next(self) -> SavedWeights | None:
         """Blocks until there is a checkpoint to evaluate; None once the run has ended and all are. A collective.
